@@ -8,7 +8,7 @@ use plotters::prelude::{
 };
 use plotters::style::{BLACK, FontTransform};
 
-/// Colours that most people can tell apart (Okabe and Ito).
+/// Colours that most people can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(150, 150, 150),
     RGBColor(0, 0, 0),
@@ -24,7 +24,7 @@ const COLOURS: [RGBColor; 9] = [
 const HEIGHT: u32 = 480;
 /// Width of a group in pixels.
 const GROUP: u32 = 62;
-/// Fraction of a group's width covered by its bars.
+/// Fraction of a group's width that its bars cover.
 const FILLED: f64 = 0.84;
 
 /// A data series with one bar per group.

@@ -4,8 +4,8 @@
 //! Rounds with one and with two workers alternate, and the median is reported. The time of a round is its wall-clock
 //! time minus the workers' run-queue wait, as counted by the kernel. It still includes all delays that workers cause
 //! each other (locks, caches, block distribution, wake-ups), but is hardly distorted by a busy host. The subtracted
-//! part is reported as a separate metric: if it exceeds half of the time, the figures are rough. As a limit for this
-//! host's two cores, the benchmark also measures a plain loop in one and in two independent threads.
+//! time is reported as a separate metric: if it exceeds half of the total, the figures are rough. As an upper bound for
+//! this host's two cores, the benchmark also measures a plain loop in one and in two independent threads.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
-use simgpu::compute::Compute;
-use simgpu::engines::{EngineCx, Progress, Work};
-use simgpu::memory::{BusAddr, Memory, Vram};
-use simgpu::mmu::{AddressSpace, Mmu};
+use simgpu_engines::compute::Compute;
+use simgpu_engines::engines::{EngineCx, Progress, Work};
+use simgpu_memory::memory::{BusAddr, Memory, Vram};
+use simgpu_memory::mmu::{AddressSpace, Mmu};
 
 use crate::report::{Metric, Target, median};
 
@@ -170,14 +170,14 @@ impl Engine {
         }
     }
 
-    /// Measures the rate of one round with this number of thread instructions.
+    /// Measures the rate of one round, which must execute this number of thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
             let began = Instant::now();
             while began.elapsed() < MIN_MEASUREMENT {
                 let now = self.run()?;
-                ensure!(now == instructions, "the same kernel took {now} instructions, {instructions} before");
+                ensure!(now == instructions, "the same kernel executed {now} instructions, but {instructions} before");
                 done += now;
             }
             Ok(())
@@ -186,8 +186,8 @@ impl Engine {
     }
 }
 
-/// Returns the total run-queue wait of this process's threads in ns, excluding the calling thread. Returns 0 if the
-/// kernel does not report it.
+/// Returns the total run-queue wait of this process's threads in ns, excluding the calling thread; 0 if the kernel does
+/// not report it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -224,8 +224,8 @@ struct Rate {
     waited: f64,
 }
 
-/// Measures `act` with `threads` worker threads. While a thread waits, the others take over its work, so the wait is
-/// divided by the number of threads.
+/// Measures `act` with `threads` worker threads. While a thread waits, the others do its work, so the wait is divided
+/// by the number of threads.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -301,7 +301,10 @@ pub fn run() -> Result<Vec<Metric>> {
         let source = format!("{HEAD}{body}{TAIL}");
         let (mut single, mut double) = (Engine::new(1, &source)?, Engine::new(2, &source)?);
         let instructions = single.run()?;
-        ensure!(double.run()? == instructions, "two workers count other instructions than a single worker");
+        ensure!(
+            double.run()? == instructions,
+            "two workers executed a different number of instructions than one worker"
+        );
         let rates = in_turns(|| single.round(instructions), || double.round(instructions))?;
         let target = if name == "float" { Target::AtLeast(ONE_CORE) } else { Target::None };
         all.extend(metrics(name, rates, target, Target::AtLeast(TWO_CORES)));

@@ -1,6 +1,6 @@
-//! Measures the mediator's own work for operations of a guest in this process, to check the costs in the real-host
-//! model ([`crate::model`]). A figure above the model's range misses its target, because the model's cost is then too
-//! low.
+//! Measures the mediator's own work for a guest's operations, with the guest in this process, to check the costs in the
+//! real-host model ([`crate::model`]). A figure above the model's range misses its target, because the model's cost is
+//! then too low.
 //!
 //! The times include accesses to the software card, which are faster than those to a real card. The model counts
 //! accesses to a real card separately.

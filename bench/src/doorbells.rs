@@ -1,5 +1,5 @@
 //! Measures doorbells of a VM that is alone on its card, with the guest in this process: the rate with one or several
-//! doorbells in flight, and the duration of the USERD store, for which a virtual CPU waits.
+//! doorbells in flight, and the duration of the USERD store, during which a virtual CPU waits.
 
 use anyhow::{Context, Result};
 use nvspec::instance::userd;
@@ -36,7 +36,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // Also measure the guest's own time, which includes writing the ring and the push buffers.
+            // Also measure the guest's own time, which includes writing to the ring and the push buffers.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();

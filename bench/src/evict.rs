@@ -1,8 +1,8 @@
-//! Compares the number of bytes copied by the victim policies with the minimum, for the memory accesses of real
+//! Compares the number of bytes that the victim policies copy with the minimum, for the memory accesses of real
 //! workloads.
 //!
 //! Each run [records](trace) traces. In the parts `single`, `pair` and `mixed`, all memory in use must be on the card,
-//! so chunks are evicted and return. The part `placed` models the mediator for guests on a card without page faults:
+//! so chunks are evicted and returned. The part `placed` models the mediator for guests on a card without page faults:
 //! chunks that do not fit stay in host memory for the whole run, and are accessed there.
 //!
 //! Chunks are 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which leaves little
@@ -59,7 +59,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes for which the policy certainly meets or certainly misses its target, given the bounds of the
+/// Numbers of card sizes for which the policy certainly meets, or certainly misses, its target, given the bounds of the
 /// optimum.
 #[derive(Debug, Default)]
 struct Verdicts {
@@ -80,7 +80,7 @@ impl Verdicts {
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // The card must have space for all memory used by one step.
+    // The card must have space for all memory that one step uses.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),

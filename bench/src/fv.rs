@@ -58,7 +58,7 @@ const KINDS: [Kind; 6] = [
     Kind { name: "default", toml: "", is_default: true },
 ];
 
-/// Counters of a mediated VM, and their names in the report.
+/// Counters of a mediated VM, with their names in the report.
 const COUNTERS: [(&str, &str); 5] = [
     ("shadow_syncs", "shadow_updates"),
     ("shadow_entries_written", "entries_written"),

@@ -1,6 +1,6 @@
 //! Measures a stock guest that computes next to an attacking guest. Compares its share of GPU time with its share next
-//! to a well-behaved guest that always has work. The same run measures both shares, with the mediator's accounting and
-//! the card's clock.
+//! to a well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's
+//! accounting and the card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ use crate::report::{Metric, Record, Target};
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of the neighbour's kernels, which take 10 ms of card time. The next constant is the number of
-/// kernels in flight, which bridges delays of the guest.
+/// Number of rounds of the neighbour's kernels, which take 10 ms of card time.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
@@ -70,7 +69,7 @@ pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<
         }
     }
     if !crowd.daemon().alive() {
-        anyhow::bail!("mediatord has ended\n{}", crowd.daemon().log_tail());
+        anyhow::bail!("mediatord has exited\n{}", crowd.daemon().log_tail());
     }
     Ok(Vec::new())
 }

@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const CARD_MIB: u64 = 128;
 /// Size of a VM in MiB.
 const VM_MIB: u64 = 32;
-/// Virtual addresses of the two buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of pages per buffer.
@@ -141,7 +141,7 @@ fn show_long(part: &str, kind: Measured, held: &Holds) {
     for (at, long) in long.into_iter().take(PLACES) {
         let longest = long.longest_ns / 1000;
         eprintln!(
-            "{part}: {} held longest {longest} us of processor time, {} times above 50 us, from {at}",
+            "{part}: {} held for at most {longest} us of CPU time, {} times above 50 us, from {at}",
             kind.name(),
             long.count
         );
@@ -155,9 +155,7 @@ pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     measure_work();
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        eprintln!(
-            "bench: memory is found as it is touched, which takes time with locks held: {error} (run it as root)"
-        );
+        eprintln!("bench: memory is populated on first access, which prolongs lock holds: {error} (run this as root)");
     }
     for (part, run) in parts {
         let rig = CardConfig::new(CARD_MIB, CARD_MIB).open()?;

@@ -1,6 +1,6 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: runs benchmarks, each
 //! together with a baseline in the same run. Without a name, all benchmarks run; a name selects one benchmark, or all
-//! benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume` continues an
+//! benchmarks with this prefix before a `-`. Results are written to the file immediately, and `--resume` continues an
 //! interrupted run after the last complete benchmark.
 //!
 //! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. The command continues with the next
@@ -172,11 +172,7 @@ fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool)
             }
         }
     }
-    ensure!(
-        failed.is_empty(),
-        "could not be made: {}; --resume makes them and leaves the others alone",
-        failed.join(" ")
-    );
+    ensure!(failed.is_empty(), "failed: {}; --resume runs these and keeps the other results", failed.join(" "));
     Ok(())
 }
 
@@ -212,7 +208,7 @@ fn run(arguments: Arguments) -> Result<()> {
 
 fn main() -> ExitCode {
     if let Err(error) = tests::children::end_with_parent() {
-        eprintln!("bench: it goes on when whoever has started it is killed: {error}");
+        eprintln!("bench: it continues if its parent process is killed: {error}");
     }
     conditions::note();
     match run(Arguments::parse(std::env::args().skip(1))) {

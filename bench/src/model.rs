@@ -4,10 +4,10 @@
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a real
 //! card. The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the
 //! guest's driver. This file contains the cost of each operation, as a range from public sources or from measurements
-//! of this project's software, and the operations that each platform pays for.
+//! of this project's software, and the operations that each platform incurs.
 //!
 //! Costs that cannot be counted and are the same on all platforms are omitted: the guest's own CPU time, and the run
-//! time of kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of
+//! time of kernels. Therefore, the ratio of two platforms is farther from 1 than the ratio of total times. The range of
 //! a ratio spans its minimum and maximum over all choices of costs within their ranges, with the same choice for both
 //! platforms.
 
@@ -52,7 +52,7 @@ pub enum Item {
     VramKib,
 }
 
-/// Cost in us.
+/// Cost of an operation, in us.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(
     not(test),
@@ -106,9 +106,9 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Number of card register reads and writes by the mediator per doorbell.
+/// Numbers of card register reads and writes by the mediator per doorbell.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
-/// Number of card register reads and writes per flush.
+/// Numbers of card register reads and writes per flush.
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
 /// Number of card register reads per interrupt.
 const INTERRUPT_READS: f64 = 3.0;
@@ -122,7 +122,7 @@ macro_rules! quantities {
         }
 
         impl Counts {
-            /// Reads each count with `read`, which receives the name of the daemon's counter.
+            /// Reads each count with `read`, which gets the name of the daemon's counter.
             #[must_use]
             pub fn from_counters(read: impl Fn(&str) -> f64) -> Self {
                 Self { $($field: read($counter),)* }
@@ -134,7 +134,7 @@ macro_rules! quantities {
                 vec![$((stringify!($field), self.$field)),*]
             }
 
-            /// Returns the sum of two counts.
+            /// Returns the sum of both counts.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field,)* }
@@ -173,7 +173,7 @@ quantities! {
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
-    /// Number of guest page table bytes read for these updates.
+    /// Number of guest page table bytes read for shadow updates.
     bytes_scanned: "shadow_bytes_scanned",
     /// Number of page table entries written for the card.
     entries_written: "shadow_entries_written",
@@ -192,7 +192,7 @@ quantities! {
 }
 
 impl Counts {
-    /// Returns the difference from an earlier count `before`.
+    /// Returns the difference from the earlier counts `before`.
     #[must_use]
     pub fn minus(&self, before: &Self) -> Self {
         self.plus(&before.times(-1.0))
@@ -213,13 +213,13 @@ pub enum Platform {
     },
 }
 
-/// Number of operations of each type that a platform pays for.
+/// Number of operations of each type that a platform incurs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
-    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest for
-    /// which all accesses are counted; the result is then the cost of its driver on the host.
+    /// Returns the operations that a platform incurs for a guest's operations. For [`Platform::Native`], pass the
+    /// counts of a guest for which all accesses are counted; the result is then the cost of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -277,10 +277,10 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms additionally pay
-    /// `common` us.
+    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms additionally
+    /// incur `common` us.
     ///
-    /// The ratio of two sums is monotonic in each cost. At the extremes of the ratio, every cost is therefore at a
+    /// The ratio of two sums is monotonic in each cost. Therefore, at the extremes of the ratio, every cost is at a
     /// bound of its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {

@@ -138,7 +138,7 @@ fn upgrades() -> Result<Vec<Metric>> {
         stop.store(true, Ordering::Release);
         for run in runs {
             let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
-            anyhow::ensure!(!rounds.is_empty(), "a VM has done nothing");
+            anyhow::ensure!(!rounds.is_empty(), "a VM did no work");
         }
         upgraded
     });

@@ -1,6 +1,6 @@
 //! Compares a shared card with a passed-through card: counts the messages while the driver loads and during each
 //! workload. In a machine with KVM and an IOMMU, also measures the cost of an exit with and without the server's reply,
-//! and the cost of mapping guest RAM. Also measures the clearing of PGRAPH between VMs.
+//! and the cost of mapping guest RAM. Also measures clearing PGRAPH between VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
 //! as an exit. The machine is emulated, so its times are only meaningful relative to each other.
@@ -37,7 +37,7 @@ const WORKLOADS: [(&str, &str); 4] = [
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// Size in MiB of the card of the machine's daemon, and of the VM used to measure exits.
+/// Size of the card of the machine's daemon, in MiB. Also the size of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
 /// Amount of RAM to map with huge pages, in MiB.
@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-/// Counts messages of a mediated and of a passed-through card, in alternation.
+/// Counts messages of a mediated and of a passed-through card, alternating between them.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

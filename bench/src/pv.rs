@@ -1,7 +1,7 @@
 //! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
-//! with the stock driver under full virtualization (shadowing as published for GPUvm; with remapped apertures; lazy;
-//! both; and the default), in guests with the modified driver (one call per entry, and batches), and in a guest with a
-//! passed-through card.
+//! with the stock driver under full virtualization (shadowing as published for GPUvm, with remapped apertures, with
+//! lazy shadowing, with both, and with the defaults), in guests with the modified driver (one call per entry, and
+//! batches), and in a guest with a passed-through card.
 //!
 //! All VMs run concurrently, each on its own software card, and alternate with each workload. The report shows the
 //! measured time next to the time of a model ([`crate::model`]), which multiplies the guest's operations in each phase
@@ -146,7 +146,7 @@ fn configuration(paths: &Paths) -> String {
     text
 }
 
-/// Returns how many times slower a guest's CPU is than this host's.
+/// Returns the factor by which a guest's CPU is slower than this host's.
 fn emulation(vm: &Vm) -> Result<f64> {
     let mut factors = Vec::new();
     for _ in 0..ROUNDS {

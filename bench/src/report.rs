@@ -31,7 +31,7 @@ pub struct Metric {
     pub value: f64,
     /// Unit of value and baseline.
     pub unit: Cow<'static, str>,
-    /// Value to compare with, measured in the same run.
+    /// Value for comparison, measured in the same run.
     pub baseline: Option<f64>,
     /// Target for the ratio of value to baseline, or for the value if the metric has no baseline.
     pub target: Target,
@@ -119,8 +119,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval meets the target, or the value if the metric has no interval.
-    /// Returns `None` without a target.
+    /// Returns true if the worse bound of the interval meets the target, or if the value does and the metric has no
+    /// interval. Returns `None` without a target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
@@ -174,13 +174,13 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value. Small values have enough digits to distinguish them.
+/// Formats a value. Small values get enough digits to distinguish them.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
 /// Returns the order of `count` participants in a round. The order rotates and changes direction, so that no
-/// participant always follows the same one.
+/// participant always follows the same other participant.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns the quantile for a fraction `part` of the measurements (for example 0.99).
+/// Returns the quantile at the fraction `part` of the measurements (for example 0.99).
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -241,7 +241,7 @@ mod tests {
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are deliberately slow, which the median hides, but the interval does not.
+        // A few rounds are deliberately slow. The median hides them, but the interval does not.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// Returns the committed results files, with the rows produced by benchmarks of this program.
+    /// Returns the committed results files, with the rows that this program's benchmarks produced.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let paths = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());

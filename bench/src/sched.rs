@@ -2,8 +2,8 @@
 //! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
-//! allocated in units of whole kernels, so the share in a window of 100 ms can be off by one kernel at each end. As 3 %
-//! of the window is 3 ms, policies cannot meet the target if the longest kernel is much longer than 2.5 ms;
+//! allocated in units of whole kernels, so the share in a window of 100 ms can be off by one kernel at each end.
+//! Because 3 % of the window is 3 ms, policies cannot meet the target if the longest kernel is much longer than 2.5 ms;
 //! `sched.lengths` covers other lengths.
 //!
 //! `sched_guests` runs the same measurements with stock guests, and [`idle`] measures the effect of idle VMs.
@@ -26,7 +26,7 @@ const SECOND: u64 = 1_000 * MS;
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Time in ns at the start of a run that is excluded from all figures.
+/// Duration of a run's start that is excluded from all figures, in ns.
 const WARM_UP_NS: u64 = SECOND;
 /// Seeds of the runs. The report contains the worst result.
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilisation and the wait times of a run from `from` ns on.
+/// Returns Jain's index, the utilization and the wait times of a run from `from` ns on.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -193,8 +193,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other durations of `madd`, to find windows that are too short, and kernels that are not worth
-/// waiting for.
+/// Measures BAND with other durations of `madd`, to find windows that are too short, and kernels that are not worth a
+/// wait.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -399,7 +399,7 @@ fn sixteen() -> Result<Vec<Metric>> {
 }
 
 /// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM. The figure is the
-/// lowest GPU time of the three relative to their entitlements.
+/// lowest GPU time of the three, relative to their entitlements.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);

@@ -4,7 +4,7 @@
 //! misbehaving VMs.
 //!
 //! Shares are shares of completed work, as counted by the guests. Each guest reports the end of each of its kernels
-//! with a card timestamp, and the card's time model determines the kernel's duration. Fairness therefore does not
+//! with a card timestamp, and the card's time model determines the kernel's duration. Therefore, fairness does not
 //! depend on the mediator's accounting, and windows need not begin or end at kernel boundaries. Times are real: windows
 //! are 500 and 100 ms long, and the scheduler has its default settings. As in the papers' systems, the card does not
 //! clear residue between VMs, because the software card needs more time for the clearing kernel than for most of the
@@ -40,7 +40,7 @@ const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
 /// Offset between the starts of consecutive shorter windows in ns.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight: the same for short and long kernels, so that policies differ.
+/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
 const IN_FLIGHT: u32 = 16;
 /// Number of VMs booted if only some of them compete.
 const VMS: usize = 16;
@@ -102,7 +102,7 @@ pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.end(&called(part))?;
     }
     if !stage.crowd.daemon().alive() {
-        bail!("mediatord has ended\n{}", stage.crowd.daemon().log_tail());
+        bail!("mediatord has exited\n{}", stage.crowd.daemon().log_tail());
     }
     Ok(Vec::new())
 }
@@ -154,7 +154,7 @@ impl Work {
         Self { uses: outcome.counted(&lengths, WINDOW_STEP_NS), length: outcome.length }
     }
 
-    /// Returns the fraction of the time in which the card executed this work.
+    /// Returns the fraction of time during which the card executed this work.
     fn utilisation(&self, vms: usize) -> f64 {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
@@ -188,8 +188,8 @@ impl Work {
     }
 }
 
-/// Returns the utilisation by completed work and by the mediator's charges, Jain's index, and the wait times, rounded
-/// up to the mediator's buckets.
+/// Returns the utilization according to completed work and according to the mediator's charges, Jain's index, and the
+/// wait times, rounded up to the mediator's buckets.
 fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;

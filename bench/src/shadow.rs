@@ -43,7 +43,7 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Grants all guest VRAM, at different card addresses.
+/// Grants access to all guest VRAM, at different card addresses.
 struct All;
 
 impl Frames for All {
@@ -119,7 +119,7 @@ impl World {
         done
     }
 
-    /// Changes the page of an entry, like the guest's CPU would.
+    /// Changes the page of an entry, as the guest's CPU would.
     fn change(&mut self, page: u64, round: u64) -> Result<()> {
         let at = TABLES + page * ENTRY_BYTES;
         put(&mut self.guest, at, entry(DATA + (page ^ (round & 1)) * PAGE)?);
@@ -214,7 +214,7 @@ pub fn run() -> Result<Vec<Metric>> {
         Target::AtLeast(0.5),
     ));
 
-    // Make the same change in the other modes, with one flush and one submission each.
+    // Make the same change in the other modes, with one flush and one submission in each.
     for mode in Mode::ALL {
         let mut world = World::new(mode)?;
         let mut times = Vec::new();

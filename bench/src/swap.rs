@@ -3,8 +3,8 @@
 //!
 //! The card's engines transfer card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card.
 //! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are low enough for the
-//! software card to keep up. The times include this machine's work for guest drivers and kernels, so ratios to modelled
-//! times are upper bounds.
+//! software card to keep up. The measured times include this machine's work for guest drivers and kernels, so ratios to
+//! modelled times are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -62,7 +62,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// Returns the quantile for `permille` of the values.
+/// Returns the quantile at `permille` of the values.
 fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! Cost of a trapped access, compared with an echo server on the same type of socket in the same VM, and the number of
-//! messages for loading nouveau once.
+//! Cost of a trapped access, compared with an echo server on the same type of socket in the same VM; and the number of
+//! messages that loading nouveau causes.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -30,7 +30,7 @@ impl Echo {
         let handle = stop.clone();
         let thread = std::thread::spawn(move || {
             if let Err(error) = server.run(&link, &mut EchoDevice::new(16 << 20, 0x1b36, 0x0005), &handle) {
-                eprintln!("bench: the echo server ended: {error}");
+                eprintln!("bench: the echo server has exited: {error}");
             }
         });
         Ok(Self { stop, thread: Some(thread) })

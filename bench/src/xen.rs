@@ -1,9 +1,9 @@
 //! Counts the exits of a Xen domain (accesses that the daemon serves) and the buffered exits, while the driver loads
 //! and during each workload. The domain has a shared card with remapped apertures, as recommended to operators. For
-//! comparison, the domain also has the card in passthrough mode, where each access is an exit.
+//! comparison, the domain also uses the card in passthrough mode, where each access is an exit.
 //!
-//! Xen, domain 0 and the domain are all emulated on two CPUs, so times are valid only for this machine, while exit
-//! counts are generally valid.
+//! Xen, domain 0 and the domain are all emulated on two CPUs, so times are valid only for this machine. Exit counts are
+//! valid in general.
 
 use anyhow::{Context, Result};
 use serde_json::Value;

@@ -7,8 +7,8 @@
 //! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not included: PCI configuration space (that of the card is managed by the host's PCI core, and that of a vGPU by
-//! `devmodel`), power states, and features that need a driver.
+//! Not included: PCI configuration space (the host's PCI core manages the card's, and `devmodel` manages a vGPU's),
+//! power states, and features that need a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs, whose offsets are translated by page tables that the driver writes.
+/// The two memory BARs. Page tables written by the driver translate their offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general VRAM access, and the doorbells (USERD).
@@ -58,7 +58,7 @@ pub enum InterruptMode {
     Intx,
 }
 
-/// A mapping of host memory from any source, which remains mapped for the lifetime of the value.
+/// Host memory from any source, mapped for the lifetime of the value.
 pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
@@ -76,7 +76,7 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read and, if `writable` is true, write: a range of a mapping, which this value keeps
+/// A range of mapped host memory that the card may read and, if `writable` is true, write. This value keeps the mapping
 /// alive.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Reasons why host memory cannot be mapped for the card, or unmapped.
+/// Reasons why host memory cannot be mapped for the card or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Part of the range is already mapped.
@@ -161,11 +161,11 @@ pub enum DmaError {
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// Number of the card's DMA address bits.
+        /// Width of the card's DMA addresses in bits.
         bits: u32,
     },
     /// The address or the length is not a multiple of 4 KiB.
-    #[error("I/O address range {iova:#x}+{len:#x} does not consist of 4 KiB pages")]
+    #[error("I/O address range {iova:#x}+{len:#x} is not aligned to 4 KiB")]
     Unaligned {
         /// Start of the requested I/O virtual address range.
         iova: u64,
@@ -173,7 +173,7 @@ pub enum DmaError {
         len: u64,
     },
     /// No mapping has exactly this range.
-    #[error("I/O address range {iova:#x}+{len:#x} is not a mapping")]
+    #[error("I/O address range {iova:#x}+{len:#x} does not match any mapping")]
     NotMapped {
         /// Start of the requested I/O virtual address range.
         iova: u64,
@@ -182,7 +182,7 @@ pub enum DmaError {
     },
     /// Pinning would allocate more untouched memory than the limit permits.
     #[error(
-        "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
+        "I/O address range {iova:#x}+{len:#x} contains more untouched memory than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
     )]
     Untouched {
@@ -212,13 +212,13 @@ pub enum DmaError {
         iova: u64,
         /// Size of the request in bytes.
         len: u64,
-        /// Number of bytes that may be pinned.
+        /// Maximum size of pinned memory in bytes.
         limit: u64,
     },
     /// The host accepts no further mappings for the card.
     #[error(
         "{len:#x} bytes at I/O address {iova:#x} would exceed the host's limit of mappings: there are {mappings}; \
-         raise `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
+         raise `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger chunks (huge pages)"
     )]
     Exhausted {
         /// Start of the requested I/O virtual address range.
@@ -233,9 +233,9 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
-/// Access counts of the card's engines and kernels for card memory and host memory, per block. An access is a burst of
-/// at most [`AccessCounts::BURST_BYTES`] bytes. CPU accesses through the BARs are not counted; neither are the card's
-/// own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
+/// Per-block counts of accesses to card memory and host memory by the card's engines and kernels. An access is a burst
+/// of at most [`AccessCounts::BURST_BYTES`] bytes. CPU accesses through the BARs are not counted; neither are the
+/// card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
     /// One count per VRAM block, in address order.
@@ -310,8 +310,8 @@ pub trait Card: Send + Sync {
         false
     }
 
-    /// Returns the number of accesses by engines and kernels to each memory block since the last call with `reset`, if
-    /// the card counts them. A real card does not; an offline profile replaces the counts.
+    /// Returns per-block counts of accesses by engines and kernels since the last call with `reset`, or `None` if the
+    /// card does not count accesses. Real cards do not; an offline profile replaces the counts.
     ///
     /// Counts are stored by address, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {

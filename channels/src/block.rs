@@ -2,9 +2,9 @@
 
 use nvspec::instance::{INSTANCE_BYTES, context};
 
-/// Size of the instance block in bytes, for use as an array length.
+/// Size of an instance block in bytes, for array lengths.
 pub(crate) const BLOCK: usize = 4096;
 const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
 
-/// Offsets of the used engine context pointers: PGRAPH, CE0, CE1.
+/// Offsets of the supported engine context pointers: PGRAPH, CE0, CE1.
 pub(crate) const CONTEXTS: [u64; 3] = [context::GR, context::CE0, context::CE1];

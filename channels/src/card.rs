@@ -1,4 +1,4 @@
-//! Commands to the card: one function per step of a channel's life. No function here waits.
+//! Card commands: one function for each step in a channel's life. No function waits.
 
 use crate::Host;
 use crate::block::{BLOCK, CONTEXTS};
@@ -11,31 +11,31 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Maximum number of polls after requesting that a channel leave its engines. A register read takes about a microsecond
-/// on hardware, and a channel without work in progress leaves within a few microseconds. Do not wait for a channel with
-/// work, because this would block other channels.
+/// Maximum number of polls after a request for a channel to leave its engines. A register read takes about a
+/// microsecond on hardware, and a channel without work in progress leaves within a few microseconds. Waiting for a
+/// channel with work would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
-/// Number of attempts to read both halves of a USERD address consistently. The high half changes once in 4 GiB.
+/// Number of attempts to read both halves of a USERD address consistently. The high half changes once every 4 GiB.
 const WIDE_READS: u32 = 4;
 
 impl Layout {
-    /// Returns the location of a physical channel's instance block on the card.
+    /// Returns the VRAM address of a physical channel's instance block.
     #[must_use]
     pub fn instance(&self, channel: ChannelId) -> VramAddr {
         self.instances.offset(u64::from(channel.0).wrapping_mul(INSTANCE_BYTES))
     }
 
-    /// Returns the location of a physical channel's USERD page on the card.
+    /// Returns the VRAM address of a physical channel's USERD page.
     #[must_use]
     pub fn userd(&self, channel: ChannelId) -> VramAddr {
         self.userd.offset(u64::from(channel.0).wrapping_mul(userd::BYTES))
     }
 }
 
-/// Writes a channel's instance block, clears its USERD page and work area, and registers it with the card in the
-/// stopped state.
+/// Writes a channel's instance block, clears its USERD page and work area, and registers the channel with the card in
+/// the stopped state.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
     for (_, page, _) in layout.work_pages(channel, channel.into()) {
@@ -46,7 +46,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Registers a channel with the card, in the stopped state. The channel's structures must be in VRAM.
+/// Registers a channel, whose structures must be in VRAM, with the card in the stopped state.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -58,52 +58,52 @@ pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: Channel
     );
 }
 
-/// Removes a channel from the card's channel table. The card must no longer use its memory.
+/// Removes a channel from the card's channel table. The card must no longer use the channel's memory.
 pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
 
-/// Clears a channel's data in host-owned card memory.
+/// Clears a channel's data in the host's part of VRAM.
 pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_write(layout.instance(channel), &[0; BLOCK]);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
     host.vram_flush();
 }
 
-/// Lets the card schedule a channel on any engine.
+/// Permits the card to schedule a channel on any engine.
 pub(crate) fn start(host: &mut impl Host, channel: ChannelId) {
     let value = pfifo::CHANNEL_STATE::ENABLED.mask() | pfifo::CHANNEL_STATE::ENGINES.mask();
     host.write32(pfifo::CHANNEL_STATE::at(channel.0.into()), value);
 }
 
-/// Prevents the card from scheduling a channel again.
+/// Prevents the card from scheduling a channel.
 pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     let register = pfifo::CHANNEL_STATE::at(channel.0.into());
     let state = host.read32(register);
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
-/// Starts removing a channel from its engines, without waiting.
+/// Starts removing a channel from its engines. Does not wait.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
 
-/// Returns the last channel whose removal was requested, and true if that request is still pending.
+/// Returns the channel of the last removal request, and true if that request is still pending.
 pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     let state = host.read32(pfifo::PREEMPT::OFFSET);
     let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Starts removing a channel from its engines, and polls a few times until it has left.
+/// Starts removing a channel from its engines, and polls a few times for completion.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
 /// Writes a runlist to `page` and submits it. The card reports the list as pending while a removed channel is still
-/// working; this function does not wait for that.
-// GUESS: the card fetches a list on submission, even while the previous list is pending, like the software card.
+/// working. This function does not wait for completion.
+// GUESS: the card fetches a submitted list even while the previous list is pending, like the software card.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
         .iter()
@@ -123,8 +123,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Updates the context pointers in the channel's block after the guest has changed its own, which only determine the
-/// contexts that exist. A context at a new address is treated as a new context.
+/// Updates the context pointers in the channel's block after the guest has changed its own pointers, which only
+/// determine which contexts exist. A context at a new address is treated as a new one.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -147,24 +147,25 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel that an engine reports as currently running. It is not necessarily bound.
+/// Returns the channel that an engine reports as running, which is not necessarily bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
     pfifo::ENGINE_STATUS::BUSY.is_set(status).then_some(ChannelId(channel))
 }
 
-/// Returns true if a PBDMA holds a channel.
+/// Returns true if a channel is loaded in a PBDMA.
 pub(crate) fn is_loaded(host: &mut impl Host, channel: ChannelId) -> bool {
     pfifo::CHANNEL_STATE::LOADED.is_set(state(host, channel))
 }
 
-/// Returns the state register of a channel.
+/// Reads a channel's state register.
 pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// Returns an address that the card stores in two dwords of a channel's USERD, and may change between the two reads.
+/// Returns an address that is stored in two dwords of a channel's USERD, which the card may change between the two
+/// reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);
     let mut below = 0;
@@ -179,6 +180,6 @@ pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, hig
 }
 
 fn page_number(address: VramAddr) -> u32 {
-    // Card addresses have 40 bits, and the registers contain a 28-bit page number.
+    // VRAM addresses have 40 bits, and the registers contain a 28-bit page number.
     u32::try_from(address.0 >> 12).unwrap_or(0)
 }

@@ -1,10 +1,10 @@
-//! Completion: finds ended submissions, and the VMs to notify.
+//! Completion: detects the end of submissions, and determines the VMs to notify.
 //!
-//! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
-//! write) and the record's semaphore contains the submission's sequence number. Both conditions are needed, because the
-//! card's GP_GET is ahead of its work, and because the semaphore is in the guest's address space, where a guest's work
-//! can write it. For the same reason, a channel's last submission is not considered ended while an engine is running
-//! the channel, if the caller does not trust the VM. A guest can still make one of its submissions appear to end within
+//! A submission has ended when the card has fetched its record and the record's semaphore contains the submission's
+//! sequence number. The first condition is based on the card's own GP_GET, which no guest can write. Both conditions
+//! are needed: GP_GET is ahead of the card's work, and the semaphore is in the guest's address space, where the guest's
+//! work can write it. Therefore, if the caller does not trust the VM, a channel's last submission does not count as
+//! ended while an engine is running the channel. A guest can still make one of its submissions appear to end within
 //! another. The protection of other VMs' memory must not rely on completions.
 
 use crate::card;
@@ -18,22 +18,21 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of a VM's channels polled per interrupt. If more channels have work in flight, they are polled in turn, so
-/// that other VMs need not wait for all of them.
+/// Maximum number of a VM's channels polled per interrupt. If more channels have work in flight, they are polled in
+/// rotation, so that other VMs do not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// Mask of all engines.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Returns the submissions that have ended since the last call, in order per channel. Channels without work in
-    /// flight cause no register reads. If a VM has many channels, each call polls some of them ([`Self::is_deferred`]).
-    /// If `doubt` is true, engines are also polled.
+    /// flight cause no register reads. If a VM has many channels, each call polls only some of them
+    /// ([`Self::is_deferred`]). If `doubt` is true, also polls the engines.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // The VM has already been notified of these completions, so ignore them for engines that raised no
-            // interrupt.
+            // The VM was already notified of these completions, so discard them for engines that raised no interrupt.
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
@@ -85,17 +84,16 @@ impl Channels {
         completions
     }
 
-    /// Returns true if the last call of [`Self::completed`] skipped channels, or found a record that reports the end of
-    /// a submission while an engine is still running its channel. In this case, call it again soon, without waiting for
-    /// an interrupt.
+    /// Returns true if [`Self::completed`] must be called again soon, without waiting for an interrupt: the last call
+    /// skipped channels, or found a record that reports an end although an engine is still running the channel.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
     }
 
-    /// Returns the VMs whose work in flight has progressed since the last call, or is now in a PBDMA or an engine. Such
-    /// a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that starts later
-    /// cannot have raised it, so call this before [`Self::completed`] starts new work.
+    /// Returns the VMs whose work in flight has progressed since the last call, or is now in a PBDMA or an engine. The
+    /// work of such a VM may have raised the engine's non-stall interrupt in the middle of a submission. Work that
+    /// starts later cannot have raised it, so call this before [`Self::completed`].
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -105,7 +103,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // The next interrupt, or the next poll for completions, finds the channels skipped here.
+        // The next interrupt or the next poll for completions handles channels skipped here.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -116,7 +114,7 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may also be
+    /// Returns the VMs whose work has ended but which were not notified, because an engine's interrupt may also be
     /// theirs. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
@@ -136,9 +134,9 @@ impl Channels {
         bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
     }
 
-    /// Returns true if a channel of the shadow `directory` has work in flight or work that waits to be pulled. Reads
-    /// the card only if any work is in flight. As with completions, a guest can make this return false too early, but
-    /// only for its own channels.
+    /// Returns true if a channel of the shadow `directory` has work in flight or entries to be pulled. Reads the card
+    /// only if work is in flight. As with completions, a guest can make this return false too early, but only for its
+    /// own channels.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
@@ -159,9 +157,9 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight that are due for polling: at most [`MAX_POLLED_PER_VM`] per VM, starting
-/// with the first channel that the last call skipped. Also returns the VMs with skipped channels, each with its first
-/// skipped channel.
+/// Returns the channels with work in flight that must be polled now: at most [`MAX_POLLED_PER_VM`] per VM, starting
+/// with the first channel that the last call skipped. Also returns the first skipped channel of each VM with skipped
+/// channels.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -178,7 +176,7 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns the number of oldest records that have certainly ended: all records up to the newest released semaphore. The
+/// Returns how many of the oldest records have certainly ended: all up to the newest one with a released semaphore. The
 /// card executes a channel's methods in order, so earlier records have ended even if their own release was swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
@@ -195,7 +193,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 }
 
 /// Returns true if the card has no work left for a channel that it may schedule. A guest can turn the last record's
-/// methods into data of its own method, so that the card never executes them.
+/// methods into the data of its own method, so that the card never executes them.
 // GUESS: if GET is at the end of the last range, all earlier work has been executed or passed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
@@ -211,7 +209,7 @@ pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 
-/// Returns true if a channel with work in flight has progressed since the last poll.
+/// Returns true if a channel has progressed since the last poll.
 fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
     ring.observe(host.userd_read(physical, userd::GP_GET));
     let (before, get_before) = ring.seen;

@@ -1,21 +1,21 @@
-//! Validates a guest's GPFIFO entries, and selects the parts that reach the card.
+//! Validates guest GPFIFO entries, and selects the bits that reach the card.
 
 use nvspec::fifo::{GpEntry, gp_opcode};
 use nvspec::mmu::HOST_VA_BASE;
 
-/// An entry that may be passed to the card.
+/// A validated entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// The entry for the card.
+    /// Entry to pass to the card.
     pub(crate) raw: u64,
-    /// End address of the entry's range; `None` if it has no range.
+    /// End address of the entry's push buffer range, or `None` if it has no range.
     pub(crate) end: Option<u64>,
 }
 
 impl Entry {
-    /// Keeps address, length, level and sync, and clears all other bits. The resulting entry has no privilege and no
-    /// condition, and does not prevent channel switches. Returns `None` for unsupported entries: a range that extends
-    /// into the host's addresses, or a control entry other than NOP (CRCs would be wrong in the host's ring).
+    /// Keeps the address, length, level and sync bits, and clears all others. The resulting entry is unprivileged and
+    /// unconditional, and does not prevent channel switches. Returns `None` for unsupported entries: ranges that extend
+    /// into the host's addresses, and control entries other than NOP (CRCs would be wrong in the host's ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);
         if entry.dwords() == 0 {

@@ -1,4 +1,4 @@
-//! Measures the time without progress of the current work of an engine or channel.
+//! Measures how long the current work of an engine or channel has made no progress.
 
 mod saved;
 
@@ -6,21 +6,21 @@ pub(crate) use saved::SavedEpisode;
 
 use nvspec::fifo::{ChannelId, engine};
 
-/// Maximum time in ns that a channel may keep an engine busy without progress, unless its VM has a different limit.
+/// Maximum time that a channel may keep an engine busy without progress, in ns, unless its VM has its own limit.
 // TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
-/// Channel state that changes while the channel makes progress.
+/// State of a channel that changes while the channel makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) channel: ChannelId,
-    /// Serial number of the binding.
+    /// Serial number of the channel's binding.
     pub(crate) serial: u64,
     /// GP_GET as maintained by the card.
     pub(crate) gp_get: u32,
-    /// Low dword of GET, as stored by the card.
+    /// Low dword of GET as stored by the card.
     pub(crate) get: u32,
-    /// The last submission that has ended.
+    /// Sequence number of the last submission that has ended.
     pub(crate) completed: u32,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Episode {
     reported: bool,
 }
 
-/// Records, for each engine, the time since which its current work has made no progress.
+/// Tracks, for each engine, the time since which its current work has made no progress.
 #[derive(Debug)]
 pub struct Watchdog {
     limit_ns: u64,
@@ -45,14 +45,14 @@ impl Watchdog {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// Returns the limit in ns for VMs without their own limit.
+    /// Returns the limit for VMs without their own limit, in ns.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Records that engine `unit` is running `signature`, or no channel, at `now_ns`. Returns the time without progress
-    /// when it first exceeds `limit_ns`, once per stall.
+    /// Records that engine `unit` is running `signature`, or no channel, at `now_ns`. Returns the time without
+    /// progress, once per stall, when it exceeds `limit_ns`.
     pub(crate) fn sample(
         &mut self,
         unit: u32,
@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Same as [`Watchdog::sample`], for a single episode.
+    /// Same as [`Watchdog::sample`], but for a single episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

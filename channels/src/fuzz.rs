@@ -1,4 +1,4 @@
-//! Runs the property tests on arbitrary bytes.
+//! Runs the property tests on arbitrary input.
 
 #![allow(
     clippy::indexing_slicing,
@@ -9,11 +9,11 @@
 
 use crate::tests::model::{Op, Rig};
 
-/// Maximum number of operations per input.
+/// Maximum number of operations in an input.
 const OPS: usize = 256;
 
 /// Decodes `data` as a sequence of actions by two guests (instance blocks, ring contents, runlists, doorbells), the
-/// card and the host. Checks the invariants after each action, and finally that all work completes.
+/// card and the host. Checks the invariants after each action, and at the end checks that all work completes.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// The rest of the input, which reads as zeros past its end.
+/// Rest of the input, which reads as zeros past its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -52,12 +52,12 @@ impl Bytes<'_> {
         u64::from(self.word()) | u64::from(self.word()) << 32
     }
 
-    /// Returns true three times out of four.
+    /// Returns true for three of four values of a byte.
     fn more(&mut self) -> bool {
         self.byte() & 3 != 0
     }
 
-    /// Returns up to `max` bytes.
+    /// Reads at most `max` bytes.
     fn some(&mut self, max: usize) -> Vec<u8> {
         let len = usize::from(self.half()) % (max + 1);
         let (some, rest) = self.0.split_at(len.min(self.0.len()));
@@ -67,7 +67,7 @@ impl Bytes<'_> {
 
     fn op(&mut self) -> Op {
         let what = self.byte();
-        // Usually only a few channels, so that operations affect the same channel; occasionally any number.
+        // Use few channels in most cases, so that operations affect the same channel, but occasionally any channel.
         let who = self.byte();
         let (second, channel) = (who & 0x80 != 0, if who & 0x40 == 0 { who % 6 } else { self.byte() });
         match what % 24 {
@@ -93,7 +93,7 @@ impl Bytes<'_> {
             21 => Op::NonStall(self.byte() % 8),
             22 => Op::Look(self.wide()),
             _ => match self.byte() % 16 {
-                // Only in tests: waiting for a hung card takes too long in a fuzzer.
+                // Only in tests: waiting for a hung card would take too long in a fuzzer.
                 0 if cfg!(test) => Op::Hang(second, channel),
                 1 => Op::LetGo,
                 2 => Op::Destroy(second),

@@ -1,7 +1,7 @@
-//! Admission of VMs to PGRAPH: all VMs, or one at a time.
+//! Admission of VMs to PGRAPH: either all VMs, or one at a time.
 //!
-//! PGRAPH's multiprocessors retain data left by kernels. To prevent such residue, a host admits another VM's channels
-//! only after the data has been cleared. A channel without a PGRAPH context always runs.
+//! PGRAPH's multiprocessors retain data from kernels. To prevent such residue from reaching another VM, a host admits
+//! another VM's channels only after it has cleared the data. A channel without a PGRAPH context always runs.
 
 use crate::card;
 use crate::image::image_vas;
@@ -13,15 +13,15 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::context;
 
 impl Gate {
-    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted` means that the VM is
-    /// the host's own.
+    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted` is true if the VM
+    /// belongs to the host.
     pub(crate) fn bars(self, bound: &Bound, trusted: bool) -> bool {
         self != Self::Open && self != Self::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
     }
 }
 
 impl Channels {
-    /// Makes the card schedule only those channels with a PGRAPH context that belong to `vm`, or none if `vm` is
+    /// Makes the card schedule channels with a PGRAPH context only if they belong to `vm`, or not at all if `vm` is
     /// `None`. Running work continues until it ends or its channel is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
@@ -60,15 +60,15 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
-    /// Returns true if a channel is running without its guest's PGRAPH context.
+    /// Returns true if a channel runs without its guest's PGRAPH context.
     #[must_use]
     pub fn only_copies(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
     }
 
-    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. According to
-    /// the caller's records, no work may be in flight; the card is also checked. Returns false while the channel is on
-    /// an engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
+    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller must
+    /// have no record of work in flight; the card is checked here. Returns false if the channel is on an engine, in
+    /// which case the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // While the card is running a channel, its pointer may differ from the one in the block.
+        // The pointer that the card uses for a running channel may differ from the one in the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -88,7 +88,7 @@ impl Channels {
     }
 
     /// Withdraws the PGRAPH context of a channel that a copy engine is running, because another VM is about to be
-    /// admitted. The channel gets the context back when its own VM is admitted. Cancels the request that the channel
+    /// admitted. The channel gets the context back when its own VM is admitted. Cancels the request for the channel to
     /// leave. PGRAPH already holds another context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
@@ -98,8 +98,8 @@ impl Channels {
         }
     }
 
-    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent. The next
-    /// owner does not support this mode.
+    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent. The
+    /// card's next owner does not support such channels.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {
@@ -110,7 +110,7 @@ impl Channels {
         }
     }
 
-    /// Writes the pointer to a channel's PGRAPH context to the card's block, or removes it.
+    /// Writes the pointer to a channel's PGRAPH context into the card's block, or clears it.
     pub(crate) fn set_graphics(&mut self, host: &mut impl Host, physical: ChannelId, graphics: Graphics) {
         let at = self.layout.instance(physical).offset(context::GR);
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -132,7 +132,7 @@ impl Channels {
         self.gate.bars(bound, self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted))
     }
 
-    /// Starts or stops the scheduling of a channel that wants to run, according to the gate.
+    /// Lets the card schedule a channel that wants to run, or prevents this, according to the gate.
     pub(crate) fn bring_to_gate(&self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical).filter(|bound| bound.told == RunState::Running) else {
             return;

@@ -1,9 +1,9 @@
-//! Context images: channel state that an engine's firmware saves while another channel uses the engine.
+//! Context images: channel state that an engine's firmware saves while other channels use the engine.
 //!
-//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers. The
-//! host therefore owns the images, and a guest's pointer only shows that a context exists. The card's pointer refers to
-//! the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is
-//! privileged, and a channel's work makes no privileged accesses.
+//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, as listed in the image. Therefore, the host
+//! owns the images, and a guest's pointer only indicates that a context exists. The card's pointer refers to the
+//! channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is for
+//! privileged accesses, which a channel's work cannot make.
 
 use crate::block::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -13,26 +13,26 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
-/// Maximum size of PGRAPH's image in bytes: the remainder of a channel's span.
+/// Maximum size of PGRAPH's image in bytes, which is the remainder of a channel's span.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
 /// First small page of PGRAPH's image in a channel's span. The image is last, because the card determines its length.
 const GRAPH_PAGE: u32 = 6;
-/// First small page of each engine's image, in the order of [`CONTEXTS`].
+/// First small page of each engine's image in a channel's span, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
-/// Size of a copy engine's image in bytes, of which its firmware saves 256.
+/// Size of a copy engine's image in bytes. The firmware saves 256 of them.
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 
-/// Initial contents of a new context's images.
+/// Initial contents of the images of a new context.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    /// Creates the contents from `graph`, the image of an unused context saved by PGRAPH's firmware.
+    /// Creates the contents from `graph`, an unused context's image as saved by PGRAPH's firmware.
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
-        // The host's images never list registers.
+        // Images that the host provides never list registers.
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
@@ -41,7 +41,7 @@ impl Golden {
         &self.0
     }
 
-    /// Restores the contents. Returns `None` if they list registers, which the host's images never do.
+    /// Restores the contents. Returns `None` if they list registers.
     pub(crate) fn restored(bytes: Vec<u8>) -> Option<Self> {
         let named = bytes.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
         (!named).then_some(Self(bytes))
@@ -66,7 +66,7 @@ impl Layout {
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
-    /// Returns further pages that a physical channel's address space must map, in addition to [`Self::work_pages`].
+    /// Returns the pages that a physical channel's address space must map in addition to [`Self::work_pages`].
     pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
         let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {

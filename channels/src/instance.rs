@@ -1,4 +1,4 @@
-//! Instance blocks: reads fields of a guest's block, and builds the card's block.
+//! Instance blocks: decodes a guest's block, and builds the card's block.
 
 use crate::Place;
 use crate::block::{BLOCK, CONTEXTS};
@@ -11,7 +11,7 @@ use nvspec::instance::{context, ramfc, userd, vm};
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 /// Mask of the bits of a page-aligned address.
 const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
-/// Mask of the low bits of an instance block's directory and USERD dwords, which select the target.
+/// Mask of the target bits in an instance block's directory and USERD dwords.
 const TARGET_BITS: u32 = 3;
 
 /// Offset of the range that contains all context pointers.
@@ -20,11 +20,11 @@ pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
-/// Reason why a guest's instance block is rejected.
+/// Reason for rejecting a guest's instance block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
-    /// The data is shorter than an instance block.
-    #[error("an instance block has 4096 bytes")]
+    /// The data is not as long as an instance block.
+    #[error("the instance block is shorter than 4096 bytes")]
     Short,
     /// USERD is not in VRAM.
     #[error("the channel's USERD is not in VRAM")]
@@ -37,30 +37,31 @@ pub enum InstanceError {
     Directory,
 }
 
-/// The fields of a guest's instance block that the host uses, decoded and validated. The host sets all other fields.
+/// Fields of a guest's instance block that the host uses, decoded and validated. The host sets all other fields itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// Guest address of USERD, a multiple of 4 KiB.
+    /// USERD address in guest VRAM, a multiple of 4 KiB.
     pub userd: GuestVramAddr,
-    /// Address of the GPFIFO ring, a multiple of 8 below 2^40.
+    /// GPU virtual address of the GPFIFO ring, a multiple of 8 below 2^40.
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
-    /// Saved state: index just past the consumed entries. Not validated.
+    /// Saved state: index of the entry after the last one consumed. Not validated.
     pub gp_get: u32,
-    /// Saved state: index just past the entries known to be written. Not validated.
+    /// Saved state: index of the entry after the last one known to be written. Not validated.
     pub gp_put: u32,
-    /// The guest's page directory.
+    /// Location of the guest's page directory.
     pub directory: Place,
-    /// Engine context pointers of PGRAPH, CE0 and CE1, below 2^40. The card gets pointers to the host's images instead.
+    /// Engine context pointers for PGRAPH, CE0 and CE1, below 2^40. The card gets pointers to the host's images
+    /// instead.
     pub contexts: [Option<GpuVa>; 3],
 }
 
 impl GuestInstance {
-    /// Decodes a guest's instance block, which the caller has copied.
+    /// Decodes a copy of a guest's instance block.
     ///
     /// # Errors
-    /// Returns an [`InstanceError`].
+    /// Returns an [`InstanceError`] if the block is invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, InstanceError> {
         if bytes.len() < BLOCK {
             return Err(InstanceError::Short);
@@ -98,9 +99,9 @@ impl GuestInstance {
         1 << self.gp_entries_log2
     }
 
-    /// Returns the card's instance block: constants, the host's own USERD, ring and directory, and the host's image for
-    /// each engine for which the guest has a context. The address limit includes all virtual addresses, because the
-    /// host's addresses are at the end. Saved PBDMA state is zero.
+    /// Returns the card's instance block. It contains constants, the host's USERD, ring and directory, and the host's
+    /// image for each engine for which the guest has a context. The address limit covers all virtual addresses, because
+    /// the host's addresses are at the end. The saved PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
@@ -112,7 +113,7 @@ impl GuestInstance {
     }
 }
 
-/// Returns an instance block with the host's ring and the fields common to all channels.
+/// Returns an instance block with the host's ring and the fields that are the same for all channels.
 pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     for (offset, value) in ramfc::DEFAULTS {
@@ -123,12 +124,12 @@ pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     block
 }
 
-/// Returns the two dwords of a context pointer, low dword first.
+/// Returns the two dwords of a context pointer, with the low dword first.
 pub(crate) fn context_words(pointer: Option<GpuVa>) -> u64 {
     pointer.map_or(0, |va| va.0 | u64::from(context::VALID))
 }
 
-/// Returns the context pointers in `bytes`, which start at [`CONTEXTS_FIRST`] of an instance block.
+/// Returns the context pointers in `bytes`, a copy of the instance block from [`CONTEXTS_FIRST`] on.
 pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
     CONTEXTS.map(|at| context_at(bytes, at.wrapping_sub(CONTEXTS_FIRST)))
 }
@@ -136,7 +137,7 @@ pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
 fn context_at(bytes: &[u8], offset: u64) -> Option<GpuVa> {
     let low = word(bytes, offset)?;
     let high = word(bytes, offset.wrapping_add(4))?;
-    // A context starts at a page boundary; the bits below contain flags.
+    // A context is page-aligned, and the low bits of the pointer are flags.
     (low & context::VALID != 0).then_some(GpuVa((u64::from(high) << 32 | u64::from(low)) & PAGE_MASK))
 }
 
@@ -151,7 +152,7 @@ pub(crate) fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
     }
 }
 
-/// Writes two dwords, low dword first, like all pairs in an instance block.
+/// Writes two dwords, with the low dword first, as in all pairs in an instance block.
 pub(crate) fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
     if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *words = value.to_le_bytes();

@@ -1,51 +1,49 @@
-//! Virtual channels of guests, on the physical channels of a card.
+//! Virtual channels of guests on a card's physical channels.
 //!
 //! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
-//! running channels belong to the host. The host builds an instance block field by field from the guest's block. The
-//! USERD pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest can write.
+//! running channels belong to the host, which builds an instance block field by field from the guest's block. The USERD
+//! pages, the runlist and the GPFIFO rings that the card fetches are in VRAM that no guest can write.
 //!
-//! A guest's doorbell does not itself start work on the card. [`Channels::pull`] validates the guest's ring entries up
-//! to the doorbell, and copies them to the host's ring, followed by a completion record. The record is a push buffer
-//! range that, once all earlier work has ended, releases a semaphore with a number and the card's time, and raises the
+//! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] validates the guest's ring entries
+//! up to the doorbell, and copies them to the host's ring, followed by a completion record. The record is a push buffer
+//! range. Once all earlier work has ended, it releases a semaphore with a number and the card's time, and raises the
 //! non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
-//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
-//! addresses, and does not see the host's ring.
+//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in terms of its own
+//! indices and addresses, and never sees the host's ring.
 //!
-//! The GPU reads a channel's work area (ring, records), so the area is mapped in the channel's address space: at
-//! [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping, only the semaphores are writable. A work
-//! area must be mapped only where its channel is bound. Otherwise, another VM could write its semaphores.
+//! The GPU reads a channel's work area (ring, records), so the pages of [`Layout::work_pages`] are mapped at
+//! [`work_va`] in the channel's address space. Only the semaphores are writable there. A work area must be mapped only
+//! where its channel is bound. Otherwise, another VM could write its semaphores.
 //!
-//! Context images also belong to the host, and guest work never reads or writes them, because they list registers that
-//! the card's firmware writes. A guest's context pointers only determine whether the card gets a context
+//! Context images also belong to the host. Guest work must never access them, because they list registers that the
+//! card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!
 //! Modules and types:
-//! - [`Channels`]: the physical channels, their owners, and their life from bind to unbind;
+//! - [`Channels`]: the physical channels, their owners, and their life cycle from bind to unbind;
 //! - [`GuestInstance`]: the validated fields of a guest's instance block, and the card's block;
-//! - [`RunState`]: a channel's states and transitions;
-//! - [`Watchdog`]: finds engines without progress;
+//! - [`RunState`]: the states of a channel, and their transitions;
+//! - [`Watchdog`]: detects engines without progress;
 //! - `gate`: access to PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
-//! A guest's instance block is read only at defined points. The whole block is read at bind (the caller copies it
-//! once), and its engine context pointers are re-read at enable, disable, runlist submission, preempt and doorbell.
-//! Linux 6.1 writes those pointers to the block of a running channel and then rings its doorbell; Linux 6.12 stops and
-//! preempts the channel, writes the pointers, and enables it again. Other guest writes to the block after bind have no
-//! effect.
+//! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
+//! its engine context pointers at enable, disable, runlist submission, preemption, and doorbell. Linux 6.1 writes those
+//! pointers to the block of a running channel and then rings its doorbell; Linux 6.12 stops and preempts the channel,
+//! writes the pointers, and enables it again. Other guest writes to the block after bind have no effect.
 //!
 //! Limits:
-//! - only the ring's indices of the PBDMA's state are kept after an unbind; the position within a fetched range is
-//!   lost;
-//! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
-//!   host semaphore methods, and must not end within a method's data (or after 510 entries), as is the case for
-//!   drivers;
+//! - of the PBDMA's state, only the ring indices survive an unbind; the position within a fetched range is lost;
+//! - a record's methods are inserted between a guest's methods, so each submission must set the address and payload for
+//!   its own host semaphore methods, and must not end within a method's data (or after 510 entries); drivers comply
+//!   with this;
 //! - control entries other than NOPs are rejected.
 //!
-//! The crate does not decide when to pull, when to poll for completions, or how to react to a hang.
+//! The crate does not decide when to pull or to poll for completions, or what to do about a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner retries
-//! ([`Channels::kick`]). The crate uses no locks or threads; the time is an argument.
+//! ([`Channels::kick`]). The crate uses no locks or threads, and callers pass the time.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -109,12 +107,12 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId;
 
-/// The card's interface for channels. The implementer must record card failures.
+/// Interface to the card for channels. The implementer must record card failures.
 pub trait Host {
-    /// Reads a register of BAR0.
+    /// Reads a BAR0 register.
     fn read32(&mut self, offset: u32) -> u32;
 
-    /// Writes a register of BAR0.
+    /// Writes a BAR0 register.
     fn write32(&mut self, offset: u32, value: u32);
 
     /// Reads VRAM.
@@ -123,7 +121,7 @@ pub trait Host {
     /// Writes VRAM.
     fn vram_write(&mut self, address: VramAddr, data: &[u8]);
 
-    /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read the written
+    /// Makes all VRAM writes visible to the card's units. Called before a command that makes the card read written
     /// data.
     fn vram_flush(&mut self);
 
@@ -134,9 +132,9 @@ pub trait Host {
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
 }
 
-/// The guest's memory is unreadable at this address.
+/// Error for guest memory that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no such guest memory")]
+#[error("the guest has no memory at this address")]
 pub struct Unreadable;
 
 /// Access to the guest's instance blocks.
@@ -148,20 +146,20 @@ pub trait GuestMemory {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
-/// The guest's GPU virtual address space has no memory at this address.
+/// Error for a GPU virtual address that the guest has not mapped, or whose memory cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory at that GPU virtual address")]
+#[error("no readable memory is mapped at this GPU virtual address")]
 pub struct Unmapped;
 
-/// Access to a guest's GPFIFO ring, by virtual address in the guest's channel.
+/// Access to a guest's GPFIFO ring by its virtual address in the channel's address space.
 pub trait GuestRing {
     /// Fills `data` from `va`. A read never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// Returns an error if nothing is mapped at this address, or the memory is unreadable.
+    /// Returns an error if nothing is mapped at this address or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Records that a push buffer range of `dwords` dwords at `va` was pulled. Implementers use this to track the
+    /// Records that a push buffer range of `dwords` dwords at `va` was pulled. Implementers can use this to track the
     /// memory that work refers to.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);

@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 pub struct Parts<'a, H, G> {
     /// Card interface.
     pub card: &'a mut H,
-    /// The guest's memory or ring.
+    /// Guest memory or ring.
     pub guest: &'a mut G,
 }
 

@@ -1,4 +1,4 @@
-//! The card's channels and their owners.
+//! The card's physical channels and their owners.
 
 mod moving;
 mod saved;
@@ -23,7 +23,7 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// A physical channel. The rest of its state is in [`Bound::block`] and on the card.
+/// A physical channel. The rest of its state is in its instance block and on the card.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
@@ -32,9 +32,9 @@ pub(crate) enum Slot {
     Stuck {
         vm: TenantId,
         directory: VramAddr,
-        /// The channel's addresses in the directory.
+        /// The channel's address range in the directory.
         span: Span,
-        /// Set if the channel's work area may still be reachable through this directory, even if no engine is running
+        /// True if the channel's work area may still be reachable through this directory, even if no engine is running
         /// the channel.
         stranded: bool,
     },
@@ -49,22 +49,22 @@ pub(crate) struct Bound {
     pub(crate) serial: u64,
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
-    /// Addresses of the host's structures in the directory's address space.
+    /// Address range of the host's structures in the directory's address space.
     pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
-    /// The guest's pointers to the contexts currently in the card's block.
+    /// Guest pointers of the contexts in the card's block.
     pub(crate) contexts: [Option<GpuVa>; 3],
     /// Permitted use of the PGRAPH context.
     pub(crate) graphics: Graphics,
-    /// Contexts that the channel gets once no work is in flight.
+    /// Contexts that the channel gets as soon as no work is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
-    /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
+    /// State that the card was given: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// True if the channel number must not be reused after the channel has ended.
+    /// True if the channel's number must not be reused after the channel has ended.
     pub(crate) stranded: bool,
-    /// Time since which the channel has made no progress for an unknown reason.
+    /// Period without progress for an unknown reason.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -72,31 +72,31 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    /// Mask of the reasons ([`Pause`]) for which the VM's channels are paused.
+    /// Mask of the reasons ([`Pause`]) for which the VM is paused.
     pub(crate) paused: u8,
-    /// True if the VM's own completion reports are trusted.
+    /// True if the VM's completion records are trusted.
     pub(crate) trusted: bool,
     /// Physical channels by guest channel number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
-    /// The VM's part of the runlist, in the guest's order. Bound channels only.
+    /// The VM's part of the runlist, in the guest's order. Contains only bound channels.
     pub(crate) list: Vec<u8>,
-    /// Channels that the guest has removed from its list but that are still on their engines.
+    /// Channels that the guest has removed from its runlist, but that are still on their engines.
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was rejected, by guest channel number.
     pub(crate) refused: BTreeMap<u8, Refused>,
-    /// Saved dwords of unbound channels, by guest channel number.
+    /// Saved ring state of unbound channels, by guest channel number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Mask of engines for which the VM was not notified of ended work.
+    /// Mask of engines about whose ended work the VM was not notified.
     pub(crate) news: u32,
-    /// True if the VM was notified for some engine since work last ended.
+    /// True if the VM has been notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Maximum time in ns that the VM's channels may keep an engine busy without progress.
+    /// Maximum time that the VM's channels may keep an engine busy without progress, in ns.
     pub(crate) hang_limit: Option<u64>,
-    /// The physical channel to poll first for completions.
+    /// Guest channel at which the next poll for completions starts.
     pub(crate) next_look: u8,
 }
 
-/// The physical channels of a card.
+/// All physical channels of a card.
 #[derive(Debug)]
 pub struct Channels {
     pub(crate) layout: Layout,
@@ -105,12 +105,12 @@ pub struct Channels {
     pub(crate) vms: BTreeMap<TenantId, Vm>,
     /// Index of the next of the two runlist pages to be written.
     next_page: usize,
-    /// Number at which the search for a free channel starts, so that released numbers are reused as late as possible.
+    /// Number at which the search for a free channel starts, so that freed numbers are reused as late as possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// True if a submission appears to have ended while an engine is running its channel.
+    /// True if a submission appears to have ended while an engine is still running its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -118,8 +118,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// Creates the channels, all of which are free. `golden` is the image of an unused context saved by PGRAPH's
-    /// firmware.
+    /// Creates the channels, all free. `golden` is an unused context's image as saved by PGRAPH's firmware.
     #[must_use]
     pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
@@ -139,7 +138,7 @@ impl Channels {
         }
     }
 
-    /// Adds a VM with up to `cap` channels at a time.
+    /// Adds a VM with at most `cap` channels at a time.
     pub fn add_vm(&mut self, vm: TenantId, cap: u32) {
         let record = Vm {
             cap,
@@ -158,8 +157,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While such
-    /// a channel exists, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and removes the VM. Returns the channels that are still on their engines. As long as
+    /// there are any, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -176,11 +175,11 @@ impl Channels {
         kicked.into_iter().filter_map(|(_, kicked)| kicked.err()).collect()
     }
 
-    /// Binds a guest channel to a free physical one, with a host-owned instance block. If the channel is already bound,
-    /// it is unbound first. The new channel is stopped and not in any runlist.
+    /// Binds a guest channel to a free physical channel, with a host-owned instance block. Unbinds the guest channel
+    /// first if it is already bound. The new channel is stopped and not in any runlist.
     ///
     /// # Errors
-    /// Returns a [`BindError`].
+    /// Returns a [`BindError`] if the channel cannot be bound.
     pub fn bind(
         &mut self,
         host: &mut impl Host,
@@ -230,12 +229,12 @@ impl Channels {
     }
 
     /// Stops the channel, removes it from its engines and the runlist, and frees it. Has no effect if the channel is
-    /// not bound. Work in flight ends without a [`Completion`](crate::Completion); the channel's position is in
-    /// [`Self::saved_words`].
+    /// not bound. Work in flight ends without a [`Completion`](crate::Completion). [`Self::saved_words`] returns the
+    /// channel's position.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can
-    /// use it before [`Self::let_go`].
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but it cannot be
+    /// reused before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -244,8 +243,8 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Remove the channel from its engines first, because the card accepts a runlist only when removed channels are
-        // off.
+        // Remove the channel from its engines first, because the card takes a runlist only after removed channels have
+        // left.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -257,7 +256,7 @@ impl Channels {
         kicked
     }
 
-    /// Allows or forbids scheduling of the channel by the card. Returns `false` if the channel is not bound.
+    /// Permits the card to schedule the channel, or prevents this. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -275,8 +274,8 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
-    /// channels that are no longer listed from their engines. The result says whether all of them have left; if not,
-    /// [`Self::runlists_taken`] reports this later.
+    /// channels that are no longer listed from their engines. If some of them have not left when this returns,
+    /// [`Self::runlists_taken`] reports later that they have.
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -315,15 +314,16 @@ impl Channels {
         self.layout
     }
 
-    /// Marks a VM as trusted because it is the host's own: [`Self::completed`] then always accepts its completions.
+    /// Marks a VM as trusted because it belongs to the host. [`Self::completed`] always accepts a trusted VM's
+    /// completions.
     pub fn trust(&mut self, vm: TenantId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;
         }
     }
 
-    /// Prevents the scheduling of all of a VM's channels, even if the guest enables them, or permits it again if there
-    /// is no other reason. Channels on an engine stay there until [`Self::preempt`] or the end of their work.
+    /// Prevents the card from scheduling a VM's channels for the given reason, even if the guest enables them, or
+    /// removes this reason. Channels on an engine stay there until they are preempted or their work ends.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -333,8 +333,8 @@ impl Channels {
         }
     }
 
-    /// Deschedules a physical channel, even if its guest enables it, or lets it run again. Its started work is kept,
-    /// and the channel leaves its engine as if its guest had requested a preemption.
+    /// Prevents a physical channel from running, even if its guest enables it, or lets it run again. Its started work
+    /// is kept, and the channel leaves its engine as if its guest had requested a preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -347,19 +347,20 @@ impl Channels {
         }
     }
 
-    /// Returns the physical channel of a guest channel.
+    /// Returns the physical channel to which a guest channel is bound.
     #[must_use]
     pub fn physical(&self, vm: TenantId, channel: VirtualChannelId) -> Option<ChannelId> {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
-    /// Returns the guest channel of a physical channel, for engine status and PBDMA errors.
+    /// Returns the guest channel bound to a physical channel, for engine status and PBDMA errors.
     #[must_use]
     pub fn by_physical(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)> {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel whose instance block is at a card address, and the block's guest address, for MMU faults.
+    /// Returns the channel whose instance block is at a VRAM address, and the location of the guest's block, for MMU
+    /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
         let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
@@ -367,7 +368,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest channel whose instance block is at guest address `instance`, even if its bind was rejected.
+    /// Returns the guest channel whose instance block is at `instance`, even if its bind was rejected.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -376,7 +377,7 @@ impl Channels {
         })
     }
 
-    /// Returns true if the card may use the shadow `directory` for any channel, including stuck ones.
+    /// Returns true if the card may use the shadow `directory` for a channel, including stuck channels.
     #[must_use]
     pub fn uses_directory(&self, directory: VramAddr) -> bool {
         self.slots.iter().any(|slot| match slot {
@@ -399,7 +400,7 @@ impl Channels {
     }
 
     /// Frees a stuck channel after it has left the card, as reported by [`Self::kick`]. Returns `false` if the channel
-    /// was not stuck, or is also stuck for another reason ([`Self::strand`]).
+    /// was not stuck, or stays stuck because it is [stranded](Self::strand).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -409,8 +410,9 @@ impl Channels {
         true
     }
 
-    /// Prevents reuse of a bound channel's number after its end, until [`Self::card_reset`]: the card's TLBs may still
-    /// translate the addresses of its work area. After the VM's end, [`Self::has_stuck`] reports it.
+    /// Prevents a bound channel's number from being reused after its end, until [`Self::card_reset`], because the
+    /// card's TLBs may still translate the addresses of its work area. [`Self::has_stuck`] reports the channel even
+    /// after its VM has ended.
     pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -418,7 +420,7 @@ impl Channels {
         }
     }
 
-    /// Records that a [stranded](Self::strand) stuck channel's work area is no longer reachable.
+    /// Records that the work area of a [stranded](Self::strand) channel is no longer reachable.
     pub fn unstrand(&mut self, channel: ChannelId) {
         if let Some(Slot::Stuck { stranded, .. }) = self.slots.get_mut(usize::from(channel.0)) {
             *stranded = false;
@@ -432,7 +434,7 @@ impl Channels {
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a card reset. Every channel becomes free, including stuck ones. Guests must bind their channels again.
+    /// Handles a card reset. Frees every channel, including stuck ones. Guests must bind their channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -466,11 +468,11 @@ impl Channels {
     }
 
     /// Re-reads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As
-    /// on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
-    /// context. The guest's images are never read, because images belong to the host.
+    /// on hardware, the guest may change a running channel, and the card sees the change when it next loads the
+    /// context. The guest's images are never read, because the host provides the images.
     ///
-    /// If the channel has work in flight, the change is deferred until this work has ended, but is made before the next
-    /// pull, because work is charged to the engine selected by the channel's contexts at submission.
+    /// If work is in flight, the change is deferred until this work has ended. It is still made before the next pull,
+    /// because work is charged to the engine that the channel's contexts selected at submission.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -491,7 +493,7 @@ impl Channels {
             return false;
         }
         if bound.graphics != Graphics::Attached {
-            // The channel must wait until its VM is admitted before it gets the new contexts.
+            // The channel must wait for its VM to be admitted before it gets the new contexts.
             card::stop(host, physical);
             self.set_graphics(host, physical, Graphics::Attached);
         }
@@ -504,14 +506,13 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling from the state requested by the guest and the host's permission.
+    /// Updates the card's scheduling according to the state requested by the guest and the host's permission.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
-            // This also applies to a running channel, because a guest that restarts a channel expects the effect of a
-            // start.
+            // Also do this for a running channel, because a guest that starts it again expects the effects of a start.
             self.set_running(physical, true);
             self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
@@ -531,7 +532,7 @@ impl Channels {
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         self.preemptions.forget(physical);
         card::unbind(host, physical);
-        // Only bound channels are released.
+        // Only bound channels reach this point.
         let Some(&Bound { vm, directory, span, stranded, .. }) = self.bound(physical) else { return };
         if kicked.is_ok() && !stranded {
             card::clear(host, &self.layout, physical);
@@ -541,8 +542,8 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs whose last runlist took effect after [`Self::submit_runlist`] had reported otherwise: no removed
-    /// channel is on an engine. Call it periodically, and when the card reports an accepted runlist.
+    /// Returns the VMs whose last runlist has taken effect since [`Self::submit_runlist`] reported that it had not.
+    /// Call this periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
@@ -553,7 +554,7 @@ impl Channels {
     fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // A channel that has been unbound since then has left the card, and its number may belong to another channel.
+        // A channel that has been unbound since has left the card, and its number may belong to another channel.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))
@@ -561,8 +562,8 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts, alternating between two pages, because the card may still read the previous
-    /// page.
+    /// Submits the union of all VMs' parts. Alternates between two pages, because the card may still be reading the
+    /// previous one.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms
@@ -602,9 +603,9 @@ impl Channels {
     }
 }
 
-/// Checks a state transition. An illegal transition is a bug in this crate, and cannot be caused by a guest.
+/// Panics on an illegal state transition. It would be a bug in this crate, because guests cannot cause one.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
-    assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
+    assert!(from.can_go(to), "channel {} cannot change from {from:?} to {to:?}", channel.0);
 }
 
 fn state(slot: &Slot) -> RunState {

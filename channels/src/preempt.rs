@@ -1,32 +1,32 @@
-//! Preemption requested by a guest. It starts immediately, and is complete once reported by the card.
+//! Preemption at a guest's request. It starts immediately, and is complete when the card reports it.
 //!
-//! Running work may not be interruptible; its channel then leaves only when the work ends. This module does not wait
-//! for the card's report. The card has a single preemption register, so requests by several VMs are serialized:
-//! [`Channels::preempting`] polls the card and starts the next request. Meanwhile, the host may use the register for a
-//! channel that it ends; the earlier request is then repeated.
+//! If running work cannot be interrupted, its channel leaves only when the work ends. This module does not wait for the
+//! card's report. The card has a single preemption register, so requests by several VMs are serialized:
+//! [`Channels::preempting`] polls the card and starts the next request. If the host uses the register in the meantime
+//! to end a channel, the earlier request is repeated.
 
 use crate::card;
 use crate::{Channels, GuestMemory, Host, Stuck, TenantId};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
-/// Number of polls for one channel while other channels wait.
-// TIMEOUT: a polling guest polls every 20 us, so this many polls take about a millisecond. A channel without work in
-// progress leaves within this time, and a hung channel blocks the others for at most this long at a time.
+/// Maximum number of consecutive polls for one channel while other channels wait.
+// TIMEOUT: a guest that waits polls every 20 us, so this number of polls takes about a millisecond. A channel without
+// work in progress leaves within this time, and a hung channel blocks the others for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
     pub(crate) waiting: VecDeque<ChannelId>,
-    /// True if the request for the first channel has been sent to the card.
+    /// True if the request for the first channel was sent to the card.
     pub(crate) asked: bool,
-    /// Number of polls for the first channel.
+    /// Number of consecutive polls for the first channel.
     pub(crate) looks: u32,
 }
 
 impl Preemptions {
-    /// Records that the channel was ended.
+    /// Removes a channel that was ended from the list.
     pub(crate) fn forget(&mut self, channel: ChannelId) {
         self.asked &= self.waiting.front() != Some(&channel);
         self.waiting.retain(|waiting| *waiting != channel);
@@ -44,7 +44,7 @@ impl Preemptions {
 
     /// Polls the card, and starts the request for the next waiting channel.
     fn advance(&mut self, host: &mut impl Host) {
-        // The card's responses cannot prolong this loop.
+        // The loop is bounded, regardless of the card's responses.
         for _ in 0..=2 * CHANNELS {
             let Some(first) = self.waiting.front().copied() else { return };
             if !self.asked {
@@ -52,7 +52,7 @@ impl Preemptions {
                 (self.asked, self.looks) = (true, 0);
             }
             let (channel, pending) = card::kicked(host);
-            // The register may have been used for another channel since then.
+            // The register may have been used for another channel in the meantime.
             self.asked = channel == first && pending;
             if channel == first && !pending {
                 self.waiting.pop_front();
@@ -68,7 +68,7 @@ impl Preemptions {
 }
 
 impl Channels {
-    /// Starts removing the channel from its engines. If it is enabled and listed, it may be scheduled again
+    /// Starts removing a channel from its engines. If the channel is enabled and listed, the card may schedule it again
     /// immediately. [`Self::preempting`] returns true while the preemption is pending. Does nothing if the channel is
     /// not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: TenantId, channel: VirtualChannelId) {
@@ -84,10 +84,11 @@ impl Channels {
     }
 
     /// Starts removing a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
-    /// times until it has left. The channel may be scheduled again immediately if it is bound, enabled and listed.
+    /// times until it has left. If the channel is bound, enabled and listed, the card may schedule it again
+    /// immediately.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel is not off its engines yet.
+    /// Returns [`Stuck`] if the channel has not left its engines yet.
     pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
         card::kick(host, physical)
     }
@@ -96,17 +97,17 @@ impl Channels {
     /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // A channel without a PBDMA may still have its context on an engine. The engine saves the context, to the old
-        // address of the channel's memory, when another channel needs the engine. The card does not report this, and an
-        // unnecessary request is cheap.
+        // A channel without a PBDMA may still have its context on an engine. The engine saves it, to the old address of
+        // the channel's memory, only when another channel needs the engine. The card does not report such contexts, so
+        // send a request for each channel; an unnecessary one is cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }
         self.preemptions.advance(host);
     }
 
-    /// Returns a VM's channels that are still on their engines. Call this until the list is empty, as with
-    /// [`Self::preempting`].
+    /// Returns a VM's channels that are still on their engines. The caller must repeat the call until the list is
+    /// empty, as with [`Self::preempting`].
     pub fn vacating(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
         let waiting = self.preemptions.waiting.iter();
@@ -117,8 +118,8 @@ impl Channels {
             .collect()
     }
 
-    /// Returns true if the channel is still on its engines. The caller must repeat the call until the channel has left,
-    /// because nothing else advances the preemptions that wait for the card.
+    /// Returns true if the channel is still on its engines. The caller must repeat the call until it returns false,
+    /// because nothing else advances pending preemptions.
     pub fn preempting(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))

@@ -1,4 +1,4 @@
-//! Copies entries from the guest's ring to the host's ring.
+//! Copies entries from a guest's ring to the host's ring.
 
 use crate::entry::Entry;
 use crate::pool::Bound;
@@ -16,19 +16,20 @@ use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId};
 use nvspec::instance::userd;
 use nvspec::mmu::HOST_VA_BASE;
 
-/// Number of guest entries per read.
+/// Number of guest entries read at a time.
 const CHUNK: usize = 64;
-/// Number of free entries at which a pull is worthwhile even if not all entries fit.
+/// Number of free entries from which a pull is worthwhile even if not all guest entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Pulls the guest's ring entries up to a doorbell into the host's ring as one submission, as far as they fit, and
-    /// appends a completion record. The card does not get the submission before [`Self::start`]. `now` is the time in
+    /// Copies the guest's ring entries up to a doorbell into the host's ring as one submission, as far as they fit, and
+    /// appends a completion record. The card does not fetch the submission before [`Self::start`]. `now` is the time in
     /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
     /// was validated.
     ///
     /// # Errors
-    /// Returns a [`PullError`]. The same fault is returned until the channel is bound again.
+    /// Returns a [`PullError`] if an entry is unreadable or invalid. The channel then returns the same fault until it
+    /// is bound again.
     pub fn pull(
         &mut self,
         card: &mut (impl Host + GuestRing),
@@ -77,9 +78,9 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Suppresses the interrupt of a submission's record. A poll, or the end of the next submission, then reveals its
-    /// end. If the submission was started, the card may have fetched the record, which then still raises its interrupt.
-    /// Returns `false` if the submission does not exist.
+    /// Suppresses the interrupt of a submission's record. The submission's end is then detected by a poll or at the end
+    /// of the next submission. If the card has already fetched the record, the interrupt is still raised. Returns
+    /// `false` if the submission does not exist.
     pub fn suppress_completion_irq(
         &mut self,
         host: &mut impl Host,
@@ -95,15 +96,15 @@ impl Channels {
         true
     }
 
-    /// Returns true if a channel's ring is far from full and no entry waits for free space, so that completions are not
+    /// Returns true if a channel's ring is far from full and no entry waits for free space, so completions are not
     /// urgent.
     #[must_use]
     pub fn is_shallow(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
-    /// Lets the card fetch a physical channel's submission, together with earlier submissions of the channel. Returns
-    /// `false` if the card may already fetch it or the submission does not exist.
+    /// Lets the card fetch a submission of a physical channel, together with the channel's earlier ones. Returns
+    /// `false` if the card may already fetch it or it does not exist.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -112,8 +113,8 @@ impl Channels {
         true
     }
 
-    /// Sets the card's fetch limit of each ring again, because an earlier owner that was still running may have raised
-    /// it after this state was saved.
+    /// Writes the card's fetch limit for each ring again, because an earlier owner that was still running may have
+    /// changed it after this state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -122,8 +123,8 @@ impl Channels {
         }
     }
 
-    /// Returns the channels with entries that may be pulled and fit. Call it after completions, and after enabling a
-    /// channel that had work when its guest unbound it. Excludes channels that the card does not schedule, and channels
+    /// Returns the channels with entries that may be pulled and fit. Call this after completions, and after a channel
+    /// is enabled that had work when its guest unbound it. Omits channels that the card does not schedule, and channels
     /// in which only a few of many entries fit, because each pull costs a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
@@ -141,7 +142,7 @@ impl Channels {
             .collect()
     }
 
-    /// Returns the number of entries that were due for a pull but did not fit.
+    /// Returns the number of entries that should have been pulled but did not fit.
     #[must_use]
     pub fn backlog(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -149,7 +150,7 @@ impl Channels {
     }
 }
 
-/// Reads and validates up to `count` guest entries, starting at the next one.
+/// Reads and validates at most `count` guest entries, starting at the next one.
 fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Option<RingFault>) {
     let mut entries = Vec::with_capacity(count as usize);
     let mut bytes = [0; CHUNK * ENTRY_BYTES];
@@ -160,7 +161,7 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
         let run = chunk(va, wanted, ring.entries.saturating_sub(index) as usize);
         let unmapped = Some(RingFault::Unmapped { va });
         let Some(data) = bytes.get_mut(..run.saturating_mul(ENTRY_BYTES)) else { return (entries, unmapped) };
-        // Entries are aligned, so a run that starts below the host's addresses ends at or before them.
+        // Entries are aligned, so no entry straddles the start of the host's addresses.
         if va >= HOST_VA_BASE || guest.read(va, data).is_err() {
             return (entries, unmapped);
         }
@@ -173,15 +174,15 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns how many of the `wanted` entries at `va` fit in a single read, which stops at the end of the page and at
-/// `to_end`, the end of the ring. Returns at least 1, because a page contains a whole number of entries and the ring is
-/// aligned to an entry.
+/// Returns how many of the `wanted` entries at `va` fit into a single read, which ends at the page boundary or after
+/// `to_end` entries, at the end of the ring. Returns at least 1, because a page contains a whole number of entries and
+/// the ring is aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)
 }
 
-/// Writes a submission to the work area: entries from ring index `at`, record entry, record.
+/// Writes a submission to the work area: the entries from ring index `at` on, the record's entry, and the record.
 fn give(
     host: &mut impl Host,
     layout: &Layout,

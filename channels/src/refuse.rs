@@ -1,23 +1,23 @@
-//! Channels whose bind the host has rejected. The guest is notified at the first doorbell.
+//! Channels whose bind the host has rejected. The guest is notified at the channel's first doorbell.
 
 use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 
-/// A guest channel without a physical channel.
+/// A guest channel whose bind was rejected.
 #[derive(Debug)]
 pub(crate) struct Refused {
     /// Location of the guest's instance block.
     pub(crate) instance: Place,
-    /// Guest address of USERD, if the instance block was readable.
+    /// USERD address in guest VRAM, if the instance block was readable.
     pub(crate) userd: Option<GuestVramAddr>,
-    /// True if the guest has been notified at a doorbell.
+    /// True if the guest was notified at a doorbell.
     pub(crate) told: bool,
 }
 
 impl Channels {
-    /// Records that a guest's bind was rejected, until the guest binds or unbinds that channel again. Does nothing if
-    /// the VM or channel number does not exist, or the channel is bound.
+    /// Records that a guest's bind was rejected, until the guest binds or unbinds the channel again. Does nothing if
+    /// the VM or channel number does not exist, or if the channel is bound.
     pub fn refuse(&mut self, vm: TenantId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {
@@ -37,7 +37,7 @@ impl Channels {
         refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
     }
 
-    /// Returns true if a doorbell of the channel is the first since its bind was rejected.
+    /// Returns true if this is the channel's first doorbell since its bind was rejected.
     pub(crate) fn tell_refused(&mut self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
         refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))

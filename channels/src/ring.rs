@@ -1,8 +1,7 @@
-//! A channel's positions in the guest's and the host's ring, and its submissions in flight. This module only does
-//! bookkeeping.
+//! Positions of a channel in the guest's and the host's ring, and its submissions in flight. This module does no I/O.
 //!
-//! Positions count the host ring's entries since bind and never wrap; an index is a position modulo the ring size.
-//! Positions in the guest's ring are indices, as in the guest.
+//! A position is the number of host ring entries since bind, and never wraps; an index is a position modulo the ring
+//! size. Positions in the guest's ring are stored as indices.
 
 mod saved;
 
@@ -14,9 +13,9 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Capacity of a host ring in entries, one less than the ring size, because a full ring would look empty.
+/// Maximum number of queued entries in a host ring: one less than its size, because a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
-/// Maximum number of submissions in flight that is considered small.
+/// Maximum number of submissions in flight in a shallow ring.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
 /// Mask of the index bits of a position.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
@@ -26,11 +25,11 @@ const SLOT: u64 = RECORDS as u64 - 1;
 /// A submission: guest entries followed by a completion record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// Number of the submission among all submissions of the card.
+    /// Submission number, unique among all submissions of the card.
     pub(crate) submission: Submission,
-    /// Payload of the submission's semaphore, never 0.
+    /// Payload of the submission's semaphore, which is never 0.
     pub(crate) sequence: u32,
-    /// Slot of the submission's push buffer and semaphore.
+    /// Index of the submission's push buffer and semaphore in the work area.
     pub(crate) slot: usize,
     /// Host position of the submission's first entry.
     first: u64,
@@ -38,51 +37,51 @@ pub(crate) struct Record {
     guest_first: u32,
     /// Number of guest entries.
     pub(crate) entries: u32,
-    /// Time at which the submission was pulled from the guest's ring.
+    /// Time at which the submission was pulled from the guest's ring, in ns.
     pub(crate) submitted_at: u64,
 }
 
 impl Record {
-    /// Returns the host position just past the submission's completion entry.
+    /// Returns the host position after the submission's record entry.
     pub(crate) fn end(&self) -> u64 {
         self.first.wrapping_add(self.entries.into()).wrapping_add(1)
     }
 }
 
-/// The rings of a bound channel.
+/// A bound channel's rings.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// Address of the guest's ring.
+    /// Virtual address of the guest's ring.
     pub(crate) gp_base: GpuVa,
     /// Number of entries in the guest's ring, a power of two.
     pub(crate) entries: u32,
-    /// Index of the last accepted doorbell, or the guest's saved value.
+    /// GP_PUT of the last accepted doorbell, or the guest's saved value.
     pub(crate) gp_put: u32,
     /// Index of the next entry to pull from the guest's ring.
     pub(crate) next: u32,
-    /// Index up to which entries may be pulled, and the number of the doorbell that permitted it.
+    /// Guest ring index up to which entries may be pulled, and the number of the doorbell that permitted it.
     target: (u32, u64),
     /// Number of accepted doorbells.
     doorbells: u64,
-    /// Host position just past the last written entry.
+    /// Host position after the last entry written.
     put: u64,
     /// Host position up to which the card may fetch.
     started: u64,
-    /// Host position reached by the card at the last poll.
+    /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The card may have already fetched the first ones.
+    /// Pulled submissions in flight, oldest first. The card may have fetched the first ones.
     pub(crate) records: VecDeque<Record>,
     /// Number of submissions so far.
     submitted: u64,
     sequence: u32,
-    /// Sequence number of the last completed submission; 0 before the first completion.
+    /// Sequence number of the last completed submission, or 0 if there is none.
     pub(crate) completed: u32,
-    /// For each record slot, the end of the last range before the record; 0 if there is none.
+    /// For each record slot, the end address of the last guest range before the record, or 0 if there is none.
     ends: Box<[u64]>,
     last_end: u64,
-    /// Reason why the guest's ring cannot be read further.
+    /// Reason why the guest's ring cannot be read any further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison. GET is `None` if no comparison was made since the card was idle.
+    /// Position and GET at the last check for progress. GET is `None` if no check was made since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 
@@ -128,17 +127,18 @@ impl Ring {
         }
     }
 
-    /// Returns the index and number of the doorbell up to which entries may be pulled.
+    /// Returns the guest ring index up to which entries may be pulled, and the number of the doorbell that permitted
+    /// it.
     pub(crate) fn allowed(&self) -> (u32, u64) {
         self.target
     }
 
-    /// Returns the number of entries that may be pulled and have not been pulled yet.
+    /// Returns the number of entries that may be pulled but have not been.
     pub(crate) fn left(&self) -> u32 {
         self.distance(self.next, self.target.0)
     }
 
-    /// Returns the number of guest entries that currently fit in a submission.
+    /// Returns the number of guest entries that fit into a submission now.
     pub(crate) fn room(&self) -> u32 {
         if self.records.len() >= RECORDS {
             return 0;
@@ -147,41 +147,41 @@ impl Ring {
         u32::try_from(free.saturating_sub(1)).unwrap_or(0)
     }
 
-    /// Records that the card's GP_GET is `index`.
+    /// Records that the card's GP_GET was `index`.
     pub(crate) fn observe(&mut self, index: u32) {
         self.get = self.position(index);
     }
 
-    /// Returns the host position of the card's GP_GET. An impossible value is replaced by the previous one.
+    /// Returns the host position that corresponds to the card's GP_GET. Replaces an impossible value with the last
+    /// known position.
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);
         if index < RING_ENTRIES && position <= self.started { position } else { self.get }
     }
 
-    /// Returns the host position reached by the card at the last poll.
+    /// Returns the host position that the card had reached at the last poll.
     pub(crate) fn reached(&self) -> u64 {
         self.get
     }
 
-    /// Returns true if, at the last poll, the card had fetched all of the work passed to it.
+    /// Returns true if the card had fetched all work passed to it at the last poll.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
 
-    /// Returns true if little work is in flight and no guest entry waits for free space, so that no completion is
-    /// urgent.
+    /// Returns true if little work is in flight and no guest entry waits for free space, so completions are not urgent.
     pub(crate) fn is_shallow(&self) -> bool {
         self.left() == 0 && self.records.len() <= MAX_SHALLOW_SUBMISSIONS
     }
 
-    /// Returns the number of records that the card may fetch or has fetched.
+    /// Returns the number of records that the card may fetch or has already fetched.
     pub(crate) fn with_card(&self) -> usize {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Lets the card fetch a submission and the earlier ones. Returns the new index; `None` if the submission may
-    /// already run, or does not exist.
+    /// Lets the card fetch a submission and all earlier ones. Returns the new GP_PUT index, or `None` if the submission
+    /// may already run or does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();
@@ -195,7 +195,7 @@ impl Ring {
         u32::try_from(end & INDEX).ok()
     }
 
-    /// Returns the index up to which the card may fetch.
+    /// Returns the host ring index up to which the card may fetch.
     pub(crate) fn allowed_index(&self) -> u32 {
         u32::try_from(self.started & INDEX).unwrap_or(0)
     }
@@ -205,7 +205,7 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// Converts the card's host `position` to the guest's GP_GET, the index of the next unfetched guest entry.
+    /// Converts the card's host `position` to the guest's GP_GET, the index of the next guest entry to fetch.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
@@ -213,12 +213,12 @@ impl Ring {
         self.wrap(record.guest_first, u32::try_from(within).unwrap_or(0))
     }
 
-    /// Returns the host ring index of the next entry to be written.
+    /// Returns the host ring index at which the next entry is written.
     pub(crate) fn host_index(&self) -> u32 {
         u32::try_from(self.put & INDEX).unwrap_or(0)
     }
 
-    /// Adds between 1 and [`Self::room`] `entries` as the next submission.
+    /// Adds `entries` as the next submission. Their number must be between 1 and [`Self::room`].
     pub(crate) fn submit(&mut self, submission: Submission, entries: &[Entry], now: u64) -> Record {
         let slot = usize::try_from(self.submitted & SLOT).unwrap_or(0);
         self.sequence = self.sequence.checked_add(1).unwrap_or(1);
@@ -252,7 +252,7 @@ impl Ring {
         Some(record)
     }
 
-    /// Returns the end of the last guest range before a record; 0 if there is none.
+    /// Returns the end address of the last guest range before a record, or 0 if there is none.
     pub(crate) fn end_before(&self, slot: usize) -> u64 {
         self.ends.get(slot).copied().unwrap_or(0)
     }
@@ -262,7 +262,7 @@ impl Ring {
         index.wrapping_add(by) & self.entries.wrapping_sub(1)
     }
 
-    /// Returns the host ring index of each guest entry in flight, oldest first.
+    /// Returns the host ring indices of the guest entries in flight, oldest first.
     pub(crate) fn guests_entries(&self) -> impl Iterator<Item = u32> + '_ {
         self.records.iter().flat_map(|record| {
             let entries = (0..u64::from(record.entries)).map(|entry| record.first.wrapping_add(entry) & INDEX);
@@ -270,7 +270,7 @@ impl Ring {
         })
     }
 
-    /// Returns the slot of the record that ended last.
+    /// Returns the slot of the record that ended last, if any.
     pub(crate) fn last_ended(&self) -> Option<usize> {
         let number = self.submitted.checked_sub(self.records.len() as u64)?.checked_sub(1)?;
         usize::try_from(number & SLOT).ok()

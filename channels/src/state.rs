@@ -1,4 +1,4 @@
-//! A physical channel's states.
+//! States of a physical channel.
 
 use crate::TenantId;
 
@@ -13,7 +13,7 @@ pub(crate) enum RequestedState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Granted,
-    /// The channel must not run before its slice.
+    /// The channel must not run until its slice starts.
     Withheld,
     /// The channel must not run until it is bound again.
     Ended,
@@ -21,23 +21,23 @@ pub(crate) enum Permit {
 
 /// Permitted use of a channel's PGRAPH context.
 ///
-/// A channel whose block lacks a pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
+/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
 /// ends the channel.
 // GUESS: real hardware also faults, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
-    /// The card's block contains the pointer: the channel runs while its VM is admitted.
+    /// The card's block contains the pointer. The channel runs while its VM is admitted.
     #[default]
     Attached,
-    /// The block lacks the pointer, because the channel's work is for copy engines only: the channel runs regardless of
+    /// The block has no pointer, because the channel's work is for copy engines only. The channel runs regardless of
     /// the admitted VM.
     Unused,
-    /// The block lacks the pointer while another VM is admitted, because a copy engine is still running the channel.
-    /// The channel is stopped, and gets the pointer back when its VM is admitted.
+    /// The block has no pointer while another VM is admitted and a copy engine is still running the channel. The
+    /// channel is stopped, and gets the pointer back when its VM is admitted.
     Withdrawn,
 }
 
-/// VMs whose channels with a PGRAPH context the card may schedule. The host's own channels are always included.
+/// VMs whose channels with a PGRAPH context may be scheduled by the card. The host's own channels always may.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// All VMs.
@@ -47,28 +47,28 @@ pub(crate) enum Gate {
     Only(Option<TenantId>),
 }
 
-/// Dwords of a guest's instance block for its ring progress, as byte offset and value.
+/// Dwords of a guest's instance block that contain its ring progress, as byte offsets and values.
 pub type SavedWords = [(u64, u32); 3];
 
-/// Presence of a channel on the card, as reported by the card.
+/// Presence of a channel on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// An engine is running the channel, or the fetch unit holds the channel and its methods are being consumed.
+    /// An engine is running the channel, or the fetch unit has the channel loaded and its methods are being executed.
     Works,
     /// The channel waits for a semaphore, and no engine is running it.
     Acquires,
-    /// The channel uses no unit of the card.
+    /// The channel does not use any unit of the card.
     Off,
 }
 
-/// The host's view of a physical channel's state and permissions.
+/// State of a physical channel, as tracked by the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
     /// No VM owns the channel.
     Free,
-    /// Bound to a VM's channel, but not scheduled by the card.
+    /// Bound to a VM's channel, but not schedulable.
     Stopped,
-    /// Bound, and scheduled by the card while in the runlist.
+    /// Bound, and schedulable while it is in the runlist.
     Running,
     /// The channel has no owner but is still on the card. It stays out of use until it leaves the card or the card is
     /// reset.

@@ -1,4 +1,4 @@
-//! Emulates USERD: accepts doorbells and reports progress, both with the guest's own indices and addresses.
+//! Emulates USERD: accepts doorbells and reports progress, in terms of the guest's own indices and addresses.
 
 use crate::card;
 use crate::complete::is_worked_for;
@@ -12,11 +12,11 @@ use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
 
 impl Channels {
-    /// Validates a guest's write to GP_PUT, and adopts engine context pointers that it has set. [`Self::pull`] then
-    /// copies the work.
+    /// Validates a guest's write to GP_PUT, and adopts the engine context pointers that the guest has set.
+    /// [`Self::pull`] then copies the work.
     ///
     /// # Errors
-    /// Returns a [`DoorbellError`].
+    /// Returns a [`DoorbellError`] if the doorbell is rejected.
     pub fn doorbell(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -40,8 +40,8 @@ impl Channels {
     }
 
     /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset within it. Must be called for
-    /// every trapped access to guest VRAM, through any path. If several channels share the page, the lowest bound
-    /// channel responds, otherwise the lowest rejected one.
+    /// every trapped access to guest VRAM, whatever its path. If several channels share the page, returns the lowest
+    /// bound channel, or else the lowest rejected one.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -52,8 +52,8 @@ impl Channels {
     }
 
     /// Handles a guest's read of the dword at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
-    /// GP_PUT reads as written by the guest, and GP_GET reads as an index in the guest's ring. If the card is in a host
-    /// completion record, GET is the end of the guest range before the record.
+    /// GP_PUT reads as the guest wrote it, and GP_GET reads as an index in the guest's ring. While the card executes
+    /// one of the host's completion records, GET reads as the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -81,12 +81,12 @@ impl Channels {
         }
     }
 
-    /// Returns the dwords that the card would have saved in a guest's instance block: with them, a later bind continues
-    /// at the channel's position. For a bound channel, they are valid once it was preempted and is not enabled. For an
+    /// Returns the dwords that the card would have saved in a guest's instance block, with which a later bind continues
+    /// at the channel's position. For a bound channel, they are valid after it was disabled and preempted. For an
     /// unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was never
     /// bound.
     ///
-    /// All fetched work is considered completed: the rest of the current range is lost.
+    /// All fetched work counts as completed, so the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -100,8 +100,8 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
-    /// Returns true if a physical channel should run, now or in its slice: its guest has enabled and listed it, and the
-    /// host does not pause its VM.
+    /// Returns true if a physical channel should run, immediately or in its slice: its guest has enabled and listed it,
+    /// and the host has not paused its VM.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()
@@ -121,8 +121,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Returns a physical channel's presence on the card. The guest's settings do not matter, because work started by
-    /// an engine continues when its channel is stopped or removed from the runlist.
+    /// Returns a physical channel's presence on the card. The guest's settings do not matter, because work that an
+    /// engine has started continues even if its channel is stopped or removed from the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -146,7 +146,7 @@ impl Channels {
         self.wants(physical) && card::state(host, physical) & both == both
     }
 
-    /// Returns the channel that an engine is running. It need not be bound.
+    /// Returns the channel that an engine is running, which is not necessarily bound.
     #[must_use]
     pub fn occupant(&self, host: &mut impl Host, unit: u32) -> Option<ChannelId> {
         card::working_for(host, unit)
@@ -159,7 +159,7 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns, for PGRAPH and the two copy engines, whether a physical channel has a context that it may use.
+    /// Returns true for each of PGRAPH and the two copy engines if a physical channel has a context that it may use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         let Some(bound) = self.bound(physical) else { return [false; 3] };
@@ -173,7 +173,7 @@ impl Channels {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))
     }
 
-    /// Returns a channel's state on the card; all fields are false if the channel is not bound.
+    /// Returns a channel's state on the card, with all fields false if the channel is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);

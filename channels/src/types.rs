@@ -4,21 +4,20 @@ use crate::{GuestInstance, Place, TenantId};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 
-/// Layout of the host's structures in VRAM.
+/// Addresses of the host's structures in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Address of the instance blocks of the 128 physical channels, which are contiguous; a multiple of 4 KiB.
+    /// Address of the contiguous instance blocks of the 128 physical channels, a multiple of 4 KiB.
     pub instances: VramAddr,
-    /// Address of the USERD pages of the 128 physical channels; a multiple of 4 KiB.
+    /// Address of the USERD pages of the 128 physical channels, a multiple of 4 KiB.
     pub userd: VramAddr,
     /// Addresses of two runlist pages, used alternately; multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
-    /// Address of the work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4
-    /// KiB.
+    /// Address of the 128 physical channels' work areas of [`WORK_BYTES`](crate::WORK_BYTES) each, a multiple of 4 KiB.
     pub work: VramAddr,
-    /// Address of the context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
+    /// Address of the 128 physical channels' context images of [`Self::images_stride`] each, a multiple of 4 KiB.
     pub images: VramAddr,
-    /// Size of PGRAPH's context image in bytes, as reported by its firmware; at most
+    /// Size of PGRAPH's context image in bytes, as reported by its firmware. At most
     /// [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
     pub graph_image: u64,
 }
@@ -30,11 +29,11 @@ pub struct Bind<'a> {
     pub instance: Place,
     /// Decoded instance block.
     pub guest: &'a GuestInstance,
-    /// Address of the shadow of the guest's page directory.
+    /// VRAM address of the shadow of the guest's page directory.
     pub directory: VramAddr,
 }
 
-/// Reasons that prevent a VM's channels from running.
+/// Reason for pausing a VM's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The guest has blocked engines.
@@ -49,7 +48,7 @@ pub enum Pause {
     Standstill,
 }
 
-/// Reason why a channel does not run.
+/// Reason why a channel may not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
@@ -64,12 +63,12 @@ impl Pause {
     /// All reasons.
     const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::InterruptRateLimit, Self::Standstill];
 
-    /// Returns the first reason in a VM's set.
+    /// Returns the first reason in a VM's mask, if any.
     pub(crate) fn first(paused: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
     }
 
-    /// Returns the set of all reasons.
+    /// Returns the mask of all reasons.
     pub(crate) fn all() -> u8 {
         Self::ALL.into_iter().fold(0, |all, why| all | why.bit())
     }
@@ -88,14 +87,14 @@ impl Pause {
 /// Reason why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// There is no VM with this number.
-    #[error("the VM is not known")]
+    /// The VM is unknown.
+    #[error("the VM is unknown")]
     NoSuchVm,
-    /// There is no channel with this number.
+    /// The channel number is out of range.
     #[error("a card has 128 channels")]
     NoSuchChannel,
     /// The VM has reached its channel limit.
-    #[error("the VM has all of its {cap} channels in use")]
+    #[error("all {cap} channels of the VM are in use")]
     Cap {
         /// Channel limit of the VM.
         cap: u32,
@@ -103,40 +102,40 @@ pub enum BindError {
     /// All of the card's channels are in use.
     #[error("all channels of the card are in use")]
     Full,
-    /// The channel previously bound under this number cannot be ended.
+    /// The channel that was bound under this number cannot be ended.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
 
-/// The card did not remove a channel from its engines before the deadline.
+/// A channel that the card has not removed from its engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("channel {} stays on the card; the engine that runs it must be reset", .channel.0)]
+#[error("channel {} does not leave the card, so the engine that runs it must be reset", .channel.0)]
 pub struct Stuck {
     /// Physical channel number.
     pub channel: ChannelId,
 }
 
-/// Outcome of a guest's runlist.
+/// Result of submitting a guest's runlist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Submitted {
-    /// Number of this VM's channels now in the runlist.
+    /// Number of this VM's channels in the runlist.
     pub listed: u32,
-    /// Number of entries that refer to no bound channel, or repeat a channel.
+    /// Number of entries that do not refer to a bound channel, or that repeat a channel.
     pub ignored: u32,
-    /// True if no removed channel is on an engine. If false, `Channels::runlists_taken` reports it later.
+    /// True if no removed channel is on an engine. If false, `Channels::runlists_taken` reports when this is the case.
     pub taken: bool,
 }
 
 /// A validated doorbell: entries up to `gp_put` may be pulled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
-    /// VM of the channel.
+    /// VM that owns the channel.
     pub vm: TenantId,
     /// Guest channel number.
     pub virtual_channel: VirtualChannelId,
     /// Physical channel number.
     pub channel: ChannelId,
-    /// Index just past the last ring entry written by the guest.
+    /// GP_PUT as written by the guest: index of the ring entry after the last one written.
     pub gp_put: u32,
     /// Serial number of the binding for which the doorbell was validated.
     pub(crate) serial: u64,
@@ -144,24 +143,24 @@ pub struct Doorbell {
     pub(crate) order: u64,
 }
 
-/// A submission number, unique since the mediator took over the card.
+/// Submission number, unique since the mediator took over the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Submission(pub u64);
 
-/// Entries pulled from a guest's ring.
+/// Result of pulling entries from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// Submission of the entries; `None` if no entry was pulled.
+    /// Submission that contains the entries, or `None` if no entries were pulled.
     pub submission: Option<Submission>,
-    /// Number of pulled entries.
+    /// Number of entries pulled.
     pub taken: u32,
-    /// Number of dwords in these entries' push buffers.
+    /// Number of dwords in the push buffers of these entries.
     pub words: u32,
-    /// Number of entries up to the doorbell that did not fit and remain in the guest's ring.
+    /// Number of entries up to the doorbell that did not fit, and remain in the guest's ring.
     pub left: u32,
 }
 
-/// A guest's ring cannot be read any further, so the channel pulls no more entries.
+/// Error that prevents a guest's ring from being read any further. The channel pulls no more entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
     /// Cause of the error.
@@ -173,18 +172,18 @@ pub struct PullError {
 /// Reason why a guest's ring cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
-    /// The ring is not mapped at this address.
+    /// The ring is not mapped.
     #[error("the GPFIFO ring is not mapped at {va}")]
     Unmapped {
         /// Address of the first unreadable entry.
         va: GpuVa,
     },
     /// An entry is not supported.
-    #[error("GPFIFO entry {index} ({raw:#018x}) contains one of the host's addresses or an unsupported operation")]
+    #[error("GPFIFO entry {index} ({raw:#018x}) refers to the host's addresses or contains an unsupported operation")]
     Entry {
-        /// Index of the entry in the guest's ring.
+        /// Index in the guest's ring.
         index: u32,
-        /// The entry as written by the guest.
+        /// Entry as written by the guest.
         raw: u64,
     },
 }
@@ -192,7 +191,7 @@ pub enum RingFault {
 /// A completed submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// VM of the channel.
+    /// VM that owns the channel.
     pub vm: TenantId,
     /// Guest channel number.
     pub channel: VirtualChannelId,
@@ -200,15 +199,15 @@ pub struct Completion {
     pub physical: ChannelId,
     /// Number of the submission.
     pub submission: Submission,
-    /// Number of the submission within its channel since bind, which starts at 1 and skips 0 when it wraps around.
+    /// Number of the submission within the channel's binding. It starts at 1, and skips 0 when it wraps around.
     pub sequence: u32,
     /// Number of guest entries in the submission.
     pub entries: u32,
-    /// Time at which the submission was pulled from the guest's ring.
+    /// Time at which the submission was pulled from the guest's ring, in ns.
     pub submitted_at: u64,
-    /// Time at which the end of the submission was detected.
+    /// Time at which the end of the submission was detected, in ns.
     pub completed_at: u64,
-    /// Card time in ns at which the submission ended. `None` if the guest's own methods have consumed the record. A
+    /// Card time at which the submission ended, in ns, or `None` if the guest's own methods have consumed the record. A
     /// guest can forge this time.
     pub card_time_ns: Option<u64>,
 }
@@ -216,38 +215,38 @@ pub struct Completion {
 /// A channel that keeps an engine busy without progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hang {
-    /// Engine number from `nvspec::fifo::engine`.
+    /// Engine number, as defined in `nvspec::fifo::engine`.
     pub engine: u32,
-    /// VM of the channel.
+    /// VM that owns the channel.
     pub vm: TenantId,
     /// Guest channel number.
     pub channel: VirtualChannelId,
     /// Physical channel number.
     pub physical: ChannelId,
-    /// Time without progress in ns.
+    /// Time without progress, in ns.
     pub for_ns: u64,
 }
 
-/// A channel that makes no progress for an unknown reason.
+/// A channel without progress for an unknown reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
-    /// VM of the channel.
+    /// VM that owns the channel.
     pub vm: TenantId,
     /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// Address that the card would fetch next.
+    /// GPU virtual address that the card would fetch next.
     pub at: GpuVa,
 }
 
-/// Reason why a doorbell is rejected.
+/// Reason for rejecting a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
-    /// No channel is bound at this address.
+    /// The channel is not bound.
     #[error("the channel is not bound")]
     Unbound,
     /// The channel's bind was rejected. The error is returned for the first doorbell; later doorbells find the channel
     /// unbound.
-    #[error("the channel's bind was refused")]
+    #[error("the channel's bind was rejected")]
     Refused,
     /// The index is beyond the end of the ring, which causes the PBDMA error GP_PTR on hardware.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
@@ -266,7 +265,7 @@ pub struct HardwareState {
     pub enabled: bool,
     /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// True if a PBDMA or an engine holds the channel's context.
+    /// True if the channel's context is in a PBDMA or an engine.
     pub loaded: bool,
     /// True if the channel has unfetched work.
     pub pending: bool,

@@ -1,5 +1,5 @@
-//! The host's work area of a physical channel: its GPFIFO ring, and a completion record for each submission in flight.
-//! A record consists of a part of a push buffer and the semaphore that it releases.
+//! Work area that the host keeps for a physical channel: a GPFIFO ring, and a completion record for each submission in
+//! flight. A record consists of a push buffer and the semaphore that it releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -7,11 +7,11 @@ use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, NOP, SEMAPHORE_A, semaphore
 use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader};
 use nvspec::mmu::{HOST_VA_BASE, Rights};
 
-/// Size of a channel's work area in VRAM in bytes.
+/// Size of a channel's work area in bytes.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
-/// Distance in bytes between the virtual addresses of two channels' work areas.
+/// Distance in bytes between the virtual address ranges of two spans.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
-/// Distance in small pages between the virtual addresses of two channels' work areas.
+/// Distance in small pages between the virtual address ranges of two spans.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the number of entries in a host ring.
@@ -22,22 +22,22 @@ pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
 pub(crate) const ENTRY_BYTES: usize = 8;
 /// Number of completion records per channel.
 pub(crate) const RECORDS: usize = 256;
-/// Offset of the records' push buffers in the work area.
+/// Offset of the records' push buffers in the work area, in bytes.
 const PUSH: u64 = SMALL_PAGE;
 /// Distance in bytes between two push buffers.
 const PUSH_STRIDE: u64 = 32;
-/// Offset of the records' semaphores in the work area.
+/// Offset of the records' semaphores in the work area, in bytes.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
-/// Size of a semaphore in bytes: payload, zero, and 64-bit time in ns.
+/// Size of a semaphore in bytes: a payload, zeros, and a 64-bit time in ns.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
-/// Offset of the time in a semaphore.
+/// Offset of the time in a semaphore, in bytes.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of dwords in a record's push buffer, one less than would fit, so that the end of one range is not the start
-/// of the next.
+/// Number of dwords in a record's push buffer. One less than fits, so that the end of one range is not the start of the
+/// next.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods, which the host interface executes on any subchannel.
+/// Subchannel of the records' methods. The host interface executes these on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -50,9 +50,9 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// Index of a bound channel's range of virtual addresses, above the guest's addresses, for its work area and images.
-/// Unique among its VM's channels. It equals the physical channel number if that index is free, and stays with the
-/// channel when it moves to another card.
+/// Index of a bound channel's virtual address range, which is above the guest's addresses and contains the work area
+/// and images. Unique among its VM's channels. It equals the physical channel number if that index is free, and does
+/// not change if the channel moves to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 
@@ -69,22 +69,22 @@ impl Span {
     }
 }
 
-/// Returns the first virtual address of a channel's work area in the channel's address space.
+/// Returns the start address of a channel's work area in the channel's address space.
 #[must_use]
 pub fn work_va(span: impl Into<Span>) -> GpuVa {
     HOST_VA_BASE.offset(u64::from(span.into().0).wrapping_mul(VA_STRIDE))
 }
 
 impl Layout {
-    /// Returns the work area of a physical channel.
+    /// Returns the VRAM address of a physical channel's work area.
     #[must_use]
     pub fn work_area(&self, channel: ChannelId) -> VramAddr {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
     /// Returns the pages that a physical channel's address space must map in its `span`, in addition to
-    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each consists of the small page
-    /// index, counted from [`HOST_VA_BASE`], the page in VRAM, and its permissions.
+    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each item contains the index of the
+    /// small page, counted from [`HOST_VA_BASE`], the VRAM address of the page, and its permissions.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -112,15 +112,15 @@ pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
 
-/// Returns the ring entry that makes the card fetch a record's push buffer. The entry is marked as a subroutine, so
-/// that the guest's view of its own top level does not change.
+/// Returns the ring entry that makes the card fetch a record's push buffer. The entry is marked as a subroutine, so it
+/// does not affect the guest's top-level state.
 pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
 }
 
-/// Returns a record's push buffer, which, once all earlier work has ended, releases the semaphore with `sequence` and
-/// the time, then raises the non-stall interrupt.
+/// Returns a record's push buffer. Once all earlier work has ended, it releases the semaphore with `sequence` and the
+/// time, and then raises the non-stall interrupt.
 pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
     let va = work_va(span).offset(semaphore_offset(slot));
     let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
@@ -139,25 +139,26 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset in a record's push buffer of the dword that raises the interrupt, and the no-op dword that can replace it.
+/// Offset in a record's push buffer of the dword that raises the interrupt.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
+/// Returns the no-op dword that can replace the dword at [`RAISES`].
 pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()
 }
 
-/// Returns the card's GET once it has read a record's push buffer to the end.
+/// Returns the GET address of the card after it has read a record's push buffer to the end.
 pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
-/// Returns the record whose push buffer contains `va` or ends at `va`.
+/// Returns the slot of the record whose push buffer contains `va` or ends at `va`.
 pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }
 
-/// Returns the contents of a semaphore: payload, and time in ns.
+/// Returns the contents of a semaphore: its payload, and its time in ns.
 pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
     let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
     let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));

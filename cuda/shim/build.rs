@@ -8,9 +8,9 @@ use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Linked programs refer to the library by its soname, which the loader looks up as a file name.
+    // Programs that link to the library refer to it by its soname, which the loader uses as a file name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // A program may close the library while the library's thread still runs.
+    // A program may close the library while its threads still run.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
@@ -39,7 +39,7 @@ fn stubs() -> String {
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        // The page is zero in a child process.
+        // The page is zero in a forked child.
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );

@@ -94,7 +94,7 @@ impl Apt {
         // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
-        progress.line(&format!("images: no security suite for {} there; going on without", suite.base));
+        progress.line(&format!("images: the mirror has no security suite for {}; continuing without it", suite.base));
         Ok(apt)
     }
 
@@ -180,8 +180,8 @@ impl Apt {
         Ok(line.split(',').filter_map(|d| d.split_whitespace().next()).map(str::to_owned).collect())
     }
 
-    /// An add-on suite must be requested explicitly. A plain release must not be requested, because it would then take
-    /// precedence over its own security suite.
+    /// Returns the options that select an add-on suite. A plain release must not be selected, because it would then
+    /// take precedence over its own security suite.
     fn preference(&self) -> Vec<&str> {
         self.suite.suite.as_deref().map(|s| vec!["-t", s]).unwrap_or_default()
     }
@@ -253,7 +253,7 @@ pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) 
             done => return done,
         }
     }
-    bail!("no source has it:\n{}", errors.join("\n"))
+    bail!("no source provides it:\n{}", errors.join("\n"))
 }
 
 /// Unpacks a package file into `target`.
@@ -324,7 +324,7 @@ fn parse_uris(text: &str) -> Vec<Listed> {
 fn fetched(path: &Path) -> Result<Fetched> {
     let file = path.file_name().unwrap_or_default().to_string_lossy().replace("%3a", ":");
     let mut parts = file.split('_');
-    let (Some(name), Some(version)) = (parts.next(), parts.next()) else { bail!("{file} is no package file name") };
+    let (Some(name), Some(version)) = (parts.next(), parts.next()) else { bail!("{file} is not a package file name") };
     let package = Package { name: name.to_owned(), version: version.to_owned(), sha256: hash_file(path)? };
     Ok(Fetched { package, path: path.to_path_buf() })
 }

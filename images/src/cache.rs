@@ -176,7 +176,7 @@ pub fn size_of(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Fails unless `path` has the hash `hash`.
+/// Returns an error unless the SHA-256 of `path` is `hash`.
 pub fn verify(path: &Path, hash: &str) -> Result<()> {
     let found = hash_file(path)?;
     if found != hash {

@@ -8,10 +8,13 @@ use std::path::{Component, Path};
 use ::cpio::newc::{Builder, Reader, trailer};
 use anyhow::{Context, Result, bail, ensure};
 
-/// File type bits of a mode.
+/// Mode bits of a folder.
 const FOLDER: u32 = 0o040_000;
+/// Mode bits of a regular file.
 const FILE: u32 = 0o100_000;
+/// Mode bits of a symbolic link.
 const LINK: u32 = 0o120_000;
+/// Mode bits of a character device.
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// An archive under construction.
@@ -47,18 +50,18 @@ impl Archive {
         self.entry(name, CHARACTER_DEVICE | mode, major, minor, &[]);
     }
 
-    /// Finishes the archive.
+    /// Finishes the archive and returns its bytes.
     pub fn finish(self) -> Vec<u8> {
-        trailer(self.bytes).expect("a vector takes all bytes")
+        trailer(self.bytes).expect("writing to a vector cannot fail")
     }
 
     fn entry(&mut self, name: &str, mode: u32, major: u32, minor: u32, contents: &[u8]) {
-        let size = u32::try_from(contents.len()).expect("a file of an initramfs is smaller than 4 GiB");
+        let size = u32::try_from(contents.len()).expect("initramfs files are smaller than 4 GiB");
         self.inode += 1;
         let entry = Builder::new(name).ino(self.inode).mode(mode).rdev_major(major).rdev_minor(minor);
         let mut writer = entry.write(&mut self.bytes, size);
-        io::Write::write_all(&mut writer, contents).expect("a vector takes all bytes");
-        writer.finish().expect("a vector takes all bytes");
+        io::Write::write_all(&mut writer, contents).expect("writing to a vector cannot fail");
+        writer.finish().expect("writing to a vector cannot fail");
     }
 }
 
@@ -72,14 +75,14 @@ pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let mut left = archive;
     loop {
         let at = archive.len() - left.len();
-        let mut reader = Reader::new(left).with_context(|| format!("no entry at byte {at} of the archive"))?;
+        let mut reader = Reader::new(left).with_context(|| format!("no valid entry at byte {at} of the archive"))?;
         if reader.entry().is_trailer() {
             return Ok(());
         }
         let (name, mode) = (reader.entry().name().to_owned(), reader.entry().mode());
         let entry = Entry { name: &name, mode, contents: contents(&mut reader)? };
         entry.unpack(&folder).with_context(|| format!("the archive's entry {name}"))?;
-        left = reader.finish().context("the archive is cut off")?;
+        left = reader.finish().context("the archive is truncated")?;
     }
 }
 
@@ -87,8 +90,8 @@ pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
 fn contents(reader: &mut Reader<&[u8]>) -> Result<Vec<u8>> {
     let size = reader.entry().file_size() as usize;
     let mut contents = Vec::new();
-    reader.read_to_end(&mut contents).context("the archive is cut off")?;
-    ensure!(contents.len() == size, "the archive is cut off");
+    reader.read_to_end(&mut contents).context("the archive is truncated")?;
+    ensure!(contents.len() == size, "the archive is truncated");
     Ok(contents)
 }
 
@@ -102,11 +105,11 @@ struct Entry<'a> {
 impl Entry<'_> {
     fn unpack(&self, folder: &Path) -> Result<()> {
         let name = Path::new(self.name);
-        ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
+        ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is outside the folder");
         let path = folder.join(name);
         // A link from an earlier entry may point outside the folder.
         let parent = path.parent().context("it has no name")?.canonicalize()?;
-        ensure!(parent.starts_with(folder), "it is not below the folder");
+        ensure!(parent.starts_with(folder), "it is outside the folder");
         match self.mode & 0o170_000 {
             FOLDER => {
                 if !path.is_dir() {
@@ -199,7 +202,7 @@ mod tests {
             (&linked, "not below the folder"),
             (&good[..120], "cut off"),
             (&[&good[..116], &good[120..]].concat(), "entry"),
-            (b"", "no entry at byte 0"),
+            (b"", "no valid entry at byte 0"),
         ] {
             let error = format!("{:#}", unpack(bytes, folder.path()).unwrap_err());
             assert!(error.contains(told), "{error}");
@@ -213,7 +216,7 @@ mod tests {
         archive.link("bin", "usr/bin");
         let bytes = archive.finish();
         assert_eq!(&bytes[14..22], b"000043ff");
-        // The first entry takes 110 bytes plus its name, padded to 116 bytes.
+        // The first entry occupies 110 bytes plus its name, padded to 116 bytes.
         let link = &bytes[116..];
         assert_eq!((&link[14..22], &link[54..62]), (&b"0000a1ff"[..], &b"00000007"[..]));
         assert_eq!(&link[110..124], b"bin\0\0\0usr/bin\0");

@@ -74,7 +74,7 @@ fn make(
     let image = apt.depends(&recipe.package, progress)?.into_iter().find(|d| d.starts_with("linux-image-"));
     let image = image.ok_or_else(|| anyhow!("the package {} depends on no kernel image", recipe.package))?;
     if !image.starts_with(&format!("linux-image-{}.", recipe.name)) {
-        bail!("{} there is {image}, not a {} kernel", recipe.package, recipe.name);
+        bail!("{} depends on {image}, which is not a {} kernel", recipe.package, recipe.name);
     }
     let fetched = apt.fetch_one(&image, progress)?;
     let key = key(&[RECIPE_VERSION, &modules.join(" "), &fetched.package.sha256]);

@@ -218,7 +218,7 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
     let recipe = manifest.kernels.iter().find(|recipe| recipe.name == manifest.system.kernel);
-    let recipe = recipe.context("images/manifest.toml: no kernel has the name that `system` asks for")?;
+    let recipe = recipe.context("images/manifest.toml: no kernel has the name in `system`")?;
     let kernel = kernel_of(recipe, &manifest, &cache, &mut record, progress)?;
     let programs = guest_programs(&manifest, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
@@ -274,7 +274,7 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let mut record = cache.load_record();
     let recipe = &manifest.nest;
     let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.kernel);
-    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `nest` asks for")?;
+    let kernel = kernel.context("images/manifest.toml: no kernel has the name in `nest`")?;
     let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
     let wanted = Wanted { entry: nest::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress);
@@ -309,7 +309,7 @@ pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     let mut record = cache.load_record();
     let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
     cache.store_record(&record)?;
-    svm::ensure(&qemu, &cache, progress).context("QEMU for machines that have VMs")
+    svm::ensure(&qemu, &cache, progress).context("QEMU for machines that run VMs")
 }
 
 /// Creates the Xen host. Fetches its packages if they are missing.
@@ -319,12 +319,12 @@ pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     let mut record = cache.load_record();
     let recipe = &manifest.xen;
     let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.kernel);
-    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `xen` asks for")?;
+    let kernel = kernel.context("images/manifest.toml: no kernel has the name in `xen`")?;
     let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
     let wanted = Wanted { entry: xen::ENTRY, modules: &modules };
     let kernel = kernel::ensure(kernel, wanted, &cache, &mut record, progress).context("the kernel of domain 0")?;
     let programs = guest_programs(&manifest, progress)?;
-    let host = xen::ensure(recipe, kernel, programs, &cache, &mut record, progress).context("the host of Xen")?;
+    let host = xen::ensure(recipe, kernel, programs, &cache, &mut record, progress).context("the Xen host")?;
     cache.store_record(&record)?;
     Ok(host)
 }

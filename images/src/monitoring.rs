@@ -34,7 +34,7 @@ impl Monitoring {
     /// Returns the command that checks the server's configuration and metrics.
     ///
     /// # Errors
-    /// See [`Self::prometheus`].
+    /// Returns the same errors as [`Self::prometheus`].
     pub fn promtool(&self) -> Result<Command> {
         self.command("usr/bin/promtool")
     }
@@ -42,7 +42,7 @@ impl Monitoring {
     /// Returns the proxy's command.
     ///
     /// # Errors
-    /// See [`Self::prometheus`].
+    /// Returns the same errors as [`Self::prometheus`].
     pub fn nginx(&self) -> Result<Command> {
         self.command("usr/sbin/nginx")
     }
@@ -55,7 +55,7 @@ impl Monitoring {
         Ok(command)
     }
 
-    /// Fails unless all programs run on this host.
+    /// Returns an error unless all programs run on this host.
     fn check(self) -> Result<Self> {
         let asked = [(self.prometheus()?, "--version"), (self.promtool()?, "--version"), (self.nginx()?, "-v")];
         for (mut command, version) in asked {

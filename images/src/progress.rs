@@ -1,5 +1,5 @@
-//! Progress messages during the creation of images. On a terminal, each running step has a spinner. Otherwise, a line
-//! is printed when a step starts and every few seconds while it runs.
+//! Progress messages of image creation. On a terminal, each running step has a spinner. Otherwise, a line is printed
+//! when a step starts and every few seconds while it runs.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};

@@ -185,7 +185,7 @@ impl Build<'_> {
         let version = version.context("the version of the kernel is not recorded")?;
         let explain = |error: Error| {
             error.context(format!(
-                "{name} {version}, as old as the kernel in the cache, cannot be had; `cargo xtask setup --refresh` takes the \
+                "{name} {version}, the version of the kernel in the cache, is unavailable; `cargo xtask setup --refresh` fetches the \
                  newest kernel"
             ))
         };
@@ -216,7 +216,7 @@ fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
         if count == 0 {
             break;
         }
-        pipe.write_all(&buffer[..count]).context("tar has ended early")?;
+        pipe.write_all(&buffer[..count]).context("tar exited early")?;
         done += count as u64;
         step.tick(|| mib(done));
     }

@@ -41,7 +41,7 @@ impl Qemu {
     }
 }
 
-/// Finds or creates a QEMU that meets the recipe.
+/// Finds or creates a QEMU that satisfies the recipe.
 pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<Qemu> {
     if let Some(path) = env::var_os(QEMU_VARIABLE) {
         let qemu = Qemu { program: path.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
@@ -78,7 +78,7 @@ pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress:
         }
     }
     bail!(
-        "no QEMU >= {} with the device {} was found or made; install one as {PROGRAM}, or name it in {QEMU_VARIABLE}.\n{}",
+        "no QEMU >= {} with the device {} was found or created; install one as {PROGRAM}, or name it in {QEMU_VARIABLE}.\n{}",
         recipe.minimum,
         recipe.device,
         errors.join("\n")

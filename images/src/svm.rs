@@ -25,22 +25,27 @@ use crate::qemu::{self, Qemu};
 const KIND: &str = "svm";
 /// Version of the recipe. Must be incremented when the patch changes.
 const VERSION: &str = "1";
-/// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
+/// Function that emulates VMRUN.
 const RUN: &str = "helper_vmrun";
+/// Function that `RUN` calls to deliver an interrupt.
 const DELIVER: &str = "do_interrupt_x86_hardirq";
 /// Number of bytes before the call to search for the store.
 const SEARCHED_BYTES: usize = 96;
-/// A store of ESI (a function's second argument) with a 32-bit displacement: opcode, ModRM without base register, and
-/// length in bytes.
+/// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;
+/// ModRM byte of a store of ESI (a function's second argument) with a 32-bit displacement, without its base register.
 const FROM_ESI: u8 = 0b10_110_000;
+/// Mask of the base register in a ModRM byte.
 const BASE: u8 = 0b111;
+/// Value of the base register field if a SIB byte follows.
 const BASE_IN_SIB: u8 = 0b100;
+/// Length of the store instruction in bytes.
 const STORE_BYTES: usize = 6;
 /// A no-op instruction of the same length.
 const NOP: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Opcode of a relative call, and length of the call instruction.
+/// Opcode of a relative call.
 const CALL: u8 = 0xe8;
+/// Length of the call instruction in bytes.
 const CALL_BYTES: usize = 5;
 
 /// Finds or creates the patched copy. Returns `None` if the instruction cannot be found in QEMU.

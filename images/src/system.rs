@@ -25,7 +25,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Version of the recipe; increased when its result changes.
+/// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
@@ -95,7 +95,7 @@ fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.trim().strip_prefix("glibc ").and_then(libc_version);
-    version.with_context(|| format!("`getconf GNU_LIBC_VERSION` says {text:?}, which is no version of glibc"))
+    version.with_context(|| format!("`getconf GNU_LIBC_VERSION` prints {text:?}, which is not a glibc version"))
 }
 
 /// Returns the leading two numbers of a version: `2.36` of `2.36-9+deb12u13`.
@@ -125,7 +125,7 @@ fn make(
     let theirs = apt.fetch_one("libc6", progress)?.package.version;
     ensure!(
         libc_version(&theirs) >= Some(libc),
-        "its libc6 {theirs} is older than this host's {}.{}, to which the programs of the package are linked",
+        "its libc6 {theirs} is older than this host's {}.{}, against which the package's programs are linked",
         libc.0,
         libc.1
     );
@@ -202,7 +202,7 @@ fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> 
 
 /// Adds a file, folder or link.
 fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
-    let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {}", path.display()))?;
     let mode = metadata.permissions().mode() & 0o7777;
     if metadata.is_dir() {
         archive.folder_with(name, mode);

@@ -43,8 +43,9 @@ pub const ENTRY: &str = "xen";
 const INTERCEPTED: u32 = 0xfefb_fefb;
 /// The bit for reads of CR0 in the mask.
 const CR0_READ: u32 = 1;
-/// Names of the files in the item's folder.
+/// File name of the tools archive in the item's folder.
 const ARCHIVE: &str = "tools.cpio";
+/// File name of the hypervisor in the item's folder.
 const HYPERVISOR: &str = "xen";
 /// The folder for libraries in domain 0.
 const LIBRARIES: &str = "lib";

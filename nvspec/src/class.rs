@@ -26,8 +26,8 @@ pub mod id {
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
 
-/// Error codes in PGRAPH's data error register, with the reason for rejecting a method's data. Source: nouveau's table
-/// of data errors.
+/// Error codes in PGRAPH's data error register: reasons for rejecting a method's data. Source: nouveau's table of data
+/// errors.
 pub mod data_error {
     /// The operation is invalid in the current state.
     pub const INVALID_OPERATION: u32 = 0x03;

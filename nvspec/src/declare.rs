@@ -89,8 +89,8 @@ pub struct RegInfo {
     pub fields: &'static [NamedField],
 }
 
-/// Maps each dword of a block to its register: 0 for none, otherwise the register's table index plus one. Two registers
-/// at the same offset fail to compile.
+/// Maps each dword of a block to its register: 0 for none, otherwise the register's table index plus one. Fails to
+/// compile if two registers have the same offset.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];
     let mut which = 0;
@@ -115,7 +115,7 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
 }
 
 /// Declares register blocks with absolute BAR0 offsets. Creates a module per block with `BASE`, `END`, `Reg`, `INFO`
-/// and `decode`, and a module per register with `OFFSET` and its fields, and for arrays `at(index)`.
+/// and `decode`, and a module per register with `OFFSET`, its fields, and `at(index)` for arrays.
 macro_rules! regs {
     ($(
         $(#[$block_doc:meta])*

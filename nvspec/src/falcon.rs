@@ -1,4 +1,4 @@
-//! Falcons for which a driver loads firmware before using channels.
+//! Falcons for which a driver loads firmware before it uses channels.
 
 /// A falcon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -100,7 +100,7 @@ pub mod ramfc {
     /// Objects bound to the subchannels, in the format of the binding method's data (saved state).
     // GUESS: no public source gives the location of these dwords on GF100. Drivers do not use them.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the number of entries in the largest accepted GPFIFO ring; larger values are rejected.
+    /// Log2 of the maximum number of entries in a GPFIFO ring; larger values are rejected.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 

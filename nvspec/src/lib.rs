@@ -13,7 +13,7 @@
 //! - [`chip`]: table of known chips.
 //!
 //! Not included: Kepler (its registers are declared with its card), display registers that drivers do not access on a
-//! card without outputs, video decoding engines, textures.
+//! card without outputs, video decoding engines, and textures.
 //!
 //! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
 //! driver (6.1 and 6.12), and NVIDIA's published class headers. Only facts were taken from these sources. Names are

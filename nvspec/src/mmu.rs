@@ -30,7 +30,7 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 /// Size of a full large-page table in bytes.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
-/// First virtual address of the range of the last directory entry, which a mediating host reserves for itself in every
+/// First virtual address covered by the last directory entry, which a mediating host reserves for itself in every
 /// address space. This project chose the address; it is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
@@ -156,7 +156,7 @@ impl PteAperture {
 pub struct Pte {
     /// Set if the page is mapped.
     pub valid: bool,
-    /// Set if only privileged accesses (context switching, firmware) are permitted.
+    /// Set if only privileged accesses (context switching and firmware) are permitted.
     pub privileged: bool,
     /// Set if writes fault.
     pub read_only: bool,

@@ -19,7 +19,7 @@ pub enum WriteError {
     Sections,
     /// The reader does not support the part, or supports only versions that this program cannot write.
     #[error(
-        "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
+        "the reader supports version {reads:?} of `{name}`, but this program writes {version} and the previous one: replace the \
          daemon by one that is at most one version away"
     )]
     Version {
@@ -88,7 +88,7 @@ pub enum ReadError {
     },
     /// A section's name is unknown.
     #[error(
-        "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
+        "section `{name}` of {of} is unknown to this program: it was saved by a newer program or by one with other parts"
     )]
     Unknown {
         /// Name of the part.
@@ -97,7 +97,7 @@ pub enum ReadError {
         of: u32,
     },
     /// A section's version is not supported.
-    #[error("section `{name}` of {of} has version {version}; this program reads {known} and the one before")]
+    #[error("section `{name}` of {of} has version {version}; this program reads {known} and the previous version")]
     Version {
         /// Name of the part.
         name: String,
@@ -117,7 +117,7 @@ pub enum ReadError {
         of: u32,
     },
     /// A section is missing.
-    #[error("section `{name}` of {of} is missing, or was read already")]
+    #[error("section `{name}` of {of} is missing or was already read")]
     Missing {
         /// Name of the part.
         name: &'static str,
@@ -125,7 +125,7 @@ pub enum ReadError {
         of: u32,
     },
     /// A section has not been read.
-    #[error("section `{name}` of {of} belongs to no other part of the saved state")]
+    #[error("section `{name}` of {of} has no matching part in the saved state")]
     Left {
         /// Name of the part.
         name: String,

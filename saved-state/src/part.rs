@@ -89,7 +89,7 @@ impl Invalid {
         Self(why.to_string())
     }
 
-    /// Returns `Ok` if `holds` is true, otherwise an error that describes the violated condition.
+    /// Checks a condition. `why` describes its violation.
     ///
     /// # Errors
     /// Returns an error if the condition is false.

@@ -15,7 +15,7 @@ impl<'a> SavedState<'a> {
     /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// Returns a [`ReadError`]. In this case, no section is decoded.
+    /// Returns a [`ReadError`] if the file is invalid. In this case, no section is decoded.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -49,7 +49,7 @@ impl<'a> SavedState<'a> {
     /// Decodes a part and removes it from the state.
     ///
     /// # Errors
-    /// Returns a [`ReadError`].
+    /// Returns a [`ReadError`] if the part is missing or invalid.
     pub fn take<P: Part>(&mut self, of: u32) -> Result<P, ReadError> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
@@ -65,7 +65,7 @@ impl<'a> SavedState<'a> {
     /// Same as [`Self::take`], but also converts the part to its crate's type.
     ///
     /// # Errors
-    /// Returns a [`ReadError`].
+    /// Returns the same errors as [`Self::take`], or an error if the conversion fails.
     pub fn restore<P: Part, T: TryFrom<P, Error = Invalid>>(&mut self, of: u32) -> Result<T, ReadError> {
         let part: P = self.take(of)?;
         T::try_from(part).map_err(|why| ReadError::Invalid { name: P::NAME, of, why })

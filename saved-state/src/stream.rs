@@ -75,7 +75,7 @@ pub enum StreamError {
     Cut(u64),
 }
 
-/// Writes a stream. The caller must send the returned bytes in order.
+/// An encoder for a stream. The caller must send the returned bytes in order.
 #[derive(Debug)]
 pub struct StreamWriter {
     sum: Sum,
@@ -129,7 +129,7 @@ pub enum Item<'a> {
     Piece(u64, &'a [u8]),
 }
 
-/// Reads a stream in portions of any length.
+/// A decoder for a stream. Accepts portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     /// Bytes of an incomplete unit.

@@ -32,10 +32,10 @@ impl Writer {
     /// Appends a part owned by `of`.
     ///
     /// # Errors
-    /// Returns a [`WriteError`]. In this case, the file is unchanged.
+    /// Returns a [`WriteError`] if the part cannot be written. In this case, the file is unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
-        debug_assert!(is_name(name), "`{name}` is not a name of a part");
+        debug_assert!(is_name(name), "`{name}` is not a part name");
         if self.written.contains(&(name, of)) {
             return Err(WriteError::Twice { name, of });
         }

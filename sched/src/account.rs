@@ -1,4 +1,4 @@
-//! Accounts of a vGPU: its submissions and its engine time.
+//! Accounts of a vGPU's submissions and engine time.
 
 mod saved;
 
@@ -35,7 +35,7 @@ fn bucket(ns: u64) -> usize {
     ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
-/// Returns the maximum duration of a bucket, in ns.
+/// Returns the upper bound of a bucket, in ns.
 fn upper(bucket: usize) -> u64 {
     let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
@@ -47,7 +47,7 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Adds a duration.
+    /// Adds a duration of `ns`.
     pub fn add(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.count += 1;
@@ -55,39 +55,38 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// Returns the number of durations.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Returns the sum of all durations, in ns.
+    /// Returns the sum of the recorded durations, in ns.
     #[must_use]
     pub const fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// Returns the number of durations that are at most `ns`. The result may omit durations that are less than `ns` by
-    /// up to an eighth.
+    /// Returns the number of durations that are at most `ns`. The result may omit durations up to an eighth below `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the mean in ns, or 0 without samples.
+    /// Returns the mean duration in ns, or 0 without samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// Returns the maximum in ns.
+    /// Returns the longest duration, in ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// Returns a quantile in ns: the duration that is not exceeded by `permille` of all durations, or 0 without
-    /// samples. The error is at most +1/8.
+    /// Returns a quantile in ns: the duration that `permille` of all durations do not exceed, or 0 without samples. The
+    /// error is at most +1/8.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -101,7 +100,7 @@ impl Histogram {
         self.max
     }
 
-    /// Adds another histogram.
+    /// Adds the durations of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (to, from) in self.counts.iter_mut().zip(&other.counts) {
             *to += from;
@@ -112,7 +111,7 @@ impl Histogram {
     }
 }
 
-/// Account of a vGPU's submissions to one engine, and of its engine time.
+/// Account of a vGPU's submissions to one engine and of its engine time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
@@ -124,18 +123,18 @@ pub struct Account {
     pub completed: u64,
     /// Number of submissions that were withdrawn or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions whose channel was to be killed, according to the scheduler's decisions.
+    /// Number of submissions for which the scheduler decided to kill the channel.
     pub killed: u64,
-    /// Used engine time, in ns.
+    /// Engine time used, in ns.
     pub used: u64,
     /// Engine time of the longest submission, in ns.
     pub longest: u64,
-    /// Waiting times from arrival to start.
+    /// Wait times from arrival to start.
     pub waits: Histogram,
 }
 
 impl Account {
-    /// Adds another account.
+    /// Adds the numbers of another account.
     pub(crate) fn add(&mut self, other: &Self) {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = other;
         self.arrived += arrived;
@@ -149,16 +148,16 @@ impl Account {
     }
 }
 
-/// Use of a vGPU in one interval of its [`History`].
+/// Engine time of a vGPU in one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in the interval, in ns, by engine. Submissions are charged at their end.
+    /// Time charged in the interval, in ns, by engine. A submission is charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 
-/// Recent use of a vGPU in intervals. Contains only intervals with charges, up to a fixed number.
+/// Recent engine time of a vGPU in intervals. Contains only intervals with charges, up to a fixed number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     samples: VecDeque<Sample>,
@@ -183,7 +182,7 @@ impl History {
         }
     }
 
-    /// Returns the intervals that start at `since` or later, in order.
+    /// Returns the intervals that start at or after `since`, in order.
     pub fn since(&self, since: Nanos) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.from >= since)
     }

@@ -1,12 +1,12 @@
-//! Validity checks for several parts of a saved scheduler.
+//! Validity checks shared by several parts of a saved scheduler.
 
 use crate::types::TenantId;
 use saved_state::{Invalid, ascend};
 
-/// Maximum event count. It ensures that sums over many vGPUs fit into 64 bits.
+/// Maximum value of an event counter, which ensures that sums over many vGPUs fit into 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
-/// Returns true if the keys of each map are exactly the vGPUs in `members`.
+/// Checks that the keys of each map are exactly the vGPUs in `members`.
 pub(crate) fn of_members<'a>(
     keys: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,
@@ -14,7 +14,7 @@ pub(crate) fn of_members<'a>(
     Invalid::unless(keys.into_iter().eq(members), || "the vGPUs of a policy differ from those of its lane".into())
 }
 
-/// Returns true if `order` contains all of `members` exactly once.
+/// Returns true if `order` contains each of `members` exactly once.
 pub(crate) fn is_order_of<'a>(
     order: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,

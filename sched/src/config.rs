@@ -1,26 +1,27 @@
-//! Operator settings of a card and of a vGPU.
+//! Operator settings of a card's scheduler.
 
 use serde::{Deserialize, Serialize};
 
 /// Number of nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
-/// Denominator of guarantees and caps, which are in permille.
+/// Unit of guarantees and caps: 1/1000 of the time.
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyKind {
-    /// Each submission starts immediately.
+    /// Starts each submission immediately.
     Direct,
-    /// Only one vGPU's work runs at a time, in order of arrival.
+    /// Runs the work of one vGPU at a time, in order of arrival.
     Fifo,
-    /// GPUvm's CREDIT: budgets are refilled in each period. A vGPU whose budget is used up runs after the others.
+    /// GPUvm's CREDIT: refills budgets in each period. A vGPU that has used up its budget runs after the others.
     Credit,
-    /// Gdev's bandwidth-aware non-preemptive device scheduler, as used in GPUvm.
+    /// Gdev's BAND: bandwidth-aware non-preemptive device scheduler, as used in GPUvm.
     #[default]
     Band,
-    /// Measures use for a short time, then runs all vGPUs without restrictions, except those above their share.
+    /// Measures use during a short interval, and then runs all vGPUs without restrictions, except those above their
+    /// share.
     Disengaged,
 }
 
@@ -28,7 +29,7 @@ impl PolicyKind {
     /// All policies.
     pub const ALL: [Self; 5] = [Self::Direct, Self::Fifo, Self::Credit, Self::Band, Self::Disengaged];
 
-    /// Returns the name in the configuration.
+    /// Returns the policy's name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -41,7 +42,7 @@ impl PolicyKind {
     }
 }
 
-/// Engines that share queues and accounts (Gdev, section 5.1).
+/// Grouping of engines into queues and accounts (Gdev, section 5.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
@@ -62,25 +63,25 @@ pub struct BandParams {
     pub period_ns: u64,
     /// Maximum wait of BAND for the next submission of a vGPU below its share, in ns.
     pub wait_ns: u64,
-    /// Keep the surplus or deficit of a vGPU at the end of a period instead of clearing it, compute it relative to the
-    /// competing vGPUs, and wait only for vGPUs that are due. BAND as published does not do this.
+    /// Carry a vGPU's surplus or deficit over to the next period instead of clearing it, measure it relative to the
+    /// competing vGPUs, and wait only for vGPUs that are due. The published BAND does not do this.
     pub correct: bool,
-    /// Charge the scheduler's own time and the engine's waiting time as GPU time (GPUvm, section 3.5).
+    /// Charge the scheduler's own time and the engine's idle time as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: free waiting time for a vGPU's next submission, in permille of the GPU time that the vGPU has
-    /// used since it got the engine. Longer waits are charged because they delay other vGPUs.
+    /// With `correct`: idle time that is free while the engine waits for a vGPU's next submission, in permille of the
+    /// GPU time that the vGPU has used since it got the engine. Longer waits delay other vGPUs, so they are charged.
     pub free_wait_permille: u32,
 }
 
 impl Default for BandParams {
-    /// Returns the papers' 30 ms and 500 us, with `correct` set.
+    /// Returns the papers' values, 30 ms and 500 us, with `correct` set.
     fn default() -> Self {
         Self { period_ns: 30 * MS, wait_ns: MS / 2, correct: true, own_time: true, free_wait_permille: 125 }
     }
 }
 
 impl BandParams {
-    /// Returns the parameters of BAND as published with GPUvm's accounting.
+    /// Returns the parameters of the published BAND with GPUvm's accounting.
     #[must_use]
     pub fn published() -> Self {
         Self { correct: false, ..Self::default() }
@@ -91,9 +92,9 @@ impl BandParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisengagedParams {
-    /// Time in ns in which vGPUs run one at a time for measurements.
+    /// Length of the interval in which vGPUs run one at a time for measurements, in ns.
     pub engaged_ns: u64,
-    /// Time in ns between measurements, in which vGPUs run without restrictions.
+    /// Time between measurements, in which vGPUs run without restrictions, in ns.
     pub free_ns: u64,
 }
 
@@ -103,16 +104,17 @@ impl Default for DisengagedParams {
     }
 }
 
-/// Maximum number of submissions in flight on an engine, all of the same vGPU, for policies with a gate.
+/// Maximum number of submissions in flight on an engine, all of the same vGPU. Does not apply to policies that start
+/// each submission immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
     /// Limit while vGPUs compete.
     pub contended: u32,
-    /// Limit if only one vGPU has work.
+    /// Limit while only one vGPU has work.
     pub alone: u32,
-    /// Maximum expected duration of the work on an engine, in ns. No more work is started above this limit, because it
-    /// would delay others. A vGPU without competitors may have two submissions of any length.
+    /// Maximum expected duration of the work in flight on an engine, in ns. Above this limit, no more work starts,
+    /// because it would delay others. A vGPU without competitors may have two submissions of any length.
     pub ahead_ns: u64,
 }
 
@@ -123,30 +125,30 @@ impl Default for Pipeline {
 }
 
 impl Pipeline {
-    /// One submission at a time, as in the papers.
+    /// Limit of one submission at a time, as in the papers.
     pub const ONE: Self = Self { contended: 1, alone: 1, ahead_ns: 0 };
 }
 
-/// Settings of a card.
+/// Scheduler settings of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Policy for the order of submissions.
     pub policy: PolicyKind,
-    /// Engines that share a queue.
+    /// Assignment of engines to queues.
     pub queues: Queues,
     /// Parameters of CREDIT and BAND.
     pub band: BandParams,
     /// Parameters of the disengaged policy.
     pub disengaged: DisengagedParams,
-    /// Run-ahead of the card.
+    /// Limits on work in flight.
     pub pipeline: Pipeline,
-    /// Maximum difference between the observation of a completion and the card's completion time, in ns. Guests can
+    /// Maximum difference between the card's completion time and the observation of the completion, in ns. Guests can
     /// forge the completion time, so an earlier time is clamped to this bound.
     pub stamp_slack_ns: u64,
     /// Number of submissions that exceed their time limit before a vGPU is quarantined; 0 means never.
     pub strikes: u32,
-    /// Length of a quarantine, in ns; 0 means until release by the operator.
+    /// Length of a quarantine, in ns; 0 means until the operator releases the vGPU.
     pub quarantine_ns: u64,
 }
 
@@ -165,11 +167,11 @@ impl Default for Config {
     }
 }
 
-/// Minimum period and engaged interval, in ns.
+/// Minimum length of a period and of the engaged interval, in ns.
 const MIN_INTERVAL_NS: u64 = 100_000;
-/// Maximum period, wait, and interval, in ns.
+/// Maximum length of a period, wait, or interval, in ns.
 const MAX_INTERVAL_NS: u64 = 10_000 * MS;
-/// Maximum number of submissions in flight on an engine.
+/// Upper bound of the limits on submissions in flight.
 const MAX_PIPELINE_DEPTH: u32 = 1024;
 
 /// A setting that is out of bounds.
@@ -208,8 +210,8 @@ impl Config {
     }
 }
 
-/// Order of the vGPUs that are due. It affects waits but not shares: a vGPU above its share runs after the others,
-/// regardless of its class.
+/// Priority among the vGPUs that are due. It affects waits but not shares: a vGPU above its share runs after the
+/// others, regardless of its class.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -217,7 +219,7 @@ impl Config {
 pub enum LatencyClass {
     /// Runs before the other classes.
     Interactive,
-    /// The default class.
+    /// Default class.
     #[default]
     Normal,
     /// Runs after the other classes.

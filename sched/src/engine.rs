@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An engine of the card. An engine executes its work in order.
+/// Engine of the card. An engine executes its work in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
@@ -20,7 +20,7 @@ impl Engine {
     /// Number of engines.
     pub const COUNT: usize = 3;
 
-    /// Returns the name in the configuration.
+    /// Returns the engine's name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Returns the index in [`Self::ALL`].
+    /// Returns the engine's index in [`Self::ALL`].
     #[must_use]
     pub const fn index(self) -> usize {
         match self {

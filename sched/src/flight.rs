@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the submission's run time limit: the time at which it became the first in flight, according to the
-    /// accounts. The end of a later submission does not change this time. Otherwise, a vGPU could submit short work
-    /// during a long submission to never reach its limit.
+    /// Start of the run time limit: the time at which the submission became the first in flight, according to the
+    /// accounts. The end of a later submission does not change it. Otherwise, a vGPU could submit short work during a
+    /// long submission, which would then never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// True if the submission's channel is to be killed.
@@ -27,11 +27,11 @@ pub(crate) struct EngineState {
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
-    /// Latest known time up to which the engine was busy.
+    /// Latest known end of the engine's busy time.
     last_end: Nanos,
-    /// Busy time of the engine, in ns.
+    /// Engine's total busy time, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` that was used by removed vGPUs.
+    /// Part of `busy` charged to vGPUs that were removed since, in ns.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the time limit of the first submission if it has just become the first.
+    /// Starts the run time limit of the first submission if it has just become the first.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -49,7 +49,7 @@ impl EngineState {
         }
     }
 
-    /// Records that the card has received a submission at `now`.
+    /// Records that the card received a submission at `now`.
     pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) {
             (flight.started, flight.began) = (now, None);
@@ -71,15 +71,15 @@ impl EngineState {
         true
     }
 
-    /// Restarts the time limit of the first submission if it did not have the engine before `since`.
+    /// Restarts the run time limit of the first submission at `since`, because it did not have the engine before.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
         }
     }
 
-    /// Charges a deferred submission for the time from `since`, or from the last end on this engine, whichever is
-    /// later. Returns the submission and the charged time in ns.
+    /// Charges a deferred submission for the time from `since`, or from the last end of a submission on this engine,
+    /// whichever is later. Returns the submission and the charged time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
@@ -94,8 +94,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time from `since` or from the last end to `now`, because no submission could use the engine. Returns
-    /// the skipped time in ns.
+    /// Skips the time from `since` or from the end of the last submission, whichever is later, to `now`, because no
+    /// submission could use the engine. Returns the skipped time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -111,7 +111,7 @@ impl EngineState {
         self.aside.iter()
     }
 
-    /// Returns the running submission and its start time.
+    /// Returns the running submission and the time from which it will be charged.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
@@ -123,8 +123,8 @@ impl EngineState {
         }
     }
 
-    /// Ends a submission. Returns it and its used time in ns, from its start or from the end of the previous
-    /// submission. An `ended` before this start is clamped to it.
+    /// Ends a submission. Returns it and its engine time in ns, measured from its start or from the end of the previous
+    /// submission, whichever is later. An `ended` before this time is clamped to it.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;
@@ -135,7 +135,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Defers a submission from `now` on, because it waits for something other than the engine. Returns it and its used
+    /// Defers a submission at `now`, because it waits for something other than the engine. Returns it and its engine
     /// time in ns.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
@@ -144,7 +144,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Adds a deferred submission that started on another engine or card.
+    /// Adds a deferred submission from another engine or card.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }
@@ -168,8 +168,8 @@ impl EngineState {
         flight
     }
 
-    /// Removes the first submission for which `gone` is true, at `now`. Returns it and its used time in ns. Only the
-    /// running submission has used time.
+    /// Removes the first submission for which `gone` is true, at `now`. Returns it and its engine time in ns. Only the
+    /// running submission has used engine time.
     pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(gone)?;
         if at == 0 {

@@ -1,16 +1,16 @@
-//! Schedules groups of tenants. Tenants of a group use the card at the same time, and the group takes turns with other
-//! parties.
+//! Schedules groups of tenants. The tenants of a group use the card at the same time, and the group takes turns with
+//! other parties.
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*: the members
-//! of a share group whose programs can run concurrently. A group competes with the sum of its active members' weights
-//! and guarantees. While the group has the turn, the gates of all its members are open. Three kinds of tenants take
+//! of a share group whose programs can run concurrently. A group competes with the total weight and guarantee of its
+//! active members. While the group has the turn, the gates of all its members are open. Three kinds of tenants take
 //! turns separately: tenants without a group, members with a program that cannot run concurrently, and all members of a
 //! group in the mode `turns`.
 //!
 //! Within a group, the accounts in `balance` decide which members may run. Each member is charged for its own work, so
 //! the charges of concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A
-//! member that is *ahead* waits: its lag is less than that of another member by [`GroupConfig::lag_ns`] or more. Only
-//! its gate closes, and opens again as soon as the member is not ahead. A member whose work does not end delays the
+//! member that is *ahead* waits: its lag is at least [`GroupConfig::lag_ns`] smaller than another member's lag. Only
+//! its gate closes, and reopens as soon as the member is no longer ahead. A member whose work does not end delays the
 //! others for at most [`GroupConfig::stall_ns`]; the run time limit of its tenant applies to the work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
@@ -31,18 +31,18 @@ use trial::Trial;
 
 /// Engine whose accounts are used for turns.
 const ENGINE: Engine = Engine::Compute;
-/// Flag in a party number that marks the party as a group.
+/// Bit in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time in ns after a member's last work for which its weight still counts for its group. This time is longer than
-/// usual pauses between submissions.
+/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than usual
+/// pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
 /// Number of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
-/// Way in which the members of a group share the card, strictest first. A group has the strictest choice of its
-/// members.
+/// Mode in which the members of a group share the card, strictest first. The strictest choice among the members applies
+/// to the group.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -50,7 +50,7 @@ pub struct GroupId(u32);
 pub enum Sharing {
     /// Members take exclusive turns.
     Turns,
-    /// The mode in which the members' programs make more progress, found in trials.
+    /// The group uses the mode in which its members' programs make more progress, as measured in trials.
     #[default]
     Auto,
     /// Members whose programs can run concurrently use the card at the same time.
@@ -72,14 +72,14 @@ impl Sharing {
 /// Time limits and intervals for groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Difference between the lags of two members at which the member that is ahead waits, in ns of work. The lag of a
-    /// member is its share minus its work.
+    /// Difference between the lags of two members at which the member that is ahead waits, in ns of work. A member's
+    /// lag is its share minus its work.
     pub lag_ns: u64,
-    /// Time in ns without finished work after which no other member waits for a member.
+    /// Time without completed work after which other members stop waiting for a member, in ns.
     pub stall_ns: u64,
-    /// Minimum age in ns at which the measured length of a member's submissions is measured again.
+    /// Age at which the measured length of a member's submissions expires, in ns.
     pub sample_interval_ns: u64,
-    /// Maximum time in ns for which a member has the card alone for such a measurement.
+    /// Maximum time for which a member has the card alone for such a measurement, in ns.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -88,8 +88,8 @@ pub struct GroupConfig {
 }
 
 impl Default for GroupConfig {
-    /// Returns a lag of 5 ms, a stall of 10 ms, a sample of at most 60 ms every 10 s, and every 30 s a trial with two
-    /// parts of 0.6 s.
+    /// Returns a lag of 5 ms, a stall of 10 ms, a sample of at most 60 ms every 10 s, and a trial with two parts of 0.6
+    /// s every 30 s.
     fn default() -> Self {
         Self {
             lag_ns: 5_000_000,
@@ -107,10 +107,10 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member was told to give the card back, and has not answered yet.
+    /// The member was told to return the card, and has not returned it yet.
     Closing {
         since: Nanos,
-        /// True if the member was reported because it exceeded its limit.
+        /// True if the member was reported for exceeding its limit.
         overdue: bool,
     },
 }
@@ -122,17 +122,17 @@ struct Member {
     group: Option<(GroupId, Sharing)>,
     /// True if all programs of the tenant can run concurrently with the programs of other members.
     concurrent: bool,
-    /// The group with which the tenant takes turns; `None` if the tenant is a separate party.
+    /// The group with which the tenant takes turns, or `None` if the tenant is a separate party.
     joined: Option<GroupId>,
     paused: bool,
-    /// True if the member has work and its gate is closed. This field and the following fields are used only while the
-    /// member is joined to a group.
+    /// True if the member has work and its gate is closed. This field and the following ones are used only while the
+    /// member takes turns with a group.
     wants: bool,
     gate: Gate,
     /// Time at which the member started to wait for the card.
     asked: Option<Nanos>,
     last_work: Option<Nanos>,
-    /// Time at which the member last finished work, or its gate opened.
+    /// Time at which the member last completed work or its gate opened.
     progressed: Nanos,
     balance: Balance,
     account: Account,
@@ -159,7 +159,7 @@ impl Member {
         }
     }
 
-    /// Returns the settings with which the member competes.
+    /// Returns the settings that the member competes with.
     fn settings(&self) -> VgpuParams {
         self.competes.unwrap_or(self.params)
     }
@@ -173,7 +173,7 @@ impl Member {
     }
 }
 
-/// A member that has the card alone, so that the length of its submissions can be measured.
+/// Interval in which a member has the card alone, so that the length of its submissions can be measured.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     tenant: TenantId,
@@ -184,15 +184,15 @@ struct Sample {
 struct Group {
     name: String,
     sharing: Sharing,
-    /// Mode in effect.
+    /// True if members run concurrently in the mode in effect.
     together: bool,
     sample: Option<Sample>,
-    /// Time of the last decision about its gates.
+    /// Time of the last decision about the members' gates.
     updated: Nanos,
-    /// Time since which no more than one gate has been open.
+    /// Time since which at most one gate has been open.
     single_since: Option<Nanos>,
-    /// True if the turn is to end when its only working member waits for a result. No other gate opens before the end
-    /// of the turn.
+    /// True if the turn must end when its only working member waits for a result. No other gate opens until the turn
+    /// ends.
     yields: bool,
     trial: Trial,
 }
@@ -210,18 +210,18 @@ impl Group {
 pub struct Membership {
     /// Number of the group.
     pub group: GroupId,
-    /// Sharing mode in the group's configuration.
+    /// Sharing mode that the configuration sets for the group.
     pub sharing: Sharing,
     /// True if the members of the group whose programs can run concurrently use the card at the same time.
     pub together: bool,
-    /// True if this tenant uses the card together with the other members.
+    /// True if this tenant is one of the members that use the card at the same time.
     pub joined: bool,
-    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share. About one percent of
+    /// Lag of the tenant in ns: its share minus its work, negative if its work exceeds its share. About one percent of
     /// the share is forgiven.
     pub lack_ns: i64,
 }
 
-/// The turns of groups on one card, and the division of the card within each group.
+/// Turns of a card's groups, and the division of the card within each group.
 #[derive(Debug)]
 pub struct GroupTurns {
     turns: Turns,
@@ -250,7 +250,7 @@ impl GroupTurns {
         Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
     }
 
-    /// Adds a tenant without a group. An existing tenant keeps its state.
+    /// Adds a tenant without a group. Does not change an existing tenant.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) || group_of(tenant).is_some() {
             return;
@@ -286,7 +286,7 @@ impl GroupTurns {
     }
 
     /// Puts a tenant into the group with the given name, and records the sharing mode that the tenant accepts. With
-    /// `None`, the tenant leaves its group.
+    /// `None`, removes the tenant from its group.
     pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         let Some((name, sharing)) = group else {
@@ -295,7 +295,7 @@ impl GroupTurns {
         };
         let known = self.groups.iter().find(|(_, group)| group.name == name).map(|(&id, _)| id);
         let id = known.unwrap_or_else(|| {
-            // Numbers repeat after 2^31 groups. By then, the first groups no longer exist.
+            // Numbers repeat after 2^31 groups, when the first groups no longer exist.
             self.next_group = (self.next_group + 1) & !GROUP_PARTY_BIT;
             let id = GroupId(self.next_group);
             self.groups.insert(id, Group::new(name.to_owned(), sharing, now));
@@ -333,7 +333,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a tenant leave the group with which it takes turns, as soon as the tenant's gate has closed.
+    /// Removes a tenant from the group with which it takes turns, as soon as its gate has closed.
     fn leave(&mut self, tenant: TenantId, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         match member.gate {
@@ -353,7 +353,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a member take turns with its group, as soon as the member has no turn of its own.
+    /// Makes a member take turns with its group, as soon as its own turn has ended.
     fn join(&mut self, tenant: TenantId, group: GroupId, now: Nanos) {
         self.turns.pause(tenant, true, now);
         if self.turns.has_turn(tenant) {
@@ -373,10 +373,10 @@ impl GroupTurns {
         self.groups.get(&id).filter(|group| group.together).map(|_| id)
     }
 
-    /// Applies changed settings of the card.
+    /// Applies changed card settings.
     ///
     /// # Errors
-    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting is changed.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);
@@ -417,8 +417,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Charges a tenant for its own work. Since its last report, the tenant had work in flight for `busy_ns`, in
-    /// `launches` submissions. If the tenant is a separate party, the report only counts its submissions for a trial.
+    /// Charges a tenant for its own work: since its last report, it had work in flight for `busy_ns`, in `launches`
+    /// submissions. If the tenant is a separate party, its submissions are only counted for a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         let open = joined.map_or(0, |id| self.members_of(id).filter(|(_, member)| member.gate != Gate::Closed).count());
@@ -465,7 +465,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Reports the members that have not given the card back to their group within their limits.
+    /// Reports the members that have not returned the card to their group within their limits.
     fn report_overdue(&mut self, now: Nanos) {
         for (&tenant, member) in &mut self.members {
             let Gate::Closing { since, overdue: false } = member.gate else { continue };
@@ -493,7 +493,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
+    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let closing = self.members.values().filter_map(|member| match member.gate {
@@ -526,7 +526,7 @@ impl GroupTurns {
         self.pass_orders_on(now);
     }
 
-    /// Translates the orders of the underlying turns, which may begin or end a group's turn.
+    /// Translates orders from the underlying turns, which may begin or end a group's turn.
     fn pass_orders_on(&mut self, now: Nanos) {
         loop {
             let orders = self.turns.take_orders();
@@ -558,8 +558,8 @@ impl GroupTurns {
         }
     }
 
-    /// Ends a group's turn as soon as its program waits for a result, if only one member works. If several members
-    /// work, they use the whole card together, so the group keeps its slices.
+    /// Ends a group's turn as soon as its program waits for a result, if only one member has work. If several members
+    /// have work, they use the card together, so the group keeps its slices.
     fn ask_member_to_yield(&mut self, id: GroupId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
@@ -584,7 +584,7 @@ impl GroupTurns {
         self.members.iter().filter(joined).map(|(&tenant, member)| (tenant, member))
     }
 
-    /// Returns true if a member may use the card while its group has the turn, unless it must wait for other members.
+    /// Returns true if a member may use the card during its group's turn, unless it must wait for other members.
     fn is_free(&self, tenant: TenantId, member: &Member) -> bool {
         let quarantined =
             self.turns.scheduler().strikes(tenant).is_some_and(|(_, quarantine)| quarantine != Quarantine::Free);
@@ -614,7 +614,7 @@ impl GroupTurns {
             (tenant, runs && is_next && self.is_free(tenant, member))
         };
         let gates: Vec<(TenantId, bool)> = self.members_of(id).map(may_run).collect();
-        // All work of a sample begins without concurrent work.
+        // A sample starts only when no concurrent work is left.
         let may_open = sampled.is_none_or(|tenant| self.is_only_open(id, tenant));
         let mut open = 0;
         for (tenant, may_run) in gates {
@@ -651,8 +651,8 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a group compete with the total weight and guarantee of its active members, and with the best of their
-    /// latency classes.
+    /// Makes a group compete with the total weight and guarantee of its active members, and with the best latency class
+    /// among them.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;
@@ -665,7 +665,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns and clears the orders since the last call, in order.
+    /// Returns and clears the pending orders, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }

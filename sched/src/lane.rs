@@ -1,4 +1,4 @@
-//! A lane contains one policy, and the queues of all vGPUs for one engine or for all engines.
+//! A lane consists of one policy and the queues of all vGPUs, for one engine or for all engines.
 
 use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
@@ -10,8 +10,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Maximum level and debt of a bucket, in thousandths of a nanosecond. It ensures that sums with any time fit into 128
-/// bits.
+/// Maximum absolute level of a bucket, in thousandths of a nanosecond, which ensures that sums with any time fit into
+/// 128 bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
 /// Queues of one engine or of all engines.
@@ -21,15 +21,15 @@ pub(crate) struct Lane {
     policy: AnyPolicy,
     /// Number of submissions in all queues.
     queued: usize,
-    /// Number of submissions on the card.
+    /// Number of submissions in flight on the card.
     in_flight: u32,
     /// True if there was an event since the last attempt to start work.
     changed: bool,
-    /// vGPU whose submission started last.
+    /// vGPU that started the last submission.
     last: Option<TenantId>,
-    /// Time since which the lane could start work but has had no running work.
+    /// Time since which the lane has been idle although it could start work.
     waiting: Option<Nanos>,
-    /// Time at which a cap next permits the start of work.
+    /// Time at which a cap next permits work to start.
     opens: Option<Nanos>,
 }
 
@@ -53,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight is counted until its end.
+    /// Removes a vGPU and returns its queued submissions. Its work in flight is still counted until its end.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -66,7 +66,7 @@ impl Lane {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
-                // Use before the change is not subtracted from the new cap.
+                // Do not charge earlier use against the new cap.
                 member.bucket = Bucket { level: 0, at: now };
             }
             member.params = params;
@@ -88,7 +88,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Requeues a deferred submission before its vGPU's other submissions, because they may depend on it.
+    /// Requeues a deferred submission ahead of the vGPU's other submissions, because they may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -97,7 +97,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Charges `used` ns to a deferred submission.
+    /// Charges a vGPU `used` ns for a deferred submission.
     pub(crate) fn charged(&mut self, config: &Config, vgpu: TenantId, used: u64, now: Nanos) {
         self.changed = true;
         let Some(member) = self.members.get_mut(&vgpu) else { return };
@@ -107,7 +107,7 @@ impl Lane {
         self.policy.charged(vgpu, used, &view);
     }
 
-    /// Adopts a submission queued in another lane.
+    /// Adopts a submission from another lane's queue.
     pub(crate) fn adopt(&mut self, vgpu: TenantId, queued: Queued) {
         if let Some(member) = self.members.get_mut(&vgpu) {
             member.queue.push_back(queued);
@@ -115,7 +115,7 @@ impl Lane {
         }
     }
 
-    /// Adopts a submission in flight when a lane is recreated.
+    /// Adopts a submission in flight when the lanes are recreated.
     pub(crate) fn adopt_flight(&mut self, vgpu: TenantId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {
@@ -133,8 +133,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks a deserialized lane: its vGPUs, their settings, and their quarantines must match `known`, and its counts
-    /// must match the submissions queued for `engines` and its `flights`.
+    /// Checks a deserialized lane: its vGPUs, their settings, and their quarantines must match `known`; its counters
+    /// must match its queued submissions, which must be for `engines`, and its `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -167,7 +167,7 @@ impl Lane {
         policy.check(members.keys())
     }
 
-    /// Returns true if the lane has the policy in the settings.
+    /// Returns true if the lane's policy is the one in the settings.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
@@ -182,20 +182,20 @@ impl Lane {
         self.members.values().map(|member| member.queue.len()).sum()
     }
 
-    /// Returns the vGPU with this queued ticket.
+    /// Returns the vGPU that queued this ticket.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<TenantId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records the end of a submission in flight that used the engine for `used` ns. The end was observed after `late`
-    /// ns.
+    /// Records the end of a submission in flight that used the engine for `used` ns. The end was observed `late` ns
+    /// after it occurred.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Use the recent maximum, because after a long submission among many short ones, another long one is likely.
+        // Use the recent maximum: after a long submission among many short ones, another long one is likely.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -203,25 +203,25 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
-    /// Records that the engine was idle for `ns`, because a vGPU's work had not reached the card yet.
+    /// Records that the engine was idle for `ns` because a vGPU's work had not reached the card yet.
     pub(crate) fn idled(&mut self, config: &Config, vgpu: TenantId, ns: u64, now: Nanos) {
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has been the only user of the lane for `ns`, has no queued submissions, and is expected
-    /// to send submissions of at most `most` ns.
+    /// Returns true if a vGPU has been the lane's only user for `ns`, has no queued submissions, and is expected to
+    /// send submissions of at most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Marks the lane as changed because time has passed or the settings have changed.
+    /// Marks the lane as changed because time has passed or settings have changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
 
-    /// Returns the next submission to start now, if any.
+    /// Returns the next submission that may start now.
     pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(TenantId, Queued)> {
         if !self.changed {
             return None;
@@ -253,7 +253,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // A vGPU with work in flight needs no wakeup, because the end of that work is early enough.
+        // A vGPU with work in flight needs no wakeup, because the end of that work wakes it.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -265,7 +265,7 @@ impl Lane {
         [self.policy.wakeup(), self.opens].into_iter().flatten().min()
     }
 
-    /// Returns a vGPU's standing with the policy.
+    /// Returns a vGPU's standing in the policy.
     pub(crate) fn standing(&self, vgpu: TenantId) -> policy::Standing {
         self.policy.standing(vgpu)
     }
@@ -280,7 +280,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // The next vGPU must wait until all work in flight has ended.
+            // Another vGPU may start only after all work in flight has ended.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

@@ -1,4 +1,4 @@
-//! State of a vGPU in a lane: its queue, its work in flight, and the allowance of its cap.
+//! State of a vGPU in a lane: its queue, its work in flight, and its cap's token bucket.
 
 use crate::config::{MS, PERMILLE};
 use crate::params::VgpuParams;
@@ -6,13 +6,13 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time in ns in which a cap's bucket is filled. Caps are enforced over this time.
+/// Time in which a cap's bucket fills up, in ns. Caps are enforced over this time.
 const CAP_NS: u64 = 30 * MS;
 
-/// Expected length of a vGPU's first submission, in ns; a conservative value.
+/// Expected length of a vGPU's first submission, in ns. This is a conservative value.
 const UNKNOWN_NS: u64 = MS;
 
-/// A waiting submission.
+/// A queued submission.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Queued {
     pub(crate) ticket: Ticket,
@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Sequence number of the submission.
     pub(crate) order: u64,
-    /// True if the submission has already been started.
+    /// True if the submission was started before.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -31,13 +31,13 @@ pub(crate) struct Queued {
 pub(crate) struct Member {
     pub(crate) params: VgpuParams,
     pub(crate) queue: VecDeque<Queued>,
-    /// Number of the vGPU's submissions on the card.
+    /// Number of the vGPU's submissions in flight on the card.
     pub(crate) in_flight: u32,
     /// Time at which the end of the vGPU's last submission was observed.
     pub(crate) last_seen: Option<Nanos>,
     /// Expected length of the vGPU's next submission, in ns: the recent maximum.
     pub(crate) expected: u64,
-    /// True if the vGPU is in quarantine. Its work must not be started.
+    /// True if the vGPU is quarantined, so its work must not start.
     pub(crate) held: bool,
     pub(crate) bucket: Bucket,
 }
@@ -55,7 +55,7 @@ impl Member {
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the expected use of submissions in flight that is not charged to the bucket yet.
+    /// Returns the expected use of the submissions in flight, which is not charged to the bucket yet.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
@@ -69,10 +69,10 @@ impl Member {
     }
 }
 
-/// Allowance of a cap: a token bucket that is filled at the cap's rate and emptied by use.
+/// Token bucket that enforces a cap: it fills at the cap's rate and is emptied by use.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
-    /// Level in thousandths of a nanosecond.
+    /// Fill level, in thousandths of a nanosecond.
     pub(crate) level: i128,
     pub(crate) at: Nanos,
 }
@@ -88,7 +88,7 @@ impl Bucket {
         self.level -= i128::from(used) * i128::from(PERMILLE);
     }
 
-    /// Returns the time at which the level reaches zero.
+    /// Returns the time at which the fill level reaches zero.
     pub(crate) fn opens(&self, cap_permille: u32) -> Nanos {
         let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
         self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))

@@ -8,29 +8,29 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
-    /// Weight in the division of time, relative to the weights of all competitors.
+    /// Weight for dividing time, relative to the weights of all competitors.
     pub weight: u32,
     /// Guaranteed share of the time while the vGPU has work, in permille.
     pub guarantee_permille: u32,
-    /// Maximum share of the time in permille, even if time stays unused.
+    /// Maximum share of the time, in permille, even if time is left unused.
     pub cap_permille: u32,
-    /// Latency class. Among vGPUs that are due, better classes run first.
+    /// Latency class. Among vGPUs that are due, a better class runs first.
     pub class: LatencyClass,
     /// Maximum run time of one submission, in ns; `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Share of the copy engines if it differs. With one queue for all engines, there is only one share.
+    /// Settings for the copy engines, if they differ. With one queue for all engines, they have no effect.
     pub copies: CopyShare,
 }
 
-/// Share of each copy engine for a vGPU. Absent settings are the same as for the compute engine.
+/// A vGPU's share of each copy engine. Unset values are the same as for the compute engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyShare {
-    /// Weight in the division of time, relative to the weights of all competitors.
+    /// Weight for dividing time, relative to the weights of all competitors.
     pub weight: Option<u32>,
     /// Guaranteed share of the time while the vGPU has work, in permille.
     pub guarantee_permille: Option<u32>,
-    /// Maximum share of the time in permille, even if time stays unused.
+    /// Maximum share of the time, in permille, even if time is left unused.
     pub cap_permille: Option<u32>,
 }
 
@@ -62,7 +62,7 @@ impl Default for VgpuParams {
 pub const WEIGHT_MAX: u32 = 10_000;
 
 impl VgpuParams {
-    /// Returns the default settings with a weight.
+    /// Returns the default settings with the given weight.
     #[must_use]
     pub fn weight(weight: u32) -> Self {
         Self { weight, ..Self::default() }
@@ -88,9 +88,9 @@ impl VgpuParams {
     }
 
     /// Returns the settings of a vGPU that uses the time of several `members` (including itself) while the other
-    /// members wait for their memory. The vGPU competes against vGPUs outside this group with the total weight and
-    /// guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs only for its
-    /// part of the time.
+    /// members wait for their memory to be moved. The vGPU competes against vGPUs outside this group with the total
+    /// weight and guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs
+    /// only for its part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -105,8 +105,8 @@ impl VgpuParams {
         Self { weight: weight as u32, guarantee_permille: guarantee as u32, cap_permille: cap as u32, ..*self }
     }
 
-    /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and
-    /// guarantees, the better class, and the longer limit. There is no cap because each vGPU has its own cap.
+    /// Returns the combined settings of two vGPUs that use the engine at the same time: the sums of their weights and
+    /// guarantees, the better class, and the longer limit. The result is uncapped because each vGPU has its own cap.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
@@ -118,7 +118,7 @@ impl VgpuParams {
         }
     }
 
-    /// Returns the settings for one engine. For a copy engine, settings in `copies` take precedence.
+    /// Returns the settings for one engine. For a copy engine, values in `copies` take precedence.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
@@ -136,7 +136,7 @@ impl VgpuParams {
 }
 
 /// Settings without [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
-/// so that settings from before copy shares existed can still be read.
+/// so that settings saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     weight: u32,
@@ -146,7 +146,7 @@ struct Saved {
     max_run_ns: Option<u64>,
 }
 
-/// Settings in a form for users and programs.
+/// Serialized form of the settings for users and programs.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename = "VgpuParams")]
 struct Told {

@@ -1,7 +1,7 @@
-//! Interface of scheduling policies. A policy receives the events of its lane and selects the next vGPU.
+//! Interface of scheduling policies. A policy processes the events of its lane and selects the next vGPU.
 //!
-//! A policy contains only the state for its selection. Queues, work in flight, caps, quarantines, limits, and accounts
-//! are in the lane and the scheduler, and do not depend on the policy.
+//! A policy contains only the state that it needs for its selection. Queues, work in flight, caps, quarantines, limits,
+//! and accounts do not depend on the policy, and are in the lane and the scheduler.
 
 mod band;
 mod credit;
@@ -19,14 +19,14 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Determines whether work may start in addition to the work in flight.
+/// Permission to start more work, given the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Any vGPU may start work because no work is in flight.
+    /// Any vGPU may start work because none is in flight.
     Free,
     /// Only the vGPU with work in flight may start more work.
     Behind {
-        /// vGPU.
+        /// The vGPU with work in flight.
         vgpu: TenantId,
         /// Length of the vGPU's work in flight, in ns.
         ahead: u64,
@@ -35,7 +35,7 @@ pub(crate) enum Room {
     Full,
 }
 
-/// State of a lane for its policy.
+/// State of a lane, as seen by its policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) now: Nanos,
@@ -45,29 +45,29 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Returns the vGPUs with a submission that is ready to start.
+    /// Returns the vGPUs that have a submission ready to start.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (TenantId, &'a Member)> + use<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
-    /// Returns true if a vGPU has a submission that is ready to start.
+    /// Returns true if a vGPU has a submission ready to start.
     pub(crate) fn is_ready(&self, vgpu: TenantId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
-    /// Returns true if another vGPU has a submission that is ready to start.
+    /// Returns true if another vGPU has a submission ready to start.
     pub(crate) fn others_ready(&self, than: TenantId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Returns the vGPU whose first submission has waited longest, among the vGPUs accepted by `among`.
+    /// Returns the vGPU whose first submission has waited longest, among the vGPUs that `among` accepts.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
     }
 }
 
-/// Account of a vGPU in a policy, in ns.
+/// A vGPU's account in a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
     /// Remaining budget; negative if overdrawn, and 0 for policies without budgets.
@@ -76,7 +76,7 @@ pub struct Standing {
     pub beyond: i64,
 }
 
-/// Strategy for selecting the next vGPU. A policy implements only the handlers of the events that it uses.
+/// A scheduling policy. It implements only the handlers of the events that it uses.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
     fn joined(&mut self, vgpu: TenantId);
@@ -87,31 +87,31 @@ pub(crate) trait Policy: Debug + Send {
     /// Records that a submission of a vGPU was queued.
     fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU starts now. Before, the engine was idle for `gap` ns although work was
+    /// Records that a submission of a vGPU starts now. Before that, the engine was idle for `gap` ns although work was
     /// available.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
-    /// Charges `used` ns to a vGPU, in addition to the use reported to [`Self::ended`].
+    /// Charges a vGPU `used` ns in addition to the use reported to [`Self::ended`].
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine was idle for `ns` between the selection of a vGPU and the receipt of its work by the
+    /// Records that the engine was idle for `ns` between the selection of a vGPU and the arrival of its work on the
     /// card.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
-    /// Records the end of a vGPU's submission that used the engine for `used` ns. `late` is the time in ns since this
-    /// end, except the time in which the engine has been busy since.
+    /// Records the end of a vGPU's submission that used the engine for `used` ns. `late` is the time since this end in
+    /// ns, without the time in which the engine has been busy since.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
     /// Returns the vGPU whose first submission starts now. The vGPU must be [ready](View::ready). The lane calls this
     /// after each event and each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
-    /// Returns the time of the next call of [`Self::pick`] if there is no earlier event.
+    /// Returns the time at which [`Self::pick`] must be called if there is no earlier event.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }
 
-    /// Returns a vGPU's standing.
+    /// Returns a vGPU's account in this policy.
     fn standing(&self, _vgpu: TenantId) -> Standing {
         Standing::default()
     }
@@ -122,7 +122,7 @@ pub(crate) trait Policy: Debug + Send {
     }
 }
 
-/// A policy of any kind with its state, in a form that can be copied and serialized.
+/// State of a policy of any kind, in a form that can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),

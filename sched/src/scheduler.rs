@@ -1,4 +1,4 @@
-//! State machine of the scheduler. It maps events and the time to decisions.
+//! Scheduler state machine. It maps events and the time to decisions.
 
 mod saved;
 
@@ -15,21 +15,21 @@ use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, TenantId, Tic
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Quarantine of a vGPU.
+/// Quarantine state of a vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quarantine {
     /// The vGPU is not quarantined.
     Free,
-    /// The quarantine lasts until this time, unless the operator ends it earlier.
+    /// The vGPU is quarantined until this time, unless the operator ends the quarantine earlier.
     Until(Nanos),
-    /// The quarantine lasts until the operator ends it.
+    /// The vGPU is quarantined until the operator ends the quarantine.
     Held,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings for competition instead of the vGPU's own. The caller must set them again after a restart.
+    /// Settings that the vGPU competes with instead of its own. The caller must set them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
     /// Accounts do not affect decisions, so records omit them.
@@ -42,7 +42,7 @@ struct Vgpu {
 }
 
 impl Vgpu {
-    /// Returns the settings for competition.
+    /// Returns the settings that the vGPU competes with.
     fn effective(&self) -> VgpuParams {
         self.competing.unwrap_or(self.params)
     }
@@ -54,7 +54,7 @@ pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// Lanes of the engines by index, or a single lane for all engines at the index of the compute engine.
+    /// One lane for each engine, by index, or a single lane for all engines, at the index of the compute engine.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -124,7 +124,7 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time at which an [`Event::Tick`] is due if there is no earlier event. Returns `None` if no work is
+    /// Returns the time at which an [`Event::Tick`] is due unless an event occurs earlier. Returns `None` if no work is
     /// queued or in flight, and no quarantine expires.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
@@ -154,7 +154,7 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns the settings with which a vGPU competes, or `None` if they are its own settings.
+    /// Returns the settings that a vGPU competes with, or `None` if it competes with its own.
     #[must_use]
     pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu)?.competing.as_ref()
@@ -185,19 +185,19 @@ impl Scheduler {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
-    /// Returns the busy time of an engine in ns, including removed vGPUs.
+    /// Returns the busy time of an engine in ns, including work of removed vGPUs.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].busy
     }
 
-    /// Returns the part of [`Self::busy`] for removed vGPUs.
+    /// Returns the part of [`Self::busy`] charged to removed vGPUs, in ns.
     #[must_use]
     pub fn departed(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].departed
     }
 
-    /// Returns the number of submissions on the card for all engines.
+    /// Returns the number of submissions in flight on all engines.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
@@ -209,7 +209,7 @@ impl Scheduler {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// Returns the queued submissions and then the submissions on the card.
+    /// Returns the queued submissions, followed by the submissions on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (TenantId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -226,13 +226,13 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns the start of the next charge of the submission that has the engine.
+    /// Returns the time from which the running submission of an engine will be charged.
     pub(crate) fn charged_from(&self, engine: Engine) -> Option<Nanos> {
         self.engines[engine.index()].running().map(|(_, since)| since)
     }
 
     /// Returns true if a vGPU has been the only user of an engine for a period, has no queued submissions, and is
-    /// expected to send submissions of at most `most` ns. In this case, no other vGPU waits for the next end.
+    /// expected to send submissions of at most `most` ns. In this case, no other vGPU waits for the engine.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
@@ -308,7 +308,7 @@ impl Scheduler {
     fn started(&mut self, ticket: Ticket) -> bool {
         let Some(engine) = self.engine_of(ticket) else { return false };
         let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
-        // The engine has been idle since the last end of a submission.
+        // The engine has been idle since the last submission ended.
         let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
         self.engines[engine.index()].given(ticket, self.now);
         if let Some((vgpu, ns)) = idle {
@@ -333,7 +333,7 @@ impl Scheduler {
         true
     }
 
-    /// Adds a submission to the work of an engine.
+    /// Adds a submission to the work in flight on an engine.
     fn put_back(&mut self, engine: Engine, flight: Flight) {
         let flight = Flight { started: self.now, began: None, killed: false, ..flight };
         self.engines[engine.index()].start(flight);
@@ -379,7 +379,7 @@ impl Scheduler {
         true
     }
 
-    /// Charges a vGPU for blocking an engine. Submissions received by the engine in the meantime are not charged.
+    /// Charges a vGPU for blocking an engine. Submissions that the engine received in the meantime are not charged.
     fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -392,8 +392,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card's answer: the channel that has the engine on the card then also has
-    /// it in the accounts. The previous submission in the accounts did not use the engine.
+    /// Corrects the accounts after a query of the card: the channel that has the engine on the card becomes the running
+    /// one in the accounts. The submission that was running in the accounts has not used the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -428,7 +428,7 @@ impl Scheduler {
 
     fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
         if let Some((engine, flight)) = self.take_aside(ticket) {
-            // The use of the submission since it started to wait is unknown.
+            // The engine time of the submission since it was deferred is unknown.
             if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
                 vgpu.accounts[engine.index()].completed += 1;
             }
@@ -438,8 +438,7 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // Later submissions on the engine are charged from this end on. Time in which the engine had no work is not
-        // charged.
+        // Charge later submissions on the engine from this end. Do not charge time in which the engine had no work.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
@@ -508,7 +507,7 @@ impl Scheduler {
         true
     }
 
-    /// Sets a vGPU's effective settings in the lanes.
+    /// Applies a vGPU's effective settings to the lanes.
     fn renew_lanes(&mut self, vgpu: TenantId) {
         let Some(params) = self.vgpus.get(&vgpu).map(Vgpu::effective) else { return };
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
@@ -529,8 +528,8 @@ impl Scheduler {
         true
     }
 
-    /// Recreates the lanes with all queued and in-flight submissions, for another policy or another assignment of
-    /// engines to lanes.
+    /// Recreates the lanes with all queued and in-flight submissions, after a change of the policy or of the assignment
+    /// of engines to lanes.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {

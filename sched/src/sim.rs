@@ -1,11 +1,11 @@
-//! Simulates a card, guests, and their workloads for testing a scheduler before real guests use it.
+//! Simulates a card, guests, and their workloads, to test a scheduler before real guests use it.
 //!
 //! The simulation uses the real scheduler. It simulates engines that execute work in order and without preemption, the
-//! latency of interrupts and doorbells, and guests that submit, wait for the end, think, and submit again. The same
-//! seed results in exactly the same events.
+//! latency of interrupts and doorbells, and guests that submit work, wait for its end, think, and submit again. The
+//! same seed produces exactly the same events.
 //!
-//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`] is
-//! the engine use by VM and time.
+//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is its result, and [`Uses`]
+//! records engine use by VM over time.
 //!
 //! Memory, page tables, and the causes of kernel lengths are not simulated.
 

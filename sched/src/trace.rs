@@ -1,10 +1,10 @@
-//! Records of a scheduler's events and decisions, with one line of JSON per event. A record of a real run can be
-//! replayed with the same state machine, which must make the same decisions.
+//! Records of a scheduler's events and decisions, with one JSON line per event. A record of a real run can be replayed
+//! through the same state machine, which must make the same decisions.
 //!
 //! The first line contains the format and the initial state of the scheduler without its accounts, so that a record can
-//! start at any time. Each further line contains a time and either an event with its decisions, or a move of memory.
+//! start at any time. Each further line contains a time, and either an event with its decisions or a memory move.
 //!
-//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] computes the decisions with other
+//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] computes the decisions for other
 //! settings.
 
 mod bounded;
@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
-/// Format number.
+/// Format version.
 const FORMAT: u32 = 4;
-/// Oldest supported format, without moves of memory.
+/// Oldest supported format version, without memory moves.
 const OLDEST_FORMAT: u32 = 3;
 
-/// Format in a record's first line, which is checked before parsing the rest of the line.
+/// Format version in a record's first line, which is checked before the rest of the line is parsed.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -47,7 +47,7 @@ struct Start {
     scheduler: Scheduler,
 }
 
-/// A move of memory between the card and the host.
+/// A memory move between the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryMove {
     /// Start time.
@@ -56,13 +56,13 @@ pub struct MemoryMove {
     pub until: Nanos,
     /// vGPU that owns the memory.
     pub vgpu: TenantId,
-    /// Number of moved bytes.
+    /// Number of bytes moved.
     pub bytes: u64,
     /// True for a move to the card, false for a move to host memory.
     pub to_card: bool,
 }
 
-/// Any line after the first.
+/// A line after the first.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -75,14 +75,14 @@ struct Moved {
     moved: MemoryMove,
 }
 
-/// An event in a record.
+/// A recorded event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Time of the event.
     pub at: Nanos,
-    /// The event.
+    /// Event.
     pub event: Event,
-    /// Decisions of the scheduler.
+    /// Decisions that the scheduler made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<Decision>,
 }
@@ -94,7 +94,7 @@ pub struct Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Starts a record of `scheduler` at time `at`. `names` are the operators' names of its vGPUs.
+    /// Starts a record of `scheduler` at time `at`. `names` are the operator's names for its vGPUs.
     ///
     /// # Errors
     /// Returns an error if `to` fails.
@@ -102,7 +102,7 @@ impl<W: Write> Recorder<W> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
 
-    /// Starts a record of a scheduler that grants the whole card in turns.
+    /// Starts a record of a scheduler that grants turns on the whole card.
     ///
     /// # Errors
     /// Returns an error if `to` fails.
@@ -114,7 +114,7 @@ impl<W: Write> Recorder<W> {
         line(&mut to, header)?;
         let mut recorder = Self { to };
         for vgpu in header.scheduler.vgpus() {
-            // The serialized scheduler does not contain these settings.
+            // These settings are not part of the serialized scheduler.
             if let Some(&params) = header.scheduler.competing(vgpu) {
                 recorder.record(header.at, Event::Competes { vgpu, params: Some(params) }, &[])?;
             }
@@ -122,7 +122,7 @@ impl<W: Write> Recorder<W> {
         Ok(recorder)
     }
 
-    /// Records a completed move of memory.
+    /// Records a completed memory move.
     ///
     /// # Errors
     /// Returns an error if the writer fails.
@@ -138,7 +138,7 @@ impl<W: Write> Recorder<W> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// Returns the writer with the whole record.
+    /// Returns the writer, which has received the whole record.
     ///
     /// # Errors
     /// Returns an error if the writer fails.
@@ -162,9 +162,9 @@ pub enum TraceError {
     /// A line is malformed.
     #[error("line {line} of the record is malformed")]
     Line {
-        /// Number of the line, starting at 1.
+        /// Line number, starting at 1.
         line: usize,
-        /// Error of the parser.
+        /// Parser's error.
         source: serde_json::Error,
     },
     /// The record has a different format version.
@@ -185,15 +185,15 @@ pub struct Trace {
     pub scheduler: Scheduler,
     /// Time at which the record starts.
     pub at: Nanos,
-    /// Operators' names of the initial vGPUs.
+    /// Operator's names for the initial vGPUs.
     pub names: BTreeMap<TenantId, String>,
-    /// True if the scheduler grants the whole card in turns.
+    /// True if the scheduler grants turns on the whole card.
     pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
-    /// Line numbers of the events, from 1.
+    /// Line numbers of the events, starting at 1.
     pub lines: Vec<usize>,
-    /// Moves of memory, ordered by their ends.
+    /// Memory moves, ordered by end time.
     pub moves: Vec<MemoryMove>,
 }
 
@@ -202,7 +202,7 @@ pub struct Trace {
 pub struct Replay {
     /// Scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Indices of the events with decisions that differ from the recorded ones, and the new decisions.
+    /// Events whose decisions differ from the recorded ones, as the event's index and the new decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 
@@ -210,7 +210,7 @@ impl Trace {
     /// Reads a record.
     ///
     /// # Errors
-    /// Returns a [`TraceError`].
+    /// Returns a [`TraceError`] if the record cannot be read or is invalid.
     pub fn read(from: impl BufRead) -> Result<Self, TraceError> {
         let mut lines = from.lines().zip(1..);
         let (first, _) = lines.next().ok_or(TraceError::Empty)?;

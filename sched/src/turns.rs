@@ -1,25 +1,25 @@
 //! Turns grant the whole card to one tenant at a time. A turn is recalled when another tenant is due.
 //!
-//! A tenant with a *turn* submits freely; its shim limits its run-ahead. The other tenants
-//! wait. A turn is a sequence of *slices*. Each slice is one submission for a [`Scheduler`], which selects the next
-//! slice and keeps the accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the
-//! same tenant, the copy replaces the scheduler, and no message is sent to the tenant. Otherwise, the turn is recalled,
-//! and the slice is charged until the end of its last work, even if that work ends after the slice. Therefore, a drain
-//! is only needed for a change to another tenant, and a tenant without competitors gets no message after its grant. The
-//! policy's own accounts compensate for overruns.
+//! A tenant with a *turn* submits freely; its shim limits its work in flight. The other tenants wait. A turn is a
+//! sequence of *slices*. To the [`Scheduler`], which selects the next slice and keeps the accounts, each slice is one
+//! submission. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the same tenant, the
+//! copy replaces the scheduler, and no message is sent to the tenant. Otherwise, the turn is recalled, and the slice is
+//! charged until the end of its last work, even if that work ends after the slice. Therefore, a drain is needed only to
+//! change to another tenant, and a tenant without competitors gets no message after its grant. The policy's own
+//! accounts compensate for overruns.
 //!
-//! If another tenant is due, a turn that has lasted [`TurnsConfig::yield_ns`] ends when its program waits for a result
-//! ([`Order::Yield`]). Such a program has no queued work, so its next submission can wait for its next turn. A program
-//! that always has queued work does not wait, so it keeps its slices.
+//! If another tenant is due, a turn that has lasted [`TurnsConfig::yield_ns`] ends as soon as its program waits for a
+//! result ([`Order::Yield`]). Such a program has no queued work, so its next submission can wait for its next turn. A
+//! program that always has queued work does not wait, so it keeps its slices.
 //!
 //! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*, for example because of a long
-//! kernel or a stopped program. The other tenants do not wait for its end. They get their turns in the meantime, and
-//! the card switches between the work of all these tenants. Each tenant is charged for an equal part of that time.
+//! kernel or a stopped program. The other tenants no longer wait for its end. They get their turns in the meantime, and
+//! the card time-slices the work of all these tenants. Each of them is charged an equal part of that time.
 //!
-//! Turns of a tenant with several cards are *offered* and *reserved* (`reserved`), and are not started by a single
-//! card.
+//! A tenant with several cards is *offered* turns, which start only after they were *reserved* (`reserved`), so no card
+//! starts them by itself.
 //!
-//! The module has no I/O and no threads, and the time is an argument.
+//! The module has no I/O and no threads. Callers pass the time.
 
 mod reserved;
 
@@ -33,29 +33,29 @@ use std::collections::BTreeMap;
 
 /// Engine whose accounts are used for turns.
 const ENGINE: Engine = Engine::Compute;
-/// Number of the only channel of each tenant.
+/// Channel number that every tenant uses.
 const CHANNEL: Channel = Channel(0);
 
-/// Number of checks within [`TurnsConfig::yield_ns`] whether another tenant is due.
+/// Number of checks for a due tenant within [`TurnsConfig::yield_ns`].
 const COMPARISONS_PER_YIELD: u64 = 4;
 
 /// Settings for turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsConfig {
-    /// Length of a slice, in ns, which is the interval between decisions about the next turn.
+    /// Length of a slice, in ns. The next turn is decided at the end of each slice.
     pub slice_ns: u64,
-    /// Minimum duration of a turn before it can be cut short for a tenant of a better latency class, in ns.
+    /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,
-    /// Maximum wait of other tenants for the end of a recalled turn, in ns.
+    /// Maximum time that other tenants wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
-    /// Duration of a turn after which the turn ends as soon as its tenant waits for a result, if another tenant is due,
-    /// in ns.
+    /// Duration after which a turn ends as soon as its tenant waits for a result, in ns, provided that another tenant
+    /// is due.
     pub yield_ns: u64,
 }
 
 impl Default for TurnsConfig {
     /// Returns slices of 15 ms that can be cut short after 1 ms, and a wait of two slices for a recalled turn. A turn
-    /// ends after 4 ms if its tenant waits for a result. These values are based on 0.2 ms for a change of turns.
+    /// ends after 4 ms if its tenant waits for a result. The values assume that a change of turns takes 0.2 ms.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000, yield_ns: 4_000_000 }
     }
@@ -67,23 +67,24 @@ pub fn scheduler_defaults() -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..Config::default() }
 }
 
-/// A message to a tenant, or an action on it.
+/// An action on a tenant, or a message to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The tenant may submit until its turn is recalled.
     Grant(TenantId),
-    /// The tenant must stop submitting, and report the end of its submitted work.
+    /// The tenant must stop submitting, and must report the end of its submitted work.
     Recall(TenantId),
-    /// Another tenant is due. The tenant must return its turn when its program waits for a result.
+    /// Another tenant is due. The tenant must return its turn as soon as its program waits for a result.
     Yield(TenantId),
-    /// The tenant exceeds its limit since its recall or since the start of its slice, and its work blocks the card.
+    /// The tenant has exceeded its limit, counted from its recall or the start of its slice, and its work blocks the
+    /// card.
     Overdue {
-        /// Tenant.
+        /// Tenant that exceeded its limit.
         tenant: TenantId,
         /// Duration of the tenant's slice so far, in ns.
         ran_ns: u64,
     },
-    /// The tenant was overdue too often, and gets no turn until it is released.
+    /// The tenant was overdue too often, and gets no turns until it is released.
     Quarantined(TenantId),
 }
 
@@ -94,17 +95,17 @@ struct Slice {
     since: Nanos,
     /// Start of the turn that contains the slice.
     turn_since: Nanos,
-    /// Time at which the turn was recalled.
+    /// Time at which the turn was recalled, or `None`.
     recalled: Option<Nanos>,
-    /// True if the check at the minimum length, whether to cut the slice short, was made.
+    /// True if the turn reached its minimum length and was then checked for being cut short.
     weighed: bool,
-    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
+    /// True if the turn was reserved and its gate has not opened yet. Such a turn is not cut short.
     waits: bool,
-    /// State of an overrun, during which other tenants get their turns.
+    /// State of the overrun, or `None` if the slice does not overrun.
     overrun: Option<Overrun>,
-    /// Time at which it was last checked whether another tenant is due.
+    /// Time of the last check for another due tenant.
     compared: Option<Nanos>,
-    /// True if the tenant was asked to return the turn when its program waits for a result.
+    /// True if the tenant was asked to return the turn as soon as its program waits for a result.
     yields: bool,
     /// True if a strike was counted for the slice.
     struck: bool,
@@ -137,27 +138,27 @@ impl Slice {
     }
 }
 
-/// A turn whose end other tenants no longer wait for.
+/// State of a turn that other tenants no longer wait for.
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// True if the turn was reported because it reached the tenant's limit.
+    /// True if the turn was reported for reaching the tenant's limit.
     overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// True if the tenant has work that waits for a turn or will wait for its next turn.
+    /// True if the tenant has work that waits for its current or next turn.
     wants: bool,
-    /// True if the tenant currently gets no turns because its memory is moving or it waits for its quantum.
+    /// True if the tenant currently gets no turns because its memory is being moved or it waits for its quantum.
     paused: bool,
-    /// True if the tenant's turns are offered, and start only when they are reserved.
+    /// True if the tenant's turns are offered, and start only after they were reserved.
     offers: bool,
-    /// Time of the last offer. Reset when the offer is accepted or the tenant's state changes.
+    /// Time of the last offer. Cleared when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
-    /// Time of the last offer since the tenant's last turn that prevents offers to others.
+    /// Time of the last offer that prevents offers to others, if the tenant has had no turn since.
     promised: Option<Nanos>,
-    /// Queued ticket.
+    /// Ticket of the tenant's slice in the queue.
     queued: Option<Ticket>,
     slice: Option<Slice>,
 }
@@ -169,16 +170,16 @@ pub struct Turns {
     config: TurnsConfig,
     members: BTreeMap<TenantId, Member>,
     next_ticket: u64,
-    /// Number of granted turns.
+    /// Number of turns granted so far.
     switches: u64,
-    /// Time until which overrunning turns are charged.
+    /// Time up to which overrunning turns have been charged.
     charged_until: Nanos,
     orders: Vec<Order>,
-    /// Tenants that have become due since the last call of `take_offers`.
+    /// Tenants that became due since the last call of `take_offers`.
     offers: Vec<TenantId>,
-    /// Tenants removed from the queue during the selection of the next slice.
+    /// Tenants that the selection of the next slice removed from the queue.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn as soon as all other turns have ended.
+    /// Tenant that gets the next turn, as soon as all other turns have ended.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
@@ -207,7 +208,7 @@ impl Turns {
     }
 
     /// Starts a record of at most `limit` bytes. `names` are the tenants' names. Returns false if a record is already
-    /// in progress, or if the scheduler's state does not fit.
+    /// in progress or the scheduler's state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         if self.recording.is_some() {
             return false;
@@ -221,39 +222,39 @@ impl Turns {
         self.recording.take().map(Recording::end)
     }
 
-    /// Adds a move of a tenant's memory to the record.
+    /// Adds a memory move of a tenant to the record.
     pub fn note_move(&mut self, moved: MemoryMove) {
         if let Some(recording) = &mut self.recording {
             recording.note_move(moved);
         }
     }
 
-    /// Returns the scheduler for reading its accounts and settings.
+    /// Returns the scheduler, for queries of its accounts and settings.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// Returns the number of granted turns.
+    /// Returns the number of turns granted so far.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
     }
 
-    /// Returns the settings with which a tenant competes.
+    /// Returns the settings that a tenant competes with.
     #[must_use]
     pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
         self.scheduler.params(tenant)
     }
 
-    /// Returns the accounts of a tenant.
+    /// Returns a tenant's account.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<&Account> {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants with a turn: all tenants whose turns overrun, and at most one other tenant if the policy has
-    /// a gate.
+    /// Returns the tenants that have a turn: all tenants whose turns overrun, and at most one other if the policy
+    /// limits submissions in flight.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -270,7 +271,7 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.is_recalled())
     }
 
-    /// Returns true if a tenant was asked to return its turn when its program waits for a result.
+    /// Returns true if a tenant was asked to return its turn as soon as its program waits for a result.
     #[must_use]
     pub fn yields(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.yields)
@@ -282,25 +283,25 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
-    /// Returns the time since a tenant's turn overran in ns, or 0 if it does not overrun.
+    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
         overrun.map_or(0, |overrun| now.since(overrun.since))
     }
 
-    /// Returns true if a tenant has waiting or running work.
+    /// Returns true if a tenant has queued or running work.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
     }
 
-    /// Returns and clears the orders since the last call, in order.
+    /// Returns and clears the pending orders, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Adds a tenant. An existing tenant keeps its state.
+    /// Adds a tenant. Does not change an existing tenant.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) {
             return;
@@ -331,10 +332,10 @@ impl Turns {
         }
     }
 
-    /// Changes the settings of the card.
+    /// Changes the card's settings.
     ///
     /// # Errors
-    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting is changed.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -343,8 +344,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike against a tenant. A program of the tenant was abandoned because its work exceeded the limit.
-    /// Several programs in one slice are one strike.
+    /// Counts a strike against a tenant because one of its programs was abandoned after exceeding the limit. Several
+    /// programs in one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -366,7 +367,7 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Charge the use in which this tenant did not compete before it starts to compete.
+        // Charge earlier use first, because the tenant did not compete until now.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
@@ -374,8 +375,8 @@ impl Turns {
     }
 
     /// Records that a tenant has returned its turn because its work has ended. `ended` is the end of the last work
-    /// according to the tenant, clamped to `now`. `more` is true if the tenant has more waiting work. If the tenant has
-    /// no turn, only `more` is recorded.
+    /// according to the tenant, clamped to `now`. `more` is true if the tenant has more work. If the tenant has no
+    /// turn, only `more` is recorded.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
@@ -400,7 +401,7 @@ impl Turns {
     }
 
     /// Pauses or resumes a tenant's turns. A pause recalls the tenant's turn and removes its slice from the queue. The
-    /// tenant is still recorded as having work.
+    /// tenant's pending work remains recorded.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
@@ -417,7 +418,7 @@ impl Turns {
         self.recall(tenant, now);
     }
 
-    /// Returns the next tenant that would get the card if a recalled tenant returned its turn now.
+    /// Returns the tenant that would get the next turn if a recalled tenant returned its turn now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
         let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.is_recalled() && slice.overrun.is_none())?;
@@ -454,9 +455,9 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// If another tenant is due, requests that the holder returns its turn when its program waits for a result.
-    /// Therefore, a program with short submissions gets short turns, and a program that always has queued work keeps
-    /// its slices.
+    /// Asks the holder to return its turn as soon as its program waits for a result, if another tenant is due. As a
+    /// result, a program with short submissions gets short turns, and a program that always has queued work keeps its
+    /// slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
             .members
@@ -470,7 +471,7 @@ impl Turns {
             let (decisions, again) =
                 (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
             let next = decisions.iter().flat_map(|(_, decisions)| decisions);
-            // An offered turn of the next tenant would not start now.
+            // If the next tenant's turn is offered, it would not start now.
             let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
@@ -481,7 +482,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which to check again whether another tenant is due, or `None` if no tenant waits.
+    /// Returns the time of the next check for another due tenant, or `None` if no tenant waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;
@@ -489,7 +490,7 @@ impl Turns {
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
     }
 
-    /// Ends the wait for a turn that was recalled too long ago if other tenants wait for the card.
+    /// Marks a turn that was recalled too long ago as overrunning, if other tenants wait for the card.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
@@ -518,7 +519,7 @@ impl Turns {
         }
     }
 
-    /// Reports the overrunning turns that exceed their limits.
+    /// Reports the overrunning turns that have exceeded their limits.
     fn report_overdue(&mut self, now: Nanos) {
         let late: Vec<TenantId> =
             self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
@@ -531,7 +532,7 @@ impl Turns {
         }
     }
 
-    /// Returns the times at which overrunning turns reach their limits.
+    /// Returns the tenants with overrunning turns, and the times at which these turns reach their limits.
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
@@ -540,7 +541,8 @@ impl Turns {
         })
     }
 
-    /// Returns the time of the next charge for overrunning turns, or the end of the wait for a recalled turn.
+    /// Returns the earliest of the next charge for overrunning turns, the end of the wait for a recalled turn, and the
+    /// limits of overrunning turns.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -551,7 +553,8 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Cuts short turns that had not reached their minimum length when a tenant of a better latency class queued work.
+    /// Reconsiders cutting short the turns that had not reached their minimum length when a tenant of a better class
+    /// queued work.
     fn weigh(&mut self, now: Nanos) {
         let least = self.config.least_ns;
         let mut any = false;
@@ -568,7 +571,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class is waiting.
+    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class waits.
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
@@ -576,7 +579,7 @@ impl Turns {
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
-    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
+    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
@@ -603,7 +606,7 @@ impl Turns {
         self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
 
-    /// Ends the slices of all tenants without competitors and starts new ones.
+    /// Ends the slices of all tenants without competitors, and starts new ones.
     fn roll_all(&mut self, now: Nanos) {
         if self.scheduler.queued() > 0 {
             return;
@@ -614,8 +617,8 @@ impl Turns {
         }
     }
 
-    /// Immediately starts the next slice of a tenant if the scheduler would select this tenant again. Returns true if
-    /// the slice was started.
+    /// Starts the next slice of a tenant immediately if the scheduler would select this tenant again. Returns true if
+    /// it did.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
             return false;
@@ -635,7 +638,7 @@ impl Turns {
         true
     }
 
-    /// Handles new work of a tenant. Immediately recalls the holder's turn if the tenant's latency class is better and
+    /// Handles a tenant's new work. Recalls the holder's turn immediately if the tenant's latency class is better and
     /// the scheduler would select the tenant.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
@@ -694,8 +697,7 @@ impl Turns {
     }
 }
 
-/// Ends the first of a tenant's two slices in `scheduler` while the second one is queued. Returns the events and their
-/// decisions.
+/// Queues a tenant's second slice in `scheduler` and ends the first one. Returns these events and their decisions.
 fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,
@@ -711,7 +713,7 @@ fn after_slice(
     })
 }
 
-/// Returns the settings for the start of a slice after the end of the previous one.
+/// Returns `config` with a pipeline of one slice, so that a slice starts only after the previous one has ended.
 fn gating(config: Config) -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..config }
 }

@@ -4,13 +4,13 @@
 //! which the card's own work may hold for a long time.
 
 use crate::fifo::userd::Doorbells;
-use crate::memory::{BusAddr, Memory};
-use crate::mmu::{Access, AddressSpace, Mmu, MmuFault};
 use card::Aperture;
 use nvspec::addr::{GpuVa, Target, VramAddr};
 use nvspec::regs::pbus;
 use nvspec::regs::windows::pramin;
 use parking_lot::RwLock;
+use simgpu_memory::memory::{BusAddr, Memory};
+use simgpu_memory::mmu::{Access, AddressSpace, Mmu, MmuFault};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Addressing mode of a BAR aperture.

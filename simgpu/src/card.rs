@@ -5,8 +5,6 @@ use crate::cx::Copied;
 use crate::faults::Fault;
 use crate::fifo::FifoCounters;
 use crate::gpu::Gpu;
-use crate::memory::{Memory, Touches, Vram, VramError};
-use crate::mmu::{Client, Mmu, TlbCounters};
 use crate::saved::{NotQuiescent, SavedCard};
 use crate::thread::{Shared, Worker};
 use ::card::{AccessCounts, Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
@@ -14,6 +12,8 @@ use nvspec::addr::Iova;
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, GF100, VENDOR_NVIDIA};
 use nvspec::regs::windows::{BAR0_BYTES, pramin};
 use saved_state::Invalid;
+use simgpu_memory::memory::{Memory, Touches, Vram, VramError};
+use simgpu_memory::mmu::{Client, Mmu, TlbCounters};
 use std::fs::File;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
@@ -246,7 +246,7 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// Keeps the engines' writes to host memory in flight until they are flushed ([`memory`](crate::memory)). Otherwise
+    /// Keeps the engines' writes to host memory in flight until they are flushed ([`simgpu_memory::memory`]). Otherwise
     /// these writes arrive immediately.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);

@@ -3,11 +3,11 @@
 //! The card has two time scales. The *card time* runs from the card's creation and orders all work. The *timer time*,
 //! which PTIMER and semaphore timestamps show, is the card time plus an offset that the driver sets.
 
-use crate::compute::TRANSACTION_BYTES;
-use crate::engines::Work;
 use crate::faults::EngineId;
 use nvspec::chip::GF100;
 use serde::{Deserialize, Serialize};
+use simgpu_engines::compute::TRANSACTION_BYTES;
+use simgpu_engines::engines::Work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

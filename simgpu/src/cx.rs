@@ -4,12 +4,12 @@ use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
 use crate::faults::Faults;
 use crate::fifo::userd::Doorbells;
-use crate::memory::Memory;
-use crate::mmu::Mmu;
 use crate::storage::Storage;
 use nvspec::chip::Chip;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use simgpu_memory::memory::Memory;
+use simgpu_memory::mmu::Mmu;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -30,16 +30,16 @@ pub(crate) mod userd;
 pub(crate) use saved::SavedFifo;
 
 use crate::clock::CardNs;
-use crate::compute::Compute;
 use crate::cx::Cx;
-use crate::engines::copy::ce::CopyEngine;
 use crate::faults::EngineId;
-use crate::graph::GraphClasses;
 use channel::Channel;
 use nvspec::fifo::CHANNELS;
 use nvspec::regs::{pbdma as pbdma_regs, pfifo, pmc};
 use pbdma::Pbdma;
 use serde::{Deserialize, Serialize};
+use simgpu_engines::compute::Compute;
+use simgpu_engines::engines::copy::ce::CopyEngine;
+use simgpu_engines::engines::graph::GraphClasses;
 use slot::{Condition, Slot};
 
 /// Result of a step.

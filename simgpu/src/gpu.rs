@@ -4,15 +4,12 @@ use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
 use crate::blocks::{Effect, board, falcon, fecs, memory as memory_blocks, pbus, pfifo, pgraph, pmc, pmu, ptimer};
 use crate::clock::Clock;
-use crate::compute::Compute;
 use crate::cx::{Copied, Cx, Undeclared};
 use crate::faults::{EngineId, Faults};
 use crate::fifo::fault::{Client, Report, report};
 use crate::fifo::userd::Doorbells;
 use crate::fifo::{Fifo, Progress};
 use crate::interrupt::Line;
-use crate::memory::{Memory, Vram};
-use crate::mmu::Mmu;
 use crate::storage::Storage;
 use crate::thread::Alarm;
 use crate::vbios;
@@ -20,6 +17,9 @@ use card::Aperture;
 use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs::windows::{BAR0_BYTES, PGRAPH_RANGES, STATE_RANGES, UNCLAIMED, pramin, prom};
 use nvspec::regs::{self, sm_trap};
+use simgpu_engines::compute::Compute;
+use simgpu_memory::memory::{Memory, Vram};
+use simgpu_memory::mmu::Mmu;
 use std::sync::Arc;
 
 pub(crate) struct Gpu {
@@ -87,7 +87,7 @@ impl Gpu {
         cx.context_writes.clear();
         cx.memory.drop_posted();
         cx.apertures.reset();
-        cx.mmu.flush(crate::mmu::Flush::default());
+        cx.mmu.flush(simgpu_memory::mmu::Flush::default());
         cx.clock.reset();
         pmu.reset(cx);
         graph_falcons.reset();

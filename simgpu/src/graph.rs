@@ -1,92 +1,18 @@
-//! PGRAPH as a whole: M2MF, compute, bind-only classes, traps, and FECS's contexts.
+//! PGRAPH's traps, and FECS's contexts. The crate `simgpu-engines` executes PGRAPH's classes.
 //!
 //! FECS's firmware is not executed: its commands have the same effect as in nouveau's firmware.
 
-use crate::compute::{self, Compute};
 use crate::cx::Cx;
-use crate::engines::copy::m2mf::M2mf;
-use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, State};
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
 use crate::fifo::decoder::Method;
 use crate::fifo::slot::{Condition, Slot};
-use crate::mmu::Access;
 use nvspec::addr::{GpuVa, Target};
-use nvspec::class::{id, m2mf9039};
 use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
-
-/// M2MF, compute, and the 2D and 3D classes. The latter support only the two methods common to all classes. The work of
-/// one class completes before the next method of any class.
-pub(crate) struct GraphClasses {
-    m2mf: M2mf,
-    compute: Compute,
-}
-
-impl GraphClasses {
-    pub(crate) fn new(compute: Compute) -> Self {
-        Self { m2mf: M2mf::default(), compute }
-    }
-}
-
-impl Engine for GraphClasses {
-    fn class_supported(&self, class: u32) -> bool {
-        matches!(class, id::FERMI_TWOD_A | id::FERMI_A | id::FERMI_COMPUTE_A) || self.m2mf.class_supported(class)
-    }
-
-    fn method(
-        &mut self,
-        subchannel: u8,
-        class: u32,
-        method: u32,
-        data: u32,
-        cx: &mut EngineCx<'_>,
-    ) -> Result<(), EngineError> {
-        match class {
-            id::FERMI_COMPUTE_A => self.compute.method(method, data, cx),
-            id::FERMI_TWOD_A | id::FERMI_A => match method {
-                m2mf9039::NOP | m2mf9039::SERIALIZE => Ok(()),
-                _ => Err(EngineError::IllegalMethod),
-            },
-            _ => self.m2mf.method(subchannel, class, method, data, cx),
-        }
-    }
-
-    fn pending(&self) -> bool {
-        self.m2mf.pending() || self.compute.pending()
-    }
-
-    fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError> {
-        if self.compute.pending() { self.compute.step(cx) } else { self.m2mf.step(cx, budget_bytes) }
-    }
-
-    fn save(&mut self) -> ContextState {
-        let compute = Box::new(self.compute.save());
-        match self.m2mf.save().0 {
-            State::M2mf(m2mf) => ContextState(State::Graph(m2mf, compute)),
-            other => ContextState(other),
-        }
-    }
-
-    fn load(&mut self, state: ContextState) {
-        match state.0 {
-            State::Graph(m2mf, compute) => {
-                self.m2mf.load(ContextState(State::M2mf(m2mf)));
-                self.compute.load(*compute);
-            }
-            other => {
-                self.m2mf.load(ContextState(other));
-                self.compute.load(compute::Registers::default());
-            }
-        }
-    }
-
-    fn reset(&mut self) {
-        self.m2mf.reset();
-        self.compute.reset();
-    }
-}
+use simgpu_engines::engines::EngineError;
+use simgpu_memory::mmu::Access;
 
 /// Raises PGRAPH's interrupt for a method that failed.
 pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) {

@@ -5,16 +5,16 @@
 //! - `gpu`: the BAR0 map; `blocks`: register blocks with behaviour; `storage`: registers without behaviour
 //! - `aperture`: BAR1, BAR3 and PRAMIN; `interrupt`: MSI and INTx
 //! - `fifo`: channels, the runlist, PBDMAs, host methods, and the engines as seen by the host
-//! - [`engines`]: executes methods; `compute`: grids of shader code; `graph`: the rest of PGRAPH, including FECS
-//! - [`memory`] and [`mmu`]: VRAM, host memory, page tables, TLBs
+//! - the crate `simgpu-engines` executes methods and grids of shader code; `graph`: the rest of PGRAPH, including FECS
+//! - the crate `simgpu-memory` has VRAM, host memory, page tables and TLBs
 //! - `clock`: PTIMER and the [`TimeModel`]; `faults`: injected [`Fault`]s; [`vbios`]: the ROM
 //!
 //! The card is unaware of virtual machines, and enforces only the rules that a real card's MMU enforces.
 //!
 //! # Not modelled
 //! - 2D (0x902d) and 3D (0x9097), except binding an object, NOP and wait-for-idle: their other methods raise PGRAPH's
-//!   illegal-method interrupt. The compute features listed in `compute`. Video decoding, the display, and their falcons
-//!   are fused off.
+//!   illegal-method interrupt. The compute features listed in [`simgpu_engines::compute`]. Video decoding, the display,
+//!   and their falcons are fused off.
 //! - Falcon code: uploaded code is not executed. PMU, FECS, GPCCS and the copy engines' falcons behave like nouveau's
 //!   own firmware, regardless of the uploaded code; without code, only the PMU works. FECS does not support the
 //!   commands of NVIDIA's firmware.
@@ -27,7 +27,7 @@
 //! - Progress within a copy: with a time model, up to 256 KiB of a copy may become visible early. Semaphores,
 //!   interrupts and subsequent methods never become visible early.
 //! - Bus contention: each engine has the full bandwidth, regardless of other engines and CPUs.
-//! - Further features listed in [`mmu`], [`memory`] and [`engines`].
+//! - Further features listed in [`simgpu_memory::mmu`], [`simgpu_memory::memory`] and [`simgpu_engines::engines`].
 //!
 //! # Lock order
 //! The card's state; then an aperture's mode; then the MMU's gate, a TLB set, or the host memory table.
@@ -35,10 +35,6 @@
 //! Sources: envytools (`rnndb`, `hwdocs`), nouveau (Linux 6.1 and 6.12), and NVIDIA's published class and RAMFC
 //! headers. Unverified behaviour is marked `GUESS`.
 
-pub mod compute;
-pub mod engines;
-pub mod memory;
-pub mod mmu;
 pub mod vbios;
 
 mod aperture;
@@ -65,3 +61,4 @@ pub use cx::Copied;
 pub use faults::{EngineId, Fault, FaultKind};
 pub use fifo::FifoCounters;
 pub use saved::{NotQuiescent, SavedCard};
+pub use simgpu_memory::memory::Vram;

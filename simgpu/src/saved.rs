@@ -148,7 +148,7 @@ impl Gpu {
 }
 
 /// Sets the window mappings from the registers.
-fn place_windows(apertures: &Apertures, storage: &Storage, memory: &crate::memory::Memory) {
+fn place_windows(apertures: &Apertures, storage: &Storage, memory: &simgpu_memory::memory::Memory) {
     apertures.place_pramin(storage.peek(pbus::PRAMIN_WINDOW::OFFSET));
     apertures.bind(Aperture::Bar1, storage.peek(pbus::BAR1_BLOCK::OFFSET), memory);
     apertures.bind(Aperture::Bar3, storage.peek(pbus::BAR3_BLOCK::OFFSET), memory);

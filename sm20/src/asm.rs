@@ -62,7 +62,7 @@ impl Program {
     }
 }
 
-/// An entry point and its launch resources. Sizes are in bytes.
+/// An entry point and its launch resources, with sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// Kernel name, from `.kernel`.
@@ -192,7 +192,7 @@ fn note(instruction: &Instruction, draft: &mut Draft) -> Result<(), String> {
 
 fn need(value: &mut u32, declared: bool, needed: u32, what: &str) -> Result<(), String> {
     if declared && needed > *value {
-        return Err(format!("the kernel declares {value} {what}, and this needs {needed}"));
+        return Err(format!("the kernel declares {value} {what}, but this needs {needed}"));
     }
     *value = needed.max(*value);
     Ok(())

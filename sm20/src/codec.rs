@@ -57,7 +57,7 @@ pub enum DecodeError {
         word: u64,
         /// Name of the operation.
         name: &'static str,
-        /// The field, or fields encoded together.
+        /// The field, or several fields encoded together.
         field: &'static str,
         /// Reason for the error.
         why: &'static str,
@@ -78,7 +78,7 @@ pub enum EncodeError {
     Field {
         /// Name of the operation.
         name: &'static str,
-        /// The field, or fields encoded together.
+        /// The field, or several fields encoded together.
         field: &'static str,
         /// Reason for the error.
         why: &'static str,

@@ -32,7 +32,7 @@ const KPARAM_INFO: u8 = 0x17;
 const FORMAT_HALF: u8 = 0x03;
 /// Format of an attribute that includes the size of its value in bytes.
 const FORMAT_SIZED: u8 = 0x04;
-/// Attribute with the size of the parameters.
+/// Attribute with the size of the parameters in bytes.
 const CBANK_PARAM_SIZE: u8 = 0x19;
 
 /// Returns true if `data` is an ELF file.
@@ -167,7 +167,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
         while let [format, attribute, low, high, tail @ ..] = rest {
             let half = u16::from_le_bytes([*low, *high]);
             let length = if *format == FORMAT_SIZED { usize::from(half) } else { 0 };
-            let value = tail.get(..length).ok_or_else(|| format!("{name} is cut short"))?;
+            let value = tail.get(..length).ok_or_else(|| format!("{name} is truncated"))?;
             match (*format, *attribute, value) {
                 (FORMAT_HALF, CBANK_PARAM_SIZE, _) => bytes = u32::from(half),
                 (FORMAT_SIZED, PARAM_CBANK, [_, _, _, _, offset_low, offset_high, size_low, size_high, ..]) => {

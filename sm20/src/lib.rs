@@ -41,7 +41,7 @@ pub fn read(image: &[u8]) -> Result<Program, String> {
     if cubin::is_elf(image) {
         return cubin::read(image);
     }
-    let source = std::str::from_utf8(image).map_err(|_| "neither a cubin nor a text for sm_20")?;
+    let source = std::str::from_utf8(image).map_err(|_| "neither a cubin nor sm_20 assembly text")?;
     assemble(source.trim_end_matches('\0')).map_err(|errors| {
         let lines: Vec<String> = errors.iter().take(5).map(ToString::to_string).collect();
         format!("the text does not assemble: {}", lines.join("; "))

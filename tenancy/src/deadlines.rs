@@ -1,4 +1,4 @@
-//! All timers of a CUDA card's owner.
+//! Timers of a CUDA card's owner.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
@@ -8,13 +8,13 @@ use vram::TenantId;
 pub enum Deadline {
     /// Processes of an earlier owner are no longer expected to reconnect.
     Reconnection,
-    /// Responses about empty chunks are no longer expected.
+    /// Responses to requests for empty chunks are no longer expected.
     Reclaims,
     /// The attempt to free memory for a guarantee ends.
     Guarantee,
     /// Allocations may wait for evictions again.
     EvictionWait,
-    /// Memory may be pinned for the stock, because no memory has moved for a while.
+    /// Memory may be pinned for the stock again, because no memory has moved for a while.
     Restock,
     /// The second time limit of a tenant's current turn.
     SecondLimit(TenantId),
@@ -31,7 +31,7 @@ impl Deadline {
     }
 }
 
-/// Deadlines with their times, in ns of the core's clock.
+/// Pending deadlines and their times, in ns of the core's clock.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     at: BTreeMap<Deadline, u64>,
@@ -43,7 +43,7 @@ impl Deadlines {
         self.at.insert(deadline, at);
     }
 
-    /// Sets a deadline unless it already has a later time.
+    /// Sets a deadline unless it is already set to a later time.
     pub fn postpone(&mut self, deadline: Deadline, at: u64) {
         let set = self.at.entry(deadline).or_insert(at);
         *set = at.max(*set);
@@ -54,22 +54,22 @@ impl Deadlines {
         self.at.remove(&deadline);
     }
 
-    /// Returns true if a deadline is set, even if it has passed.
+    /// Returns true if a deadline is set, even if its time has passed.
     pub fn is_set(&self, deadline: Deadline) -> bool {
         self.at.contains_key(&deadline)
     }
 
-    /// Returns true if a deadline is in the future.
+    /// Returns true if a deadline is set and in the future.
     pub fn is_ahead(&self, deadline: Deadline, now: u64) -> bool {
         self.remaining(deadline, now) > 0
     }
 
-    /// Returns the time in ns until a deadline; 0 if it has passed or is not set.
+    /// Returns the time until a deadline in ns, or 0 if it has passed or is not set.
     pub fn remaining(&self, deadline: Deadline, now: u64) -> u64 {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))
     }
 
-    /// Removes a deadline that has passed. Returns true if it had passed.
+    /// Removes a deadline if it has passed. Returns true if it had passed.
     pub fn take(&mut self, deadline: Deadline, now: u64) -> bool {
         let has_passed = self.at.get(&deadline).is_some_and(|at| *at <= now);
         has_passed && self.at.remove(&deadline).is_some()
@@ -82,7 +82,7 @@ impl Deadlines {
         passed.filter_map(tenant).collect()
     }
 
-    /// Returns the time in ns until the first deadline at which the core must be called.
+    /// Returns the time in ns until the earliest deadline at which the core must be called.
     pub fn next(&self, now: u64) -> Option<u64> {
         let waking = self.at.iter().filter(|(deadline, _)| deadline.wakes());
         waking.map(|(_, at)| at.saturating_sub(now)).min()

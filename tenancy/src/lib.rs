@@ -1,21 +1,21 @@
-//! The state machine that shares a card among its tenants.
+//! State machine that shares a card among its tenants.
 //!
-//! A card has one of two executors: the owner of a card for virtual machines (`card-manager`), or the owner of a card
-//! for CUDA programs (`cuda-owner`). Both report the card's events, and execute the resulting actions. This crate makes
-//! decisions without I/O, threads or a clock of its own: each call receives the time as an argument.
+//! A card has one of two executors: `card-manager` owns cards for virtual machines, and `cuda-owner` owns cards for
+//! CUDA programs. Both report the card's events and execute the resulting actions. This crate makes decisions without
+//! I/O, threads, or a clock of its own: callers pass the time.
 //!
 //! [`Residency`] divides the card's memory: it returns the chunks to move, and the tenants to hold during another
-//! tenant's memory quantum. It consists of [`vram::Balancer`] and [`vram::Quanta`].
+//! tenant's memory quantum. It is based on [`vram::Balancer`] and [`vram::Quanta`].
 //!
-//! [`relocation::Relocations`] executes the moves: it returns the steps of each move, whose results the executor
-//! reports. [`Machine`] combines both.
+//! [`relocation::Relocations`] controls the moves: it returns the steps of each move, and the executor reports their
+//! results. [`Machine`] combines both.
 //!
 //! [`Machine::wait_reason`] returns the reason why a tenant waits. [`MemoryView`] and [`TimeView`] describe a card of
 //! either kind to operators.
 //!
-//! [`Deadlines`] contains the timers of a CUDA card's owner.
+//! [`Deadlines`] contains the timers of `cuda-owner`.
 //!
-//! Time is divided by `sched`, not by this crate. The crate does not copy memory, and does not depend on channels or
+//! `sched`, not this crate, divides the time. This crate does not copy memory, and does not depend on channels or
 //! processes.
 
 mod deadlines;

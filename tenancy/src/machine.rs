@@ -6,7 +6,7 @@ use sched::{Scheduler, VgpuParams};
 use std::fmt::Debug;
 use vram::{ChunkTable, Mode, TenantId};
 
-/// A card's memory. `U` identifies users of memory, `P` backing memory.
+/// A card's memory. `U` identifies users of memory, and `P` identifies backing memory.
 #[derive(Debug)]
 pub struct Machine<U, P> {
     /// Decides which tenants' memory is on the card.
@@ -16,14 +16,14 @@ pub struct Machine<U, P> {
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
-    /// Returns true if a tenant gets no time because its memory is moving or it waits for its quantum.
+    /// Returns true if a tenant gets no time because its memory is being moved or it waits for its quantum.
     #[must_use]
     pub fn is_paused(&self, tenant: TenantId) -> bool {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
     }
 
-    /// Ends a planning round. If no memory is moving, starts the quantum for which memory was moved. For `fixed`, see
-    /// [`Residency::is_still`].
+    /// Ends a planning round. If no memory is moving, starts the quantum for which memory was moved in. For `fixed`,
+    /// see [`Residency::is_still`].
     pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         if self.relocations.is_idle() {
             return self.residency.is_still(table, now, fixed);
@@ -32,7 +32,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Holds::new()
     }
 
-    /// Returns the time in ns until the next planning round if no event comes first; `None` if only events cause moves.
+    /// Returns the time in ns until the next planning round unless an event occurs earlier, or `None` if only events
+    /// cause moves.
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());
@@ -43,8 +44,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         is_due.then(|| residency.balancer().config().return_interval_ns)
     }
 
-    /// Returns the tenants whose settings for the competition for time must change, with the new settings; `None`
-    /// restores their own settings. See [`Residency::competing`].
+    /// Returns the tenants whose settings for time competition must change, with the new settings, or `None` to restore
+    /// their own settings. See [`Residency::competing`].
     #[must_use]
     pub fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
@@ -52,7 +53,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         settings.filter(|(tenant, settings)| settings.as_ref() != scheduler.competing(*tenant)).collect()
     }
 
-    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work.
+    /// Returns the reason why a tenant waits, or `None` if its work may run or it has no work.
     #[must_use]
     pub fn wait_reason(&self, tenant: TenantId, now: u64, standing: &Standing) -> Option<Wait> {
         let is_moving = standing.has_work && self.relocations.is_moving(tenant);
@@ -73,7 +74,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
-    /// Returns two tenants with one chunk each, which use quanta if `mode` is forced.
+    /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
         let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
         table.set_host_budget(64);
@@ -102,7 +103,7 @@ mod tests {
         let holds = machine.residency.tick(&table, 0, |_| 100, None);
         assert_eq!(holds, [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // An operator moves the other tenant's memory.
+        // Simulate an operator who moves the other tenant's memory.
         begin(&mut machine, &table, TWO);
         assert_eq!(machine.round_ended(&table, MS, None), []);
         assert!(machine.residency.is_loading() && machine.is_paused(ONE) && machine.is_paused(TWO));

@@ -1,71 +1,72 @@
-//! Relocation: the steps in which chunks move between the card and host memory.
+//! Relocation: controls the steps in which chunks move between the card and host memory.
 //!
 //! ```text
 //! draft -> Quiesce -> quiet -> Copy -> copied -> Remap -> remapped -> Ended -> Resume
 //! ```
 //!
-//! A *user* of memory maps chunks, and is quiesced while they move: it is a process of a CUDA tenant, or a VM. A user
+//! A *user* of memory is a process of a CUDA tenant, or a VM. It maps chunks, and is quiesced while they move. A user
 //! has one order at a time, which consists of several batches: while the user remaps one batch, the next one is copied.
 //! Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
-//! A move takes effect only once its user has remapped the chunk; otherwise the chunk stays. A user that declines an
-//! order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could not be
-//! copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If it still
-//! does not quiesce, it is abandoned.
+//! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
+//! declines an order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could
+//! not be copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If it
+//! still does not quiesce, it is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use vram::{ChunkTable, MoveId, TenantId, Tier};
 
-/// Time in ns for which a user that declined an order, or whose chunks could not move, gets no new order.
+/// Time for which a user gets no new order after it declined one or its chunks could not move, in ns.
 pub const RETRY_NS: u64 = 500_000_000;
-/// Initial time in ns after which a user should decline instead of continuing to drain. Doubles each time the user
+/// Initial time after which a user should decline instead of continuing to drain, in ns. It doubles each time the user
 /// declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined minus completed orders. A user may exceed this number as long as its work is permitted to
-/// run. A user that exceeds both limits keeps memory from other users, and is abandoned.
+/// Maximum number of declined minus completed orders. A user may exceed it for as long as its work may run. A user that
+/// exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Maximum number of chunks per batch: large enough for the link's full rate, and small enough that memory changes
-    /// owners quickly.
+    /// Maximum number of chunks per batch: large enough for the link's full bandwidth, and small enough that memory
+    /// changes owners quickly.
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches per user.
     pub batches_most: usize,
     /// Number of batches above which a user gets no new ones. Otherwise, a new batch would start whenever one ends, and
-    /// batches would shrink to a single chunk.
+    /// batches would shrink to one chunk each.
     pub batches_few: usize,
-    /// Time limit for each response from a user, in ns.
+    /// Maximum time for a user's response, in ns.
     pub answer_ns: u64,
-    /// Additional time in ns within which the executor forces a user to quiesce; `None` if the executor cannot force
-    /// it.
+    /// Additional time in which the executor tries to force a user to quiesce, in ns, or `None` if the executor cannot
+    /// force it.
     pub force_ns: Option<u64>,
 }
 
 /// A user of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct User<U> {
-    /// ID of the user.
+    /// User ID.
     pub id: U,
-    /// Tenant of the user.
+    /// Tenant to which the user belongs.
     pub tenant: TenantId,
-    /// Time limit of the user's work in ns, for which the work may prevent quiescence; `None` if there is no limit.
+    /// Run time limit of the user's work in ns, during which the work may prevent quiescence, or `None` if there is no
+    /// limit.
     pub run_limit_ns: Option<u64>,
 }
 
 /// A chunk that moves between two backings of type `P`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk<P> {
-    /// ID of the move in the accounts; `None` for memory that moves to the tier in which its chunk is already
-    /// accounted.
+    /// ID of the move in the chunk table, or `None` if the memory moves to the tier in which the table already counts
+    /// its chunk.
     pub id: Option<MoveId>,
     /// Tenant that owns the chunk.
     pub tenant: TenantId,
     /// Index of the chunk in the tenant's memory.
     pub index: u32,
-    /// Position among the user's chunks: consecutive chunks are remapped together.
+    /// Position among the user's chunks. Chunks at consecutive positions are remapped together.
     pub position: u64,
     /// Source backing.
     pub from: P,
@@ -73,16 +74,16 @@ pub struct Chunk<P> {
     pub to: P,
 }
 
-/// Reason why a user is abandoned.
+/// Reason for abandoning a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The user did not respond in time.
     Silent,
-    /// The user declined all orders.
+    /// The user declined every order.
     Declines,
 }
 
-/// A step for the executor.
+/// A step for the executor to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<U, P> {
     /// Stop a user's work. The executor responds with [`Relocations::quiet`] or [`Relocations::declined`].
@@ -91,12 +92,12 @@ pub enum Action<U, P> {
         user: U,
         /// Tenant of the user.
         tenant: TenantId,
-        /// Number of the order.
+        /// Order number.
         order: u32,
-        /// Time in ns after which the user should decline.
+        /// Time after which the user should decline, in ns.
         decline_ns: u64,
     },
-    /// Force a user to quiesce that has not done so in time.
+    /// Force a user to quiesce, because it has not done so in time.
     Force {
         /// User to force.
         user: U,
@@ -117,32 +118,32 @@ pub enum Action<U, P> {
         user: U,
         /// Tenant of the user.
         tenant: TenantId,
-        /// Number of the order.
+        /// Order number.
         order: u32,
         /// Chunks to remap.
         chunks: Vec<Chunk<P>>,
         /// Tier of the destinations.
         to: Tier,
-        /// Duration of the copy, in ns.
+        /// Duration of the copy in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended. Release the sources of chunks that have moved, and the destinations of the others.
+    /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
     Ended {
         /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
-        /// True if the chunks are at their destinations.
+        /// True if the chunks are now at their destinations.
         moved: bool,
     },
-    /// An order is complete; the user's work may resume.
+    /// An order is complete, so the user's work may resume.
     Resume {
         /// User to resume.
         user: U,
         /// Tenant of the user.
         tenant: TenantId,
-        /// Number of the order.
+        /// Order number.
         order: u32,
     },
-    /// An order was cancelled because the user declined it, ended, or was abandoned.
+    /// An order was cancelled because its user declined it, ended, or was abandoned.
     Cancelled {
         /// User of the cancelled order.
         user: U,
@@ -158,19 +159,19 @@ pub enum Action<U, P> {
     },
 }
 
-/// Error for a response without a matching request.
+/// Error for a response that does not match any request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unasked;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The batch's destinations are being allocated, or the user is not quiet.
+    /// The batch's destinations are being allocated, or its user is not quiescent yet.
     Waiting,
     /// The batch is being copied.
     Copying(u64),
 }
 
-/// Chunks that move to one tier together.
+/// Chunks that move to the same tier together.
 #[derive(Debug)]
 struct Batch<P> {
     chunks: Vec<Chunk<P>>,
@@ -180,7 +181,7 @@ struct Batch<P> {
     stage: Stage,
 }
 
-/// An order of a user.
+/// A user's order.
 #[derive(Debug)]
 struct Order<P> {
     number: u32,
@@ -188,14 +189,13 @@ struct Order<P> {
     quiet: bool,
     /// Batches that have not been copied yet.
     batches: VecDeque<Batch<P>>,
-    /// Batches that the user is remapping, in the order in which they were sent. Copies may finish in a different
-    /// order.
+    /// Batches that the user is remapping, in the order in which they were sent. Copies may finish in another order.
     remapping: VecDeque<Vec<Chunk<P>>>,
-    /// Time since which the user's response has been outstanding, in ns.
+    /// Time since which the order waits for a response from the user, in ns.
     since: Option<u64>,
-    /// Set if the user has remapped all requested chunks.
+    /// True if the user has remapped all chunks that it was asked to remap.
     complied: bool,
-    /// Set if the user has declined part of the order. Each order counts once.
+    /// True if the user has declined a part of the order. Each order counts once.
     declined: bool,
 }
 
@@ -206,34 +206,34 @@ impl<P> Order<P> {
     }
 }
 
-/// Record of a user's orders.
+/// History of a user's orders.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     /// Number of the last order.
     order: u32,
     /// Number of declined orders minus the number of orders completed since.
     declines: u32,
-    /// Time since which this number has been positive, in ns.
+    /// Time since which this number has been positive, in ns, or `None`.
     declining_since: Option<u64>,
     /// Time before which the user gets no order, in ns.
     retry_at: u64,
     run_limit_ns: Option<u64>,
 }
 
-/// Chunks that are about to move, each with true if its destination has not been allocated yet.
+/// Chunks to be moved, each with a flag that is true if its destination has not been allocated yet.
 type Draft<P> = Vec<(Chunk<P>, bool)>;
 
-/// All relocations on a card. `U` identifies users of memory, `P` backing memory.
+/// All relocations on a card. `U` identifies users of memory, and `P` identifies backing memory.
 #[derive(Debug)]
 pub struct Relocations<U, P> {
     config: Config,
     orders: BTreeMap<U, Order<P>>,
     records: BTreeMap<U, Record>,
-    /// Chunks that [`Self::submit`] will order.
+    /// Chunks that the next [`Self::submit`] starts to move.
     drafts: BTreeMap<(U, Tier), Draft<P>>,
     /// Users that get no new batches in this planning round.
     full: BTreeSet<U>,
-    /// Copies of cancelled orders, whose memory remains in use until they finish.
+    /// Chunks of cancelled orders that are still being copied. Their memory stays in use until the copies finish.
     orphans: BTreeMap<u64, Vec<Chunk<P>>>,
     /// Number of orders per tenant.
     moving: BTreeMap<TenantId, usize>,
@@ -275,19 +275,19 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user currently gets no order, because it declined one or its chunks could not be copied.
+    /// Returns true if a user currently gets no orders, because it declined one or its chunks could not be copied.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
     }
 
-    /// Returns the number of chunks that have moved.
+    /// Returns the total number of chunks moved.
     #[must_use]
     pub fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// Returns the number of orders that were declined as a whole.
+    /// Returns the total number of orders that were declined.
     #[must_use]
     pub fn declined_orders(&self) -> u64 {
         self.declined
@@ -299,7 +299,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.full = self.orders.iter().filter(|(_, order)| order.batches() > few).map(|(&user, _)| user).collect();
     }
 
-    /// Returns true if another chunk of a user may start moving to a tier.
+    /// Returns true if another chunk of a user can start to move to a tier.
     #[must_use]
     pub fn admits(&self, user: U, to: Tier, now: u64) -> bool {
         if self.is_left_alone(user, now) {
@@ -315,14 +315,14 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         batches + drafts < self.config.batches_most && !self.full.contains(&user)
     }
 
-    /// Adds a chunk to a user's next order, after [`Self::admits`] has returned true. `is_missing` means that the
-    /// destination has not been allocated yet; [`Self::made`] reports its allocation.
+    /// Adds a chunk to a user's next order, after [`Self::admits`] has returned true. `is_missing` is true if the
+    /// destination has not been allocated yet; the executor then reports its allocation through [`Self::made`].
     pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
         self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
         self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
     }
 
-    /// Starts the moves of the added chunks. Returns true if any were started.
+    /// Starts the moves of the added chunks. Returns true if there were any.
     pub fn submit(&mut self, table: &ChunkTable, now: u64) -> bool {
         let drafts = std::mem::take(&mut self.drafts);
         let started = !drafts.is_empty();
@@ -348,7 +348,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each declined order extends this time. The user must respond before it is considered unresponsive.
+            // Each declined order extends the time until a user should decline. However, the user must respond before
+            // it counts as unresponsive.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;
@@ -369,14 +370,14 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         &mut order.batches
     }
 
-    /// Records that a user is quiet.
+    /// Records that a user is quiescent.
     pub fn quiet(&mut self, table: &ChunkTable, user: U, order: u32) {
         let Some(known) = self.orders.get_mut(&user).filter(|known| known.number == order) else { return };
         (known.quiet, known.since) = (true, None);
         self.advance(user, table);
     }
 
-    /// Records that a user does not quiesce and continues to work.
+    /// Records that a user has declined to quiesce and continues its work.
     pub fn declined(&mut self, now: u64, user: U, order: u32) {
         let declines = self.orders.get(&user).is_some_and(|known| known.number == order && !known.quiet);
         if declines {
@@ -386,8 +387,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination was allocated. If `done` is false, the allocation failed, and the chunk does not
-    /// move.
+    /// Records that a destination was allocated. If `done` is false, the allocation failed and the chunk does not move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
         let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| waits(order)) else { return };
@@ -398,7 +398,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             }
         }
         order.batches.retain(|batch| !batch.chunks.is_empty());
-        // Memory may become free at any time, so the next plan may retry.
+        // Memory may become free at any time, so the next plan may try again.
         self.end(lost, false);
         self.advance(user, table);
     }
@@ -415,7 +415,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         let at = order.batches.iter().position(is_it);
         let Some(Batch { chunks, to, .. }) = at.and_then(|at| order.batches.remove(at)) else { return };
         if !done {
-            // The reason for a failure usually persists.
+            // A failed copy would usually fail again.
             self.postpone(user, now);
             self.end(chunks, false);
             return self.advance(user, table);
@@ -423,12 +423,12 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         order.since = Some(now);
         order.remapping.push_back(chunks.clone());
         let (tenant, order) = (order.tenant, order.number);
-        tracing::debug!(?user, order, chunks = chunks.len(), ?to, us = ns / 1000, "chunks were copied");
+        tracing::debug!(?user, order, chunks = chunks.len(), ?to, us = ns / 1000, "copied chunks");
         self.actions.push_back(Action::Remap { user, tenant, order, chunks, to, copied_ns: ns });
     }
 
-    /// Records that a user has remapped those chunks of the oldest [`Action::Remap`] for which `moved` returns true.
-    /// The argument of `moved` is the chunk's position in the action.
+    /// Records that a user has processed the oldest [`Action::Remap`]. `moved` returns true for the chunks that were
+    /// remapped, given their position in the action.
     ///
     /// # Errors
     /// Returns an error if the user has no chunks to remap.
@@ -451,7 +451,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.end(chunks(there), true);
         self.end(chunks(rest), false);
         if declines {
-            // The user cannot remap chunks now, usually because it is about to end. Repeating the copy immediately
+            // The user cannot remap chunks now, usually because it is about to end. Copying them again immediately
             // would not help.
             self.decline(now, user);
         }
@@ -470,14 +470,14 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
                 self.actions.push_back(Action::Force { user });
                 continue;
             }
-            // The executor must react only once.
+            // The executor must react only once to a late response.
             order.since = None;
             self.records.entry(user).or_default().retry_at = now.saturating_add(RETRY_NS);
             self.actions.push_back(Action::GiveUp { user, reason: Reason::Silent });
         }
     }
 
-    /// Cancels a user's order. Copies in progress finish before their memory is released.
+    /// Cancels a user's order. The memory of copies in progress is released after they finish.
     pub fn cancel(&mut self, user: U) {
         let Some(order) = self.orders.remove(&user) else { return };
         for batch in order.batches {
@@ -491,22 +491,22 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.actions.push_back(Action::Cancelled { user, tenant: order.tenant });
     }
 
-    /// Forgets a user that has ended.
+    /// Removes all state of a user that has ended.
     pub fn forget(&mut self, user: U) {
         self.cancel(user);
         self.records.remove(&user);
     }
 
-    /// Suspends a user's orders for a while, because a chunk could not move.
+    /// Gives a user no orders for a while, because a chunk could not move.
     pub fn postpone(&mut self, user: U, now: u64) {
         let record = self.records.entry(user).or_default();
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
     }
 
-    /// Copies all chunks that can be copied, and ends the order when none is left.
+    /// Copies all chunks that are ready to be copied, and ends the order when no chunk is left.
     fn advance(&mut self, user: U, table: &ChunkTable) {
         let Some(order) = self.orders.get_mut(&user).filter(|order| order.quiet) else { return };
-        // Chunks that the user has freed in the meantime need no copy.
+        // Chunks that the user has freed in the meantime do not need a copy.
         let mut freed = Vec::new();
         for batch in order.batches.iter_mut().filter(|batch| batch.stage == Stage::Waiting) {
             for chunk in batch.chunks.extract_if(.., |chunk| chunk.id.is_some_and(|id| table.is_gone(id))) {
@@ -544,7 +544,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records the end of one of a tenant's orders.
+    /// Records that one of a tenant's orders has ended.
     fn is_done(&mut self, tenant: TenantId) {
         if let Some(orders) = self.moving.get_mut(&tenant) {
             *orders -= 1;
@@ -554,7 +554,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined all or part of an order: the user gets no order for a while. A user that
+    /// Handles a user that has declined an order or a part of it: the user gets no orders for a while. A user that
     /// declines every order is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
@@ -562,7 +562,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         record.retry_at = now.saturating_add(RETRY_NS);
         record.declines = record.declines.saturating_add(1);
         let since = *record.declining_since.get_or_insert(now);
-        // Work with this time limit may prevent quiescence for this long.
+        // Work may prevent quiescence for up to its run time limit.
         let Some(longest) = record.run_limit_ns.map(|limit| limit.max(answer_ns)) else { return };
         if record.declines >= MAX_DECLINES && now.saturating_sub(since) >= longest {
             self.actions.push_back(Action::GiveUp { user, reason: Reason::Declines });

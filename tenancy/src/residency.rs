@@ -1,11 +1,11 @@
-//! A card's memory, divided among tenants: move plans, and quanta for tenants that do not fit together.
+//! Division of a card's memory among tenants: move plans, and quanta for tenants whose memory does not fit together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::{ActiveVms, By, Config, Request};
 use vram::{Balancer, Change, ChunkTable, Done, Quanta, QuantaConfig, Step, TenantId, Turn};
 
-/// Tenants to hold during another tenant's quantum (true) or to release (false).
+/// Tenants to hold (true) or to release (false) because of another tenant's quantum.
 pub type Holds = Vec<(TenantId, bool)>;
 
 /// Memory that tenants and the operator currently lack.
@@ -13,12 +13,12 @@ pub type Holds = Vec<(TenantId, bool)>;
 pub struct Demand {
     /// Number of card chunks denied to each tenant since the last plan.
     pub unmet: BTreeMap<TenantId, u32>,
-    /// Number of chunks to free for a guarantee. If set, no memory returns to the card, because it would take these
+    /// Number of chunks to free for a guarantee. If set, no memory is returned to the card, because it would take these
     /// chunks.
     pub guarantee: Option<u32>,
-    /// Set to plan only for denied requests and the guarantee, because the executor has moves with priority.
+    /// True if only denied requests and the guarantee may be planned, because the executor has more urgent moves.
     pub only_requests: bool,
-    /// Set if moves do not delay other tenants, so that evicted memory may return immediately.
+    /// True if moves do not delay other tenants, so evicted memory may return immediately.
     pub is_undisturbed: bool,
 }
 
@@ -36,12 +36,12 @@ pub struct Planned {
 pub struct Residency {
     balancer: Balancer,
     quanta: Quanta,
-    /// Held tenants, each with the start time of the hold in ns.
+    /// Held tenants, and the start time of each hold in ns.
     held: BTreeMap<TenantId, u64>,
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
-    /// Set while memory is moved for a quantum that is about to start. During this time, its holder is also held,
-    /// because its work would use chunks in host memory, whose returns would have to wait for this work.
+    /// True while memory is moved for a quantum that is about to start. The holder of the quantum is also held during
+    /// this time: its work would use chunks in host memory, and returning these would have to wait for the work.
     is_loading: bool,
     /// Time since which no memory has moved for that quantum, in ns.
     still_since: Option<u64>,
@@ -50,21 +50,21 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// Creates the division of an unused card.
+    /// Creates the state of an unused card.
     #[must_use]
     pub fn new(balance: Config, quanta: QuantaConfig) -> Self {
         Self::restored(Balancer::new(balance), Quanta::new(quanta), 0, BTreeMap::new())
     }
 
-    /// Restores the division from its parts. `held` contains the held tenants, each with the start of its hold.
+    /// Restores the state from its parts. `held` contains the held tenants and the start of each hold.
     #[must_use]
     pub fn restored(balancer: Balancer, quanta: Quanta, begun: u64, held: BTreeMap<TenantId, u64>) -> Self {
-        // A holder is held only while memory moves for its quantum.
+        // The holder is held only while memory is moved for its quantum.
         let is_loading = quanta.turn().is_some_and(|turn| held.contains_key(&turn.holder));
         Self { balancer, quanta, held, held_ns: BTreeMap::new(), is_loading, still_since: None, begun }
     }
 
-    /// Changes the operator's settings from now on.
+    /// Changes the operator's settings.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -76,7 +76,7 @@ impl Residency {
         &self.balancer
     }
 
-    /// Returns the balancer, for reporting use, arrivals and hints of chunks.
+    /// Returns the balancer, for reporting uses and arrivals of chunks and hints about them.
     pub fn balancer_mut(&mut self) -> &mut Balancer {
         &mut self.balancer
     }
@@ -99,7 +99,7 @@ impl Residency {
         self.begun
     }
 
-    /// Returns true while memory is moved for a quantum that is about to start.
+    /// Returns true while memory is being moved for a quantum that is about to start.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.is_loading
@@ -111,8 +111,8 @@ impl Residency {
         self.held.contains_key(&tenant)
     }
 
-    /// Returns the holder of the quantum for which a tenant is held, and the quantum's remaining time in ns, which is
-    /// `None` while memory moves for the quantum.
+    /// Returns the holder of the quantum for which a tenant is held, and the remaining time of the quantum in ns, or
+    /// `None` while memory is moved for the quantum.
     #[must_use]
     pub fn wait(&self, tenant: TenantId, now: u64) -> Option<(TenantId, Option<u64>)> {
         let turn = self.quanta.turn().filter(|_| self.is_held(tenant))?;
@@ -131,7 +131,7 @@ impl Residency {
         self.balancer.active(tenant, now);
     }
 
-    /// Records that tenants' work has transferred bytes over the bus by accessing host memory.
+    /// Records that tenants' work has transferred `bytes` over the bus by accessing host memory.
     pub fn accessed(&mut self, now: u64, bytes: u64) {
         self.quanta.accessed(now, bytes);
     }
@@ -149,7 +149,7 @@ impl Residency {
     }
 
     /// Starts, changes or ends quanta, depending on whether the active tenants' memory fits together. `weight` returns
-    /// a tenant's time weight. `done` returns a tenant's completed work, if known to the executor.
+    /// a tenant's time weight, and `done` returns a tenant's completed work if the executor knows it.
     pub fn tick(
         &mut self,
         table: &ChunkTable,
@@ -168,11 +168,11 @@ impl Residency {
         let turn = match self.quanta.tick(now) {
             None => return Holds::new(),
             Some(Change::Off) => {
-                tracing::info!(probed, "quanta of memory end: the tenants' memory fits together, or they do not help");
+                tracing::info!(probed, "memory quanta end: the tenants' memory fits together, or quanta do not help");
                 None
             }
             Some(Change::On(turn)) => {
-                tracing::info!(?turn, "quanta of memory begin: the tenants' memory does not fit together");
+                tracing::info!(?turn, "memory quanta begin: the tenants' memory does not fit together");
                 Some(turn)
             }
             Some(Change::Next(turn)) => Some(turn),
@@ -190,10 +190,10 @@ impl Residency {
         self.still_since = None;
     }
 
-    /// Records that no memory is moving. The quantum for which memory was moved starts, unless more of the holder's
-    /// memory may return soon because a program that is ending releases its memory. In that case, the quantum starts
-    /// after the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move;
-    /// it is `None` if no tenant is ending in this way.
+    /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
+    /// will soon release memory, so that more of the holder's memory can return. In this case, the quantum starts at
+    /// the latest after a time equal to the maximum cost of a change of quanta. `fixed` returns the number of a
+    /// tenant's chunks that never move, and is `None` if no such program is ending.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
@@ -226,7 +226,7 @@ impl Residency {
             return planned;
         }
         if planned.steps.is_empty() && self.quanta.wants_bandwidth() {
-            // An eviction and a return measure the bandwidth.
+            // Evict and return memory once, to measure the bandwidth.
             planned.steps = self.plan_guarantee(table, now, table.spare() + 1);
         }
         if planned.steps.is_empty() && demand.guarantee.is_none() {
@@ -238,13 +238,13 @@ impl Residency {
         planned
     }
 
-    /// Returns the moves needed to guarantee `chunks` more chunks of the card.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
     pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }
 
-    /// Returns the settings with which a tenant competes for time in place of its own. The holder of a quantum competes
-    /// for all members: each member uses its share of the time in its own quanta, so tenants outside keep their shares.
+    /// Returns the settings that a tenant competes for time with instead of its own. The holder of a quantum competes
+    /// for all members: each member gets its share of the time in its own quanta, so tenants outside keep their shares.
     /// `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
@@ -253,7 +253,7 @@ impl Residency {
         (group != mine).then_some(group)
     }
 
-    /// Decides which tenants are held now. Returns the changes.
+    /// Updates the set of held tenants. Returns the changes.
     fn renew_holds(&mut self, now: u64) -> Holds {
         let held: BTreeSet<TenantId> = self.quanta.turn().map_or_else(BTreeSet::new, |turn| {
             let is_held = |tenant: &TenantId| self.is_loading || turn.holder != *tenant;
@@ -278,8 +278,8 @@ impl Residency {
     }
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have space without those chunks
-/// of other tenants that are not fixed.
+/// Returns true if a tenant has evicted memory and the card has space for it, or would have space without the movable
+/// chunks of other tenants.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

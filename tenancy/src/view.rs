@@ -1,4 +1,4 @@
-//! Memory and time of a card as shown to operators, in the same form for both kinds of card.
+//! Views of a card's memory and time for operators, in the same form for both kinds of card.
 
 use crate::{Residency, Wait};
 use sched::{Account, Engine, Nanos, PERMILLE, Quarantine, Queues, Sample, Scheduler, VgpuParams, WHOLE_SHARE_PPM};
@@ -7,27 +7,27 @@ use std::collections::BTreeMap;
 use vram::balance::Entitlement;
 use vram::{ChunkTable, Summary, TenantId, Turn};
 
-/// Division of a card's memory at a point in time.
+/// Snapshot of the division of a card's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// Accounts in chunks.
+    /// Accounts, in chunks.
     pub summary: Summary,
-    /// Card memory to which each tenant is entitled, in chunks.
+    /// Card memory that each tenant is entitled to, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
-    /// Number of each tenant's chunks that are pinned to the card.
+    /// Number of chunks of each tenant that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
-    /// Time that each tenant has waited for its quanta, in ns.
+    /// Time that each tenant has waited for quanta, in ns.
     pub held_ns: BTreeMap<TenantId, u64>,
-    /// The current quantum, if tenants take turns.
+    /// Current quantum, if tenants take turns.
     pub turn: Option<Turn>,
     /// Number of quanta that have begun.
     pub quanta: u64,
-    /// Measured copy rate between the card and the host in bytes per second; 0 before the first copy.
+    /// Measured copy rate between the card and the host in bytes per second, or 0 before the first copy.
     pub bytes_per_second: u64,
 }
 
 impl Residency {
-    /// Returns the division of the memory.
+    /// Returns a snapshot of the division of the memory.
     #[must_use]
     pub fn view(&self, table: &ChunkTable, now: u64) -> MemoryView {
         let summary = table.summary();
@@ -44,61 +44,61 @@ impl Residency {
     }
 }
 
-/// Division of a card's time at a point in time.
+/// Snapshot of the division of a card's time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeView {
     /// Time on the card's clock.
     pub now: Nanos,
-    /// Number of submissions waiting for a slice.
+    /// Number of submissions that wait for a slice.
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
     /// Busy time of each engine on which time is divided, in ns.
     pub busy: BTreeMap<Engine, u64>,
-    /// The tenants.
+    /// Each tenant's share and use.
     pub tenants: BTreeMap<TenantId, TenantTime>,
 }
 
 /// A tenant's share of a card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantTime {
-    /// Configured share of the time.
+    /// Configured scheduling settings.
     pub params: VgpuParams,
-    /// Share to which the tenant is entitled if all tenants have work.
+    /// Shares that the tenant is entitled to while all tenants have work.
     pub entitled: Entitled,
     /// Number of submissions or turns that exceeded their limit.
     pub strikes: u32,
     /// State of the tenant's quarantine.
     pub quarantine: Quarantine,
-    /// Number of submissions waiting for a slice.
+    /// Number of submissions that wait for a slice.
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// True if the tenant has unfinished work, excluding work that it has stopped itself.
+    /// True if the tenant has unfinished work, except work that it has stopped itself.
     pub has_work: bool,
-    /// Use of each engine.
+    /// Use by engine.
     pub engines: BTreeMap<Engine, EngineTime>,
-    /// Recent use.
+    /// Recent use, in intervals.
     pub recent: Vec<Sample>,
-    /// Reason why the tenant's work waits.
+    /// Reason why the tenant's work waits, if it does.
     pub wait: Option<Wait>,
 }
 
-/// A tenant's entitled shares of engines, in permille.
+/// A tenant's entitlement to engine time, in permille.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitled {
-    /// Share of compute.
+    /// Share of the compute engine.
     pub compute: u32,
-    /// Share of copies, if different.
+    /// Share of each copy engine, if different.
     pub copies: Option<u32>,
 }
 
 /// A tenant's use of an engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineTime {
-    /// Submissions and use.
+    /// Account of the tenant's submissions and engine time.
     pub account: Account,
-    /// State of the tenant in the policy.
+    /// The tenant's account in the policy.
     pub standing: sched::Standing,
 }
 
@@ -112,14 +112,14 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the last complete intervals of a history, with a total length of `ns`.
+    /// Returns the window that consists of the last complete intervals of a history, with a total length of `ns`.
     #[must_use]
     pub fn last(now: Nanos, ns: u64) -> Self {
         let end = Nanos(now.0 - now.0 % sched::History::INTERVAL_NS);
         Self { from: Nanos(end.0.saturating_sub(ns)), end }
     }
 
-    /// Returns the samples of a history within the window.
+    /// Returns the samples of a history that are within the window.
     pub fn of<'a>(&self, recent: &'a [Sample]) -> impl Iterator<Item = &'a Sample> + use<'a> {
         let Self { from, end } = *self;
         recent.iter().filter(move |sample| (from..end).contains(&sample.from))
@@ -127,8 +127,8 @@ impl Window {
 }
 
 impl TimeView {
-    /// Returns the use of these engines, including the history since `since`. The executor adds the work in progress
-    /// and the wait reasons.
+    /// Returns the use of the given engines, with the history since `since`. The executor adds the work in progress and
+    /// the wait reasons.
     #[must_use]
     pub fn new(scheduler: &Scheduler, engines: &[Engine], now: Nanos, since: Nanos) -> Self {
         let mut entitled = entitled(scheduler);
@@ -161,7 +161,7 @@ impl TimeView {
         }
     }
 
-    /// Keeps the tenants with settings of their own, and divides the time among them. The scheduler of a card with
+    /// Keeps only the tenants with settings of their own, and divides the time among them. The scheduler of a card with
     /// groups also contains the groups, with the sums of their members' settings.
     pub fn divide_among(&mut self, settings: impl Fn(TenantId) -> Option<VgpuParams>, queues: Queues) {
         self.tenants.retain(|&id, time| settings(id).map(|settings| time.params = settings).is_some());
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the fraction of a window in which the tenant used an engine, in permille.
+    /// Returns the part of a window in which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
@@ -183,7 +183,8 @@ impl TenantTime {
     }
 }
 
-/// Returns each tenant's share if all tenants have work. A quarantined tenant has no share; the other tenants get it.
+/// Returns each tenant's entitlement while all tenants have work. Quarantined tenants get no time, which goes to the
+/// other tenants.
 fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
     let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
     let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));
@@ -193,14 +194,14 @@ fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
 /// Divides the time among tenants.
 fn divide(tenants: impl Iterator<Item = (TenantId, VgpuParams)>, queues: Queues) -> BTreeMap<TenantId, Entitled> {
     let (tenants, params): (Vec<TenantId>, Vec<VgpuParams>) = tenants.unzip();
-    // The share is rounded to the nearest permille.
+    // Round the share to the nearest permille.
     let part = WHOLE_SHARE_PPM / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
     let of = |engine| {
         let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
         sched::shares(&params).into_iter().map(permille)
     };
-    // If all engines share one queue, copies are divided like compute.
+    // If all engines share one queue, copy time is divided like compute time.
     let copies = if queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
     let parts = of(Engine::Compute).zip(of(copies));
     let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
@@ -216,7 +217,7 @@ mod tests {
     const TWO: TenantId = TenantId(2);
     const MS: u64 = 1_000_000;
 
-    /// Returns a scheduler with two tenants, the first of which used 40 ms of compute until 250 ms.
+    /// Returns a scheduler with two tenants. By 250 ms, the first one has used 40 ms of compute time.
     fn used() -> Scheduler {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let mut decisions = Vec::new();
@@ -281,14 +282,14 @@ mod tests {
         let mut time = TimeView::new(&used(), &Engine::ALL, Nanos(300 * MS), Nanos(0));
         let wait = Some(Wait::MemoryQuantum { holder: ONE, left_ns: Some(5) });
         time.tenants.get_mut(&TWO).expect("there").wait = wait;
-        let text = serde_json::to_string(&time).expect("it is JSON");
-        assert_eq!(serde_json::from_str::<TimeView>(&text).expect("it is a view"), time);
+        let text = serde_json::to_string(&time).expect("the view can be serialized");
+        assert_eq!(serde_json::from_str::<TimeView>(&text).expect("the text is a view"), time);
         let mut table = ChunkTable::new(8 << 20, 1 << 20, vram::Contents::Zeroed).expect("sizes");
         table.create_vm(TWO, 4 << 20, vram::Limits::default()).expect("room");
         let residency = Residency::new(vram::balance::Config::default(), vram::QuantaConfig::default());
         let memory = residency.view(&table, 0);
         assert_eq!(memory.summary.vms[&TWO].advertised, 4);
-        let text = serde_json::to_string(&memory).expect("it is JSON");
-        assert_eq!(serde_json::from_str::<MemoryView>(&text).expect("it is a view"), memory);
+        let text = serde_json::to_string(&memory).expect("the view can be serialized");
+        assert_eq!(serde_json::from_str::<MemoryView>(&text).expect("the text is a view"), memory);
     }
 }

@@ -1,4 +1,4 @@
-//! The reason why a tenant's work waits.
+//! Reasons why a tenant's work waits.
 
 use crate::Residency;
 use serde::{Deserialize, Serialize};
@@ -16,50 +16,50 @@ pub enum Wait {
     MemoryQuantum {
         /// Tenant that has the quantum.
         holder: TenantId,
-        /// Remaining time of the quantum in ns; `None` while memory moves for the quantum.
+        /// Remaining time of the quantum in ns, or `None` while memory is moved for the quantum.
         left_ns: Option<u64>,
     },
     /// The tenant's own memory is being moved.
     Move,
-    /// The tenant has requested memory that it has not received.
+    /// The tenant lacks memory that it has requested.
     Memory {
         /// Number of missing bytes, if known.
         bytes: Option<u64>,
     },
-    /// Another tenant has the card.
+    /// Another tenant is using the card.
     Slice {
-        /// Tenant that has the card, if known.
+        /// Tenant that is using the card, if known.
         holder: Option<TenantId>,
     },
 }
 
-/// The executor's part of the state of a tenant's work.
+/// State of a tenant's work, as known to the executor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
-    /// The tenant is quarantined.
+    /// True if the tenant is quarantined.
     pub is_quarantined: bool,
-    /// The tenant has unfinished work.
+    /// True if the tenant has unfinished work.
     pub has_work: bool,
-    /// The tenant's work may run: it has the card, or work in flight.
+    /// True if the tenant's work may run: it has the card, or work in flight.
     pub runs: bool,
-    /// The tenant has requested memory that it has not received.
+    /// True if the tenant lacks memory that it has requested.
     pub lacks_memory: bool,
     /// Number of missing bytes, if known.
     pub missing_bytes: Option<u64>,
-    /// Another tenant that has the card, if known.
+    /// Other tenant that is using the card, if known.
     pub holder: Option<TenantId>,
-    /// The tenant's processes are stopped.
+    /// True if the tenant's processes are stopped.
     pub is_stopped: bool,
 }
 
 impl Residency {
-    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work. `is_moving` means that the
-    /// tenant has work and its memory is moving.
+    /// Returns the reason why a tenant waits, or `None` if its work may run or it has no work. `is_moving` is true if
+    /// the tenant has work and its memory is being moved.
     pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);
         match (standing, quantum) {
             (Standing { is_quarantined: true, .. }, _) => Some(Wait::Quarantine),
-            // The holder of a quantum waits for its own memory.
+            // The holder waits for its own memory to be moved.
             (_, Some((holder, _))) if holder == tenant => Some(Wait::Move),
             (_, Some((holder, left_ns))) => Some(Wait::MemoryQuantum { holder, left_ns }),
             _ if is_moving => Some(Wait::Move),
@@ -79,7 +79,7 @@ impl Wait {
             Self::Quarantine => "its release from quarantine".to_owned(),
             Self::Stopped => "its stopped programs".to_owned(),
             Self::MemoryQuantum { holder, left_ns: None } => {
-                format!("memory quantum of `{}`, whose memory moves", name(holder))
+                format!("memory quantum of `{}`, whose memory is being moved", name(holder))
             }
             Self::MemoryQuantum { holder, left_ns: Some(left) } => {
                 format!("memory quantum of `{}`, {:.1} s left", name(holder), left as f64 / 1e9)

@@ -1,14 +1,14 @@
-//! The number of a tenant. A tenant owns memory, time, quotas and telemetry on a card.
+//! The ID of a tenant. A tenant owns memory, time, quotas and telemetry on a card.
 //!
 //! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
-//! (`sched`) and the owner of a card all identify a tenant with the same type, so that numbers cannot be confused.
+//! (`sched`) and a card's owner all identify a tenant with the same type, so that IDs cannot be confused.
 //!
-//! The crate does not assign numbers and does not distinguish kinds of tenants. The owner of the card assigns numbers
-//! and knows the kinds.
+//! The crate does not assign IDs and does not distinguish kinds of tenants. A card's owner assigns the IDs and knows
+//! the kinds.
 
 use std::fmt;
 
-/// Identifies a tenant of a card. A number is not reused while any state of its tenant exists.
+/// ID of a tenant of a card. An ID is not reused while any state of its tenant exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema))]
 pub struct TenantId(pub u32);
@@ -20,7 +20,7 @@ impl TenantId {
     /// assigned to a tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 
-    /// Returns true if the number belongs to the mediator itself.
+    /// Returns true if the ID belongs to the mediator itself.
     #[must_use]
     pub const fn is_mediator(self) -> bool {
         self.0 >= Self::CLEARER.0

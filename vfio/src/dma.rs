@@ -13,12 +13,12 @@ use crate::kernel::{IommuInfo, Kernel};
 /// Size in bytes of the smallest mappable page.
 pub const PAGE: u64 = 4096;
 
-/// Mappings of one card. A mapping's memory stays allocated until the kernel has removed the mapping.
+/// The mappings of a card. A mapping's memory stays allocated until the kernel has removed the mapping.
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// This lock must not be held while the kernel pins pages, which takes time in proportion to their number; other
-    /// threads must be able to map memory meanwhile.
+    /// This lock must not be held while the kernel pins pages, because pinning takes time proportional to their number;
+    /// other threads must be able to map memory meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
@@ -59,7 +59,7 @@ impl Mappings {
     /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// Returns a [`DmaError`]. On error, the memory is not mapped.
+    /// Returns a [`DmaError`] if the memory cannot be mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);

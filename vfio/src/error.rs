@@ -15,10 +15,10 @@ pub enum OpenError {
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Obstacles(Vec<Obstacle>),
     /// VFIO's device files do not exist.
-    #[error("the kernel has no {}", .0.display())]
+    #[error("the kernel provides no {}", .0.display())]
     NoVfio(PathBuf),
     /// The user is not permitted to open VFIO's device files.
-    #[error("{} may not be opened by this user", .0.display())]
+    #[error("this user may not open {}", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.
     #[error("another process uses IOMMU group {group}, which contains {address}")]
@@ -52,7 +52,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The function does not have a card's BARs.
-    #[error("BAR{bar} of {address} has {size:#x} bytes, unlike any known card")]
+    #[error("BAR{bar} of {address} has {size:#x} bytes, unlike the BARs of any known card")]
     Bar {
         /// The function.
         address: Address,
@@ -65,10 +65,10 @@ pub enum OpenError {
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
     /// All registers read as all ones.
-    #[error("{0} does not answer: its registers read as ones")]
+    #[error("{0} does not respond: its registers read as all ones")]
     Silent(Address),
     /// The chip is not supported.
-    #[error("the identity register of {address} reads {boot0:#010x}, which is not a chip that this version supports")]
+    #[error("the identity register of {address} reads {boot0:#010x}: this version does not support this chip")]
     UnknownChip {
         /// The function.
         address: Address,
@@ -98,11 +98,11 @@ impl OpenError {
             Self::Obstacles(found) => found.iter().map(Obstacle::what_to_do).collect::<Vec<_>>().join("; "),
             Self::NoVfio(_) => "load the modules: `modprobe vfio-pci`, `modprobe vfio_iommu_type1`".to_owned(),
             Self::Forbidden(path) => format!(
-                "give {} to the daemon's user, by a udev rule for SUBSYSTEM==\"vfio\"; in its unit, PrivateDevices=no and \
+                "give the daemon's user access to {} with a udev rule for SUBSYSTEM==\"vfio\"; in its unit, PrivateDevices=no and \
                  DeviceAllow=char-vfio rw",
                 path.display()
             ),
-            Self::InUse { group, .. } => format!("stop it: `fuser /dev/vfio/{group}` shows the process"),
+            Self::InUse { group, .. } => format!("stop that process: `fuser /dev/vfio/{group}` shows it"),
             Self::NotViable { group } => {
                 format!("see /sys/kernel/iommu_groups/{group}/devices, and `mediatorctl card list --host`")
             }

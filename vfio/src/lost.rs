@@ -10,9 +10,9 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 const SIGNALS: [(u32, &str); 2] = [
     (
         VFIO_PCI_REQ_IRQ_INDEX,
-        "the host wants it back: it was unplugged, or is unbound from vfio-pci, which waits for the daemon's end",
+        "the host needs it back: it was unplugged, or is being unbound from vfio-pci, which waits for the daemon to exit",
     ),
-    (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported an error that it does not recover from"),
+    (VFIO_PCI_ERR_IRQ_INDEX, "its bus reported an unrecoverable error"),
 ];
 
 /// The signals of one card.

@@ -47,7 +47,8 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// Returns an [`OpenError`]. On error, the function has been released completely.
+    /// Returns an [`OpenError`] if the function cannot be opened. In this case, the function has been released
+    /// completely.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -79,7 +80,7 @@ impl VfioCard {
         let fail = |call| move |source| OpenError::Call { address, call, source };
         let iommu = kernel.iommu_info().map_err(fail("VFIO_IOMMU_GET_INFO"))?;
         if iommu.page_sizes & PAGE == 0 {
-            let what = format!("maps no pages of 4 KiB, only sizes {:#x}", iommu.page_sizes);
+            let what = format!("does not support 4 KiB pages, only sizes {:#x}", iommu.page_sizes);
             return Err(OpenError::Interface(what));
         }
         if !kernel.is_node() {
@@ -87,7 +88,7 @@ impl VfioCard {
         }
         let info = kernel.device_info().map_err(fail("VFIO_DEVICE_GET_INFO"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.regions <= VFIO_PCI_CONFIG_REGION_INDEX {
-            return Err(OpenError::Interface(format!("says that {address} is not a PCI function")));
+            return Err(OpenError::Interface(format!("reports that {address} is not a PCI function")));
         }
         let region = |index| kernel.region(index).map_err(fail("VFIO_DEVICE_GET_REGION_INFO"));
         let bar = |index, sizes: std::ops::RangeInclusive<u64>| {
@@ -115,7 +116,7 @@ impl VfioCard {
         tracing::info!(
             card = %address, group, iommufd = kernel.is_node(), reset = method.name(), ways = function.resets.join(" "),
             mapped = registers.is_mapped() && bar1.is_mapped() && bar3.is_mapped(),
-            mappings_left = iommu.available, "the card is taken from VFIO"
+            mappings_left = iommu.available, "the card is opened through VFIO"
         );
         Ok(Self {
             address,
@@ -172,7 +173,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     let fail = |call| move |source| OpenError::Call { address, call, source };
     let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;
     if version != VFIO_API_VERSION {
-        return Err(OpenError::Interface(format!("is of version {version}, expected {VFIO_API_VERSION}")));
+        return Err(OpenError::Interface(format!("has version {version}, expected {VFIO_API_VERSION}")));
     }
     if !kernel.has_extension(VFIO_TYPE1v2_IOMMU).map_err(fail("VFIO_CHECK_EXTENSION"))? {
         return Err(OpenError::Interface("has no IOMMU of type 1, version 2".to_owned()));

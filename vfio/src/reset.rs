@@ -1,7 +1,7 @@
 //! The reset methods of a function, and the selection of one for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
-//! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. The bus is therefore
+//! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. Therefore, the bus is
 //! reset only at the operator's request. If a card has no function-level reset, its units are reset individually, as
 //! the card's driver does.
 

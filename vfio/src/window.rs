@@ -1,5 +1,5 @@
 //! A region of a function, mapped into this process.
-#![expect(unsafe_code, reason = "maps a device and touches it")]
+#![expect(unsafe_code, reason = "maps and accesses device memory")]
 // UNSAFETY: maps device memory. Every access is checked for alignment and against the length of the mapping, which
 // lives as long as the value. Accesses are volatile and have exactly the requested size, because the target is a
 // register or a doorbell.

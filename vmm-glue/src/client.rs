@@ -2,8 +2,7 @@
 //! guests.
 //!
 //! The client is synchronous and does not trust its server: it checks the length of each reply. [`Client::request`] and
-//! the calls built on it follow the protocol, which [`Client::send_raw`] and [`Client::receive_message`] do not
-//! enforce.
+//! the methods built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +17,6 @@ use rustix::fs::MemfdFlags;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo, DmaAccess, DmaMap, DmaUnmap,
     FLAG_ERROR, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IRQ_ACTION_TRIGGER, IRQ_ACTION_UNMASK,
@@ -26,7 +24,8 @@ use crate::protocol::{
     RegionAccess, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::socket;
-use crate::wake::Wake;
+use vmm_memory::memory::{AddRegion, GuestMemory, MemoryError, MemoryLimits, MemoryTable};
+use vmm_memory::wake::Wake;
 
 mod migration;
 
@@ -81,11 +80,11 @@ pub struct Message {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Client memory accessed by [`Client::serve_dma`].
+/// Client memory that [`Client::serve_dma`] accesses.
 pub trait DmaTarget {
-    /// Reads data; an error is the `errno` of the reply.
+    /// Reads data. An error is the `errno` value of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
-    /// Writes data; an error is the `errno` of the reply.
+    /// Writes data. An error is the `errno` value of the reply.
     fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
 }
 
@@ -311,7 +310,7 @@ impl Client {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Maps memory for the device. The memory is backed by a file, from the given offset, or has no file.
+    /// Maps memory for the device: from a file at the given offset, or without a file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -334,13 +333,13 @@ impl Client {
         self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
     }
 
-    /// Attaches eventfds to interrupts `start..` of a type (0 INTx, 1 MSI, 2 MSI-X).
+    /// Attaches eventfds to the interrupts of a type (0 INTx, 1 MSI, 2 MSI-X), starting with interrupt `start`.
     pub fn set_irqs(&mut self, index: u32, start: u32, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let flags = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
         self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
     }
 
-    /// Creates `count` eventfds and attaches them to interrupts of a type, from interrupt 0.
+    /// Creates `count` eventfds, and attaches them to the interrupts of a type, starting with interrupt 0.
     pub fn attach_irqs(&mut self, index: u32, count: usize) -> Result<Vec<OwnedFd>> {
         let fds = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<std::result::Result<Vec<_>, _>>();
         let fds = fds.map_err(io::Error::from)?;
@@ -387,7 +386,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Queries a region like QEMU, which repeats the query if the first reply does not fit.
+    /// Queries a region like QEMU, which repeats the query if the reply does not fit.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -463,7 +462,7 @@ impl MappedRegion {
     }
 }
 
-/// Returns the areas listed in the sparse-mmap capability. `caps` are the bytes that follow a region's description.
+/// Returns the areas in the sparse-mmap capability. `caps` contains the bytes after the region's description.
 fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
     let mut offset = info.cap_offset;
@@ -488,7 +487,7 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     }
 }
 
-/// Creates guest memory of `size` bytes in a memfd, as a VMM does. Seals the memfd against shrinking if `sealed` is
+/// Creates a memfd of `size` bytes for guest memory, as a VMM does. Seals the memfd against shrinking if `sealed` is
 /// set.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;

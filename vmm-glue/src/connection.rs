@@ -2,7 +2,7 @@
 //!
 //! [`Connection`] needs no socket. A server receives into [`Connection::space`], passes the length to
 //! [`Connection::received`], calls [`Connection::process`] to execute the messages, and sends [`Connection::output`].
-//! Memory is bounded: a connection has one input buffer, and the caller closes the connection if the output exceeds its
+//! Memory is bounded: a connection has one input buffer, and the caller closes the connection if the output exceeds a
 //! limit.
 
 mod migration;
@@ -27,23 +27,23 @@ pub(crate) use saved::SavedConnection;
 use crate::counters::add;
 use crate::device::{Device, RegionInfo};
 use crate::journal::{Journal, Revival, SavedJournal, read_words};
-use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
+use vmm_memory::keeper::Keeper;
 
 /// Maximum size of a message that can be skipped, in bytes. A longer message closes the connection.
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors per message.
 pub const MAX_FDS: usize = 16;
-/// Output size in bytes at which the server stops adding requests to the client.
+/// Output size at which the server stops adding requests to the client, in bytes.
 const FLUSH_AT: usize = 64 << 10;
 
 /// Reasons why the server closes a connection.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum Fatal {
     #[error("a message of {0} bytes is shorter than its 16-byte header")]
     Undersized(u32),
@@ -59,17 +59,17 @@ pub enum Fatal {
     Withdrawn { gpa: u64 },
 }
 
-/// Returns the maximum size in bytes of a message that is received in full.
+/// Returns the maximum size of a message that is received in full, in bytes.
 pub(crate) fn max_message(max_transfer: usize) -> usize {
     HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer)
 }
 
-/// Progress of message handling.
+/// Result of processing messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All complete messages are handled.
+    /// All complete messages have been handled.
     Done,
-    /// Send the output before calling [`Connection::process`] again.
+    /// The output must be sent before [`Connection::process`] is called again.
     Paused,
 }
 
@@ -79,9 +79,9 @@ pub struct Connection {
     receive: Receive,
     out: Outbox,
     session: Session,
-    /// State from which the next process continues if this process is killed.
+    /// State from which the next process resumes if this process is killed.
     journal: Option<Journal>,
-    /// The device's own journal, which the connection's journal refers to.
+    /// The device's own journal, to which the connection's journal refers.
     device_journal: Option<Arc<OwnedFd>>,
     /// Set if a killed process served the client's previous device.
     revival: Option<Revival>,
@@ -106,7 +106,7 @@ impl Connection {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Drop the previous process's descriptor slots, which this process cannot identify.
+        // Drop the descriptor slots of the previous process, because this process cannot identify them.
         keeper.give_up_more();
         if !device.is_renewable() {
             tracing::warn!(
@@ -132,7 +132,7 @@ impl Connection {
         self.revival = Some(revival);
     }
 
-    /// Commits changes and marks messages as handled. Called just before the replies are sent.
+    /// Commits changes, and marks messages as handled. Called just before their replies are sent.
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
@@ -190,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Returns the buffer for received bytes. Not empty after [`Self::process`] has returned [`Progress::Done`].
+    /// Returns the buffer for received bytes. It is not empty after [`Self::process`] has returned [`Progress::Done`].
     pub fn space(&mut self) -> &mut [u8] {
         self.receive.space()
     }
@@ -222,7 +222,7 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device deferred until after its reply, if any. Call this whenever [`Self::output`]
+    /// Completes the write that the device deferred until after the reply, if any. Call this whenever [`Self::output`]
     /// has been sent. All other methods that call the device complete the write first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
@@ -300,7 +300,7 @@ impl Connection {
                 "the previous daemon was killed: its VMM continues, and {device}"
             );
         }
-        // Commit the new number of killed processes, and drop unused entries.
+        // Commit the new number of killed processes, and drop unused descriptors.
         if let Some(journal) = &mut self.journal {
             journal.change();
             self.commit();

@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with their own counter. Higher command numbers are counted under number 0.
+/// Number of commands with their own counter. Higher command numbers are counted as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counters, which cover all clients and only increase, except for gauges.
+        /// The counters. They cover all clients, and only increase, except for gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
             /// Number of requests by command number; index 0 counts unknown commands.
@@ -28,7 +28,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Reads all counters. Each value is exact, but values may be a few messages apart.
+            /// Reads all counters. Each value is exact, but the values may be a few messages apart.
             pub fn snapshot(&self) -> Snapshot {
                 let messages = (0u16..)
                     .zip(&self.messages)
@@ -54,7 +54,7 @@ counters! {
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads. Each read in a batch is counted, and each part of an access that the client has split.
+    /// Region reads, including each read in a batch and each part of an access that the client has split.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::mappable::{Mappable, MappableError, MmapArea};
-use crate::memory::{DmaRegion, Mapping};
 use crate::migration::Migration;
+use vmm_memory::memory::{DmaRegion, Mapping};
 
-/// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
+/// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, and legacy VGA.
 pub const NUM_REGIONS: usize = 9;
 
 /// A device region, guaranteed to be one of the nine regions of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum RegionIndex {
     Bar0 = 0,
     Bar1 = 1,
@@ -92,7 +92,7 @@ impl RegionInfo {
 }
 
 /// Reason for rejecting an access, which the client receives as an `errno`. If hardware would ignore an unsupported
-/// access (read all ones, drop a write), the device does the same instead of returning an error.
+/// access (reads return all ones, writes are dropped), the device does the same instead of returning an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// The access is not permitted (`EACCES`).
@@ -132,7 +132,8 @@ impl Ack {
 }
 
 /// The unfinished part of a write, to be passed to [`Device::complete`]. The device stores the data, because its other
-/// threads may have to perform this part earlier. The type is not `Copy`, so each deferred write is completed once.
+/// threads may have to perform this part earlier. The type is not `Copy`, so each deferred write is completed only
+/// once.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pass it to `Device::complete`"]
 pub struct Deferred(());
@@ -163,7 +164,7 @@ pub trait Device: Send {
     /// Writes `data` at `offset` of `region`, split as for [`Device::region_read`].
     ///
     /// The device may defer work that the client need not wait for. No later access by the client may observe the
-    /// difference, even one that does not arrive through this trait. Posted writes on a PCI bus give the same
+    /// difference, even if the access does not arrive through this trait. Posted writes on a PCI bus give the same
     /// guarantee.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
@@ -182,7 +183,7 @@ pub trait Device: Send {
     /// Once this call returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Performs a function level reset. Pending interrupts are dropped before the call.
+    /// Performs a function-level reset. Pending interrupts are dropped before the call.
     fn reset(&mut self);
 
     /// Called when the client has disconnected. Its memory has been unmapped with [`Device::dma_unmap`], and its
@@ -213,8 +214,8 @@ pub trait Device: Send {
         Err(MapError(format!("no part of region {region:?} can be mapped")))
     }
 
-    /// Returns the device's journal: a file from which a device in the next process continues if this process is
-    /// killed. The file does not change while a client is connected.
+    /// Returns the device's journal: a file from which a device in the next process resumes if this process is killed.
+    /// The file does not change while a client is connected.
     fn journal(&self) -> Option<Arc<OwnedFd>> {
         None
     }
@@ -229,8 +230,8 @@ pub trait Device: Send {
         Err(MapError("the device has no journal".to_owned()))
     }
 
-    /// Returns true if a client can use a new device in place of this device after this process was killed. The new
-    /// device has the same kind and configuration space, and must equal this device after a reset.
+    /// Returns true if a client can use a new device in place of this device after this process has been killed. The
+    /// new device has the same kind and configuration space, and must equal this device after a reset.
     fn is_renewable(&self) -> bool {
         false
     }

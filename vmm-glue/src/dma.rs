@@ -1,8 +1,8 @@
 //! Accesses client memory with `DMA_READ` and `DMA_WRITE` messages, for regions without a file.
 //!
 //! Any thread can queue a request. The server's thread sends it after replying to the client's own messages. The client
-//! replies when convenient; QEMU replies in its main loop, which must not be waiting for this server. A handler of
-//! [`crate::Device`] therefore must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
+//! replies when convenient; QEMU replies in its main loop, which must not be waiting for this server. Therefore, a
+//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] fails on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::counters::{Counters, add};
 use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
-use crate::wake::Wake;
+use vmm_memory::wake::Wake;
 
 /// Maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
@@ -30,7 +30,7 @@ const MAX_IN_FLIGHT: usize = 16;
 
 /// Reasons for a failed access to client memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum DmaError {
     #[error("no client is connected")]
     NotConnected,
@@ -62,18 +62,18 @@ struct Job {
 struct JobState {
     /// Bytes read or to be written.
     data: Vec<u8>,
-    /// Number of pieces without a reply, whether sent or not.
+    /// Number of chunks without a reply, whether sent or not.
     open: usize,
     error: Option<DmaError>,
 }
 
-/// A piece of a request, sent as one message.
+/// A chunk of a request, sent as one message.
 #[derive(Debug)]
 struct Piece {
     job: Arc<Job>,
     write: bool,
     gpa: u64,
-    /// Start offset in the job's data.
+    /// Start offset in the request's data.
     start: usize,
     len: usize,
 }
@@ -90,7 +90,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the next piece of at most `step` bytes, and whether it is the last one.
+    /// Returns the next chunk of at most `step` bytes, and true if it is the last one.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -108,7 +108,7 @@ struct Shared {
     server_thread: Option<ThreadId>,
     queue: VecDeque<Waiting>,
     in_flight: HashMap<u16, Piece>,
-    /// IDs of an earlier process's messages that the client has not replied to.
+    /// IDs of an earlier process's messages to which the client has not replied.
     forgotten: HashSet<u16>,
     next_id: u16,
     /// Number of queued and in-flight requests, and their total size in bytes.
@@ -221,7 +221,7 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the IDs of messages that the client may still reply to. Threads of this process wait for these replies.
+    /// Returns the IDs of messages to which the client may still reply. Threads of this process wait for these replies.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -239,7 +239,7 @@ impl DmaClient {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages that the client may still reply to although no thread waits for the replies.
+    /// Sets the messages to which the client may still reply, although no thread waits for the replies.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
@@ -315,7 +315,7 @@ impl DmaClient {
 }
 
 impl Job {
-    /// Completes all pieces with an error.
+    /// Completes all chunks with an error.
     fn abort(&self, error: DmaError) {
         let mut state = self.state.lock();
         state.open = 0;
@@ -323,7 +323,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Completes one piece. Returns true if it was the last one.
+    /// Completes one chunk. Returns true if it was the last one.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

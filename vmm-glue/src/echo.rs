@@ -3,7 +3,7 @@
 //! Serves as the baseline of transport benchmarks, and as a device for server tests.
 
 use crate::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::memory::DmaRegion;
+use vmm_memory::memory::DmaRegion;
 
 /// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;

@@ -1,7 +1,7 @@
 //! A client's event descriptor, through which the client cannot block a thread of this process.
 //!
 //! The client shares the open file description: it can fill the counter and clear `O_NONBLOCK` at any time, so a write
-//! can block despite earlier checks. The kernel therefore adds the 1 itself, as the completion event
+//! can block despite earlier checks. Therefore, the kernel itself adds the 1, as the completion event
 //! (`IOCB_FLAG_RESFD`) of an empty asynchronous read. This never waits, a full counter stays full, and the kernel
 //! checks on each signal that the descriptor is an eventfd. Reads use `RWF_NOWAIT`, which applies to a single read
 //! regardless of the file flags.
@@ -66,7 +66,7 @@ impl Context {
     fn open() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut id: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word, which fits `id`.
+        // SAFETY: the kernel writes one word, which fits into `id`.
         let done = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut id) };
         if done == 0 { Ok(Self { id, nothing }) } else { Err(io::Error::last_os_error()) }
     }
@@ -142,20 +142,20 @@ pub struct ClientEvent(OwnedFd);
 impl ClientEvent {
     /// Wraps a client's descriptor. Returns `None` if the descriptor is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
-        // The client chooses the file name, but the link of a named file starts with a slash. Without a mounted /proc,
-        // the kernel still refuses to signal a file that is not an eventfd.
+        // The client chooses the file name, but the link of a named file starts with a slash. Even without a mounted
+        // /proc, the kernel refuses to signal a file that is not an eventfd.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }
 
-    /// Adds 1 to the counter. A full counter is also signalled, because the client has an event to read.
+    /// Adds 1 to the counter. Returns true even if the counter is full, because the client then has an event to read.
     pub fn signal(&self) -> bool {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }
 
     /// Clears the counter. Returns false if the counter was 0.
     pub fn take(&self) -> bool {
-        // The offset -1 reads at the file position, which an eventfd does not have.
+        // The offset -1 reads at the file position, which eventfds do not have.
         let mut count = [0u8; 8];
         rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }

@@ -1,9 +1,10 @@
 //! Drives a [`Connection`] with steps decoded from arbitrary bytes, for the fuzz target and for a test that runs its
 //! seeds.
 //!
-//! Checks: every framed request gets one reply unless it requests none; the device receives only aligned pieces inside
-//! its regions; a deferred write is completed before the next device call; maps and unmaps are paired; a descriptor is
-//! sent only with a reply that describes a region and its areas; the output is bounded; no resource leaks.
+//! Checks: every framed request gets one reply, unless it requests none; the device receives only aligned accesses
+//! inside its regions; a deferred write is completed before the next device call; maps and unmaps are paired; a
+//! descriptor is sent only with a reply that describes a region and its areas; the output is bounded; no resource
+//! leaks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,12 +20,12 @@ use crate::device::{AccessError, Ack, Deferred, Device, MapError, NUM_REGIONS, R
 use crate::interrupts::IrqCounts;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::{MmapArea, region_memory};
-use crate::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
 use crate::migration::{Migration, MigrationError, State};
 use crate::protocol::{
     Command, DmaAccess, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, RegionInfoBody, Version,
 };
 use crate::server::ServerOptions;
+use vmm_memory::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
 
 /// Maximum number of steps in one input.
 const MAX_STEPS: usize = 512;
@@ -40,7 +41,8 @@ const MAX_OUTPUT: usize = 256 << 10;
 pub enum Step {
     /// Raw bytes, after which the stream may have lost its framing.
     Raw(Vec<u8>),
-    /// A framed message with `fds` (0 to 3) descriptors of a kind (0 eventfd, 1 sealed memory, 2 memory, 3 a pipe).
+    /// A framed message with 0 to 3 descriptors (`fds`) of a kind: 0 for eventfds, 1 for sealed memory, 2 for memory, 3
+    /// for a pipe.
     #[expect(missing_docs, reason = "said above")]
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
@@ -243,7 +245,7 @@ fn region(index: RegionIndex) -> RegionInfo {
 }
 
 fn check_piece(index: RegionIndex, offset: u64, len: usize) {
-    assert!(matches!(len, 1 | 2 | 4 | 8), "a piece of {len} bytes");
+    assert!(matches!(len, 1 | 2 | 4 | 8), "an access of {len} bytes");
     let len = u64::try_from(len).unwrap_or(0);
     assert!(offset.is_multiple_of(len), "{len} bytes at {offset:#x}");
     assert!(offset.saturating_add(len) <= region(index).size(), "{len} bytes at {offset:#x} of {index:?}");
@@ -426,7 +428,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The tests of `dma` check the result, which may arrive at any time or never here.
+                // The tests of `dma` check the result, which may arrive at any time, or never here.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }

@@ -2,7 +2,7 @@
 //!
 //! INTx is an auto-masked level: raising the level signals once and masks INTx. If the level is still high when the
 //! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edge-triggered. An edge without a descriptor stays
-//! pending until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is
+//! pending until the client attaches one, so no edge is lost while a client switches from INTx to MSI. The edge is
 //! dropped when the client disables the type.
 //!
 //! This module never waits for a client; `event` signals the client's descriptors.
@@ -52,7 +52,7 @@ pub struct IrqCounts {
 
 /// Reasons for rejecting a `DEVICE_SET_IRQS` request. The client receives `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum IrqError {
     #[error("interrupt type {0} does not exist; a PCI function has types 0 to 4")]
     Type(u32),
@@ -70,8 +70,8 @@ pub enum IrqError {
     NotEventfd,
 }
 
-/// Delivers an interrupt to a client without a descriptor. Any thread may call this with the device's interrupts
-/// locked, so it must neither wait nor call back.
+/// Delivers an interrupt to a client without a descriptor. Any thread may call it with the device's interrupts locked,
+/// so it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A method of signalling a client.
@@ -105,7 +105,7 @@ struct Line {
 }
 
 impl Line {
-    /// Signals the client, or marks the interrupt as pending.
+    /// Signals the client, or marks the interrupt as pending. Returns true if the client was signalled.
     fn signal(&mut self) -> bool {
         self.pending = !self.event.as_ref().is_some_and(Signal::signal);
         !self.pending

@@ -1,15 +1,15 @@
 //! A client's journal: the state from which the next process continues the connection if this process is killed.
 //!
-//! A journal is a memory file. The service manager holds its descriptor (`file`), and the descriptors of the connection
+//! A journal is a memory file. The service manager holds the file's descriptor, and the descriptors of the connection
 //! and of the client's memory files and eventfds. The service manager receives a descriptor before the journal refers
 //! to it, and drops it after the last reference is gone. State that changes with every message, such as the received
 //! and handled parts of the stream, is stored in a few words of mapped memory, and the stream is received into the
 //! file. State that rarely changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is
 //! written next to the previous commit, with a checksum, before the server replies to the client.
 //!
-//! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
-//! Its device is a new one in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
-//! observe.
+//! The next process validates the journal like any saved state (`saved`), and handles messages again if they have no
+//! reply. Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client
+//! can observe.
 
 mod file;
 mod saved;
@@ -25,13 +25,13 @@ pub(crate) use file::{Marks, Room};
 pub use saved::SavedJournal;
 pub(crate) use saved::{Revival, Words, read_words};
 
-use crate::descriptors::{Giving, ParkError};
-use crate::keeper::{Keeper, Slots};
-pub use crate::keeper::{Kept, SLOTS};
+use vmm_memory::descriptors::{Giving, ParkError};
+use vmm_memory::keeper::{Keeper, Slots};
+pub use vmm_memory::keeper::{Kept, SLOTS};
 
 /// Maximum number of a client's stored descriptors: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
-/// Owner number of a client's part in the journal file.
+/// Owner ID of a client's part in the journal file.
 const CLIENT: u32 = 0;
 
 /// A client's descriptors that a previous process stored in a [`Keeper`].
@@ -53,7 +53,7 @@ pub(crate) struct Journal {
     sequence: u64,
     /// Number of processes that were killed while they served this client.
     pub deaths: u32,
-    /// PCI configuration space of the device: the dwords that the client writes.
+    /// The dwords of the device's PCI configuration space that the client writes.
     pub words: Words,
     /// Set if the latest commit is out of date.
     changed: bool,

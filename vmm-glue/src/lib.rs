@@ -5,15 +5,15 @@
 //! - [`socket`]: binds a path, sets permissions, and passes file descriptors.
 //! - [`connection`]: a client's state machine, which turns bytes into replies. It needs no socket, so tests and fuzzers
 //!   can drive it.
-//! - [`server`]: the event loop of one socket, which serves one client after another, with busy polling and a bounded
-//!   output queue.
+//! - [`server`]: the event loop of one socket, which serves one client after another, with busy polling and bounded
+//!   output.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait that a migratable device implements.
 //! - [`mappable`]: parts of a region that a client can map and access without messages.
-//! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `options`: server options; `wake`: an event that wakes a server's thread.
+//! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`] (a crate of its own),
+//!   [`dma`], [`counters`].
+//! - `options`: server options.
 //! - `suspended_client`: a suspended client, which a server can resume in this process or in another.
-//! - `descriptors`, `keeper`: descriptors for another process, and their storage outside this process.
 //! - [`journal`]: a client's state for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Other kinds of servers also use them.
@@ -49,7 +49,6 @@
 pub mod client;
 pub mod connection;
 pub mod counters;
-mod descriptors;
 pub mod device;
 pub mod dma;
 pub mod echo;
@@ -58,10 +57,8 @@ mod event;
 pub mod fuzz;
 pub mod interrupts;
 pub mod journal;
-mod keeper;
 pub mod link;
 pub mod mappable;
-pub mod memory;
 pub mod migration;
 mod options;
 pub mod pieces;
@@ -70,16 +67,16 @@ pub mod server;
 pub mod socket;
 pub mod spin;
 mod suspended_client;
-mod wake;
 
 pub use counters::{Counters, worth_logging};
-pub use descriptors::ParkError;
 pub use device::{AccessError, Ack, Deferred, Device, MapError, RegionIndex, RegionInfo};
 pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use mappable::{Mappable, MappableError, MmapArea};
-pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
 pub use migration::{Migration, MigrationError};
 pub use server::{Server, ServerError, ServerOptions};
 pub use socket::{BindError, BoundPath, SocketOptions};
 pub use suspended_client::{SavedClients, SuspendedClient};
+pub use vmm_memory::descriptors::ParkError;
+pub use vmm_memory::memory;
+pub use vmm_memory::memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};

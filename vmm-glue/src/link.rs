@@ -2,8 +2,8 @@
 
 mod saved;
 
-pub use crate::wake::Wake;
 pub(crate) use saved::SavedLink;
+pub use vmm_memory::wake::Wake;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::counters::Counters;
 use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
-use crate::memory::GuestMemory;
+use vmm_memory::memory::GuestMemory;
 
 /// Stops or suspends a running server from any thread. Clones control the same servers.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl StopHandle {
     }
 }
 
-/// The connected client.
+/// A connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
     /// PID of the connected process, in the server's namespace; 0 if the process is not visible there.
@@ -144,7 +144,7 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Requests that the server check whether the client's memory is actually shared. A device calls this when the
+    /// Requests a check by the server of whether the client's memory is actually shared. A device calls this when the
     /// guest enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
@@ -192,13 +192,13 @@ impl Link {
         size: u64,
         writable: bool,
         fd: Option<std::os::fd::OwnedFd>,
-    ) -> Result<crate::memory::DmaRegion, crate::memory::AddError> {
-        let region = crate::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
-        self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
+    ) -> Result<vmm_memory::memory::DmaRegion, vmm_memory::memory::AddError> {
+        let region = vmm_memory::memory::AddRegion { gpa, size, offset: 0, readable: true, writable, fd };
+        self.memory().add(region, &vmm_memory::memory::MemoryLimits::default(), self.wake())
     }
 
     /// Removes the region at `gpa`, like `DMA_UNMAP` before a call of [`crate::Device::dma_unmap`].
-    pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
+    pub fn take_back(&self, gpa: u64) -> Option<vmm_memory::memory::DmaRegion> {
         self.memory().remove(gpa)
     }
 

@@ -4,19 +4,19 @@
 //! reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one area is the whole
 //! region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries the file's
 //! descriptor only with the capability, that is, if the reply fits (`argsz`) and the client accepts descriptors. The
-//! kernel creates the client's copy of the descriptor when the reply is sent; this code does not duplicate it.
+//! kernel creates the client's copy of the descriptor when the reply is sent; this process does not duplicate it.
 //!
 //! Requirements for a device:
 //! - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so
-//!   the file must not contain anything that the client may not read or, unless it is sealed against writing, may not
-//!   write.
-//! - A mapping cannot be revoked, not even from a disconnected client. Each client therefore needs a new file;
+//!   the file must not contain data that the client may not read. Unless the file is sealed against writing, it must
+//!   also not contain data that the client may not write.
+//! - A mapping cannot be revoked, not even from a disconnected client. Therefore, each client needs a new file;
 //!   [`crate::Device::regions`] is called once per client.
 //! - Data in these areas can change at any time, so copy it first, then validate and use the copy.
 //! - The client can also access a mapped area through messages, which the device must handle.
 //! - QEMU, at least up to 11.1, stops posting writes to the whole device as soon as one region has a mappable area.
 //!
-//! The file is sealed. Otherwise the client could truncate it (`SIGBUS` at the device's next access), grow it at the
+//! The file is sealed. Otherwise, the client could truncate it (`SIGBUS` at the device's next access), grow it at the
 //! host's expense, or seal it against the device.
 
 use std::io;
@@ -27,7 +27,7 @@ use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::memory::PAGE_SIZE;
+use vmm_memory::memory::PAGE_SIZE;
 
 /// Maximum number of areas per region.
 pub const MAX_AREAS: usize = 64;
@@ -38,15 +38,15 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// A part of a region that a client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmapArea {
-    /// Offset in the region and in the file, in bytes. A multiple of the file's page size.
+    /// Offset in the region and in the file, in bytes; a multiple of the file's page size.
     pub offset: u64,
-    /// Size in bytes. A nonzero multiple of the file's page size.
+    /// Size in bytes; a nonzero multiple of the file's page size.
     pub size: u64,
 }
 
 /// Reasons why part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum MappableError {
     #[error("{0} areas; a region must have 1 to {MAX_AREAS}")]
     Count(usize),

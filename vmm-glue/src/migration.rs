@@ -2,7 +2,7 @@
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another
 //! device. Each device defines its own format; a loaded state is untrusted. The client also queries the memory that the
-//! device has written ([`crate::memory::WriteLog`] contains this process's writes).
+//! device has written ([`vmm_memory::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 
@@ -44,8 +44,8 @@ impl State {
         }
     }
 
-    /// Returns the next state on the way to `to`, which must differ from `self`. The shortest path between any two
-    /// states is through [`Self::Stop`].
+    /// Returns the next state on the way to `to`, which must differ from `self`. The shortest path between two states
+    /// leads through [`Self::Stop`].
     pub(crate) fn toward(self, to: Self) -> Self {
         if self == Self::Stop { to } else { Self::Stop }
     }
@@ -73,8 +73,8 @@ impl MigrationError {
     }
 }
 
-/// A migratable device. The server calls these functions only in the order of the states. A device reset, or the
-/// client's disconnection, aborts any operation in progress.
+/// A migratable device. The server calls these methods only in the order of the states. A device reset or the client's
+/// disconnection aborts any operation in progress.
 pub trait Migration {
     /// Moves from running to stopped. Once this call has returned, the device no longer changes any state.
     ///

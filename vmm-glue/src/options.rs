@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::memory::MemoryLimits;
+use vmm_memory::memory::MemoryLimits;
 
 /// Options of a server.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
-//! Splits accesses into naturally aligned pieces of at most 8 bytes.
+//! Splits accesses into naturally aligned parts of at most 8 bytes.
 
 /// Maximum size of an access passed to a device, in bytes.
 const MAX_PIECE: usize = 8;
 
-/// Returns the length of the first piece of `len` bytes at `offset`: the largest power of two up to 8 that fits and to
-/// which the offset is aligned.
+/// Returns the length of the first part of `len` bytes at `offset`: the largest power of two up to 8 that fits and that
+/// divides the offset.
 pub fn piece(offset: u64, len: usize) -> usize {
     let aligned = 1usize << offset.trailing_zeros().min(3);
     let fits = 1usize << len.max(1).ilog2();

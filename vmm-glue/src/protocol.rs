@@ -294,7 +294,7 @@ pub const IRQ_INFO_AUTOMASKED: u32 = 4;
 /// `flags` of [`IrqInfo`]: all interrupts of the type must be set up together.
 pub const IRQ_INFO_NORESIZE: u32 = 8;
 
-/// Start of the body of `DEVICE_SET_IRQS`, which booleans may follow.
+/// Start of the body of `DEVICE_SET_IRQS`; booleans may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
@@ -401,7 +401,7 @@ pub const MIGRATION_STOP_COPY: u64 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigDeviceState {
-    /// One of the `STATE_*` numbers.
+    /// One of the `STATE_*` values.
     pub device_state: u32,
     /// Not used on a socket.
     pub data_fd: u32,

@@ -20,30 +20,30 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::{Connection, Fatal, Progress};
 use crate::counters::{Counters, add, add_len, worth_logging};
-use crate::descriptors::ParkError;
 use crate::device::Device;
 use crate::journal::{Journal, Remains};
-pub use crate::keeper::Keeper;
 use crate::link::{Link, StopHandle};
 pub use crate::options::ServerOptions;
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
+use vmm_memory::descriptors::ParkError;
+pub use vmm_memory::keeper::Keeper;
 
 /// Maximum number of connections that have sent no data. A further connection closes the oldest one.
 const MAX_WAITING: usize = 4;
 /// Output size at which output is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Number of receive calls after which other events are checked even if the client keeps sending.
+/// Number of receive calls after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors when they
-/// start.
+/// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors only when
+/// they start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
 /// Reasons why a server cannot continue.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum ServerError {
     #[error("cannot prepare the listening socket")]
     Prepare(#[source] io::Error),
@@ -74,7 +74,7 @@ impl Server {
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// Sets the keeper of the client's connection.
+    /// Sets the keeper that stores copies of the client's connection.
     #[must_use]
     pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
@@ -396,7 +396,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
-/// Result of serving the client.
+/// Result of handling the client's messages.
 enum Served {
     /// No work is left for now.
     Idle,
@@ -488,7 +488,7 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // The number of descriptors in flight is limited per user, and clients that do not read can exhaust
-                // this limit. The socket has space, so without a pause this loop would spin.
+                // this limit. The socket has space, so this loop would spin without a pause.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

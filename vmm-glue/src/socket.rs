@@ -21,7 +21,7 @@ use crate::link::ClientInfo;
 
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 16;
-/// Maximum number of receive calls to drain a closed socket. A socket buffers far less data.
+/// Maximum number of receive calls that drain a closed socket. A socket buffers far less data.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Ownership and permissions of a socket's path.
@@ -37,7 +37,7 @@ pub struct SocketOptions {
 
 /// Reasons why a path cannot be bound.
 #[derive(Debug, Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages document the variants")]
 pub enum BindError {
     #[error("{} is in use by {owner}; choose another path or stop that process", path.display())]
     InUse { path: PathBuf, owner: String },
@@ -158,7 +158,7 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
     let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
     set_rights(&path, options)?;
-    // This is the last step, because clients can connect as soon as the socket listens.
+    // Listen last, because clients can connect as soon as the socket listens.
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
     Ok((UnixListener::from(socket), bound))
 }
@@ -203,7 +203,7 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     }
 }
 
-/// Closes a connection such that the peer reads end-of-file.
+/// Closes a connection so that the peer reads end-of-file.
 ///
 /// If a socket is closed with unread data, the peer gets an error instead (`ECONNRESET`). QEMU 11.1 then fails an
 /// assertion and terminates, together with the virtual machine.

@@ -4,22 +4,22 @@ use std::time::{Duration, Instant};
 
 /// Maximum polling credit.
 const MAX_CREDIT: u32 = 8;
-/// Bounds on the number of consecutive short sleeps after which polling is retried. The initial number is twice the
-/// lower bound.
+/// Minimum number of consecutive short sleeps after which polling is retried. The initial number is twice this bound.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
 /// Decides whether to poll for messages before sleeping.
 ///
 /// Polling that finds a message earns credit. Polling that finds no message, or that uses a CPU needed by other
-/// threads, costs credit. Without credit, the thread sleeps immediately, until a number of consecutive sleeps were each
-/// as short as a polling interval. Each time polling stops, the number of short sleeps required to restart it grows.
+/// threads, costs credit. Without credit, the thread sleeps immediately, until enough consecutive sleeps were shorter
+/// than a polling interval. Each time polling stops, the number of short sleeps required to resume it grows.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
     credit: u32,
-    /// Number of consecutive short sleeps, and the number required to resume polling.
+    /// Number of consecutive short sleeps.
     streak: u32,
+    /// Number of consecutive short sleeps after which polling resumes.
     needed: u32,
     /// Start of the current sleep. Not set if polling was skipped for this message only.
     slept: Option<Instant>,

@@ -1,6 +1,6 @@
 //! A suspended client, which a server can resume in this process or in another.
 //!
-//! The client only notices a delay: its connection and state are preserved, and its messages wait in the socket.
+//! The client notices only a delay: its connection and state are preserved, and its messages wait in the socket.
 //! Descriptors are passed to another process directly. The rest is plain data, which is validated on restore, like all
 //! data from another process.
 
@@ -12,17 +12,17 @@ use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::{Connection, SavedConnection};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::link::{Link, SavedLink};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;
-/// Maximum number of descriptors that a client has sent or will receive: one per memory region and interrupt.
+/// Maximum number of descriptors that a client has sent or will receive: one per memory region and per interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
-/// A server's suspended clients. Dropping this does not notify the clients, because another process continues their
-/// connections.
+/// A server's suspended clients. Dropping this value does not notify the clients, because another process continues
+/// their connections.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
     /// The client being served.

@@ -123,7 +123,7 @@ fn write_without_awaited_answer_is_completed_at_once() {
     let mut client = host.client();
     client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
     client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
-    // Send one write that consists of two pieces, the first of which is deferred.
+    // Send one write that is split into two parts, the first of which is deferred.
     client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
     host.expect(completed(1));
     host.expect(completed(2));

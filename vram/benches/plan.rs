@@ -1,4 +1,4 @@
-//! Measures the planning time for 64 VMs of 4096 chunks each, on a card that has space for a quarter of these chunks.
+//! Measures the planning time for 64 VMs with 4096 chunks each, on a card with space for a quarter of these chunks.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -9,7 +9,7 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limit
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
 
-/// Creates VMs that use all of their memory. If `fair` is true, they share the card; otherwise, the first VMs occupy
+/// Creates VMs that use all of their memory. If `fair` is true, they share the card. Otherwise, the first VMs occupy
 /// the whole card.
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;

@@ -1,25 +1,25 @@
-//! Balancer: if the card is full, it selects the VM to evict a chunk from, the chunk to evict, and the VM to return
+//! Balancer: when the card is full, selects the VM to evict a chunk from, the chunk to evict, and the VM to return
 //! chunks to.
 //!
 //! # Entitlement
 //! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee
 //! and at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds, all VMs get
 //! chunks in proportion to their weights until no chunk is left. VMs without a recent submission
-//! ([`Config::idle_after_ns`]) share the remaining chunks. Entitlements do not depend on the locations of chunks, so
+//! ([`Config::idle_after_ns`]) share the chunks that remain. Entitlements do not depend on the locations of chunks, so
 //! moves do not change them.
 //!
 //! # Evictions
-//! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most. The request
-//! counts as used by the requester. GPUswap (section 4.3) uses the same rule. If this VM is the requester itself, its
-//! new chunk is placed in host memory. Chunks that exceed a quota are evicted first. Chunks for the mediator and for
-//! new guarantees are also requests.
+//! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most, where the
+//! requested chunks count as used by the requester. GPUswap (section 4.3) uses the same rule. If this VM is the
+//! requester itself, its new chunk is placed in host memory. Chunks that exceed a quota are evicted first. Chunks for
+//! the mediator and for new guarantees are also requests.
 //!
 //! # Returns
-//! Every [`Config::return_interval_ns`], the balancer returns spare chunks, starting with the VM that lacks the largest
-//! part of its entitlement. If no chunk is spare, a VM above its entitlement exchanges a chunk with a VM below its
-//! entitlement, but only if one of them differs from its entitlement by at least one chunk. Therefore, no VM finally
-//! differs by more than one chunk, and no exchange is undone by the next one. [`Config::settle_ns`] prevents frequent
-//! moves of the same chunk when demands change.
+//! Every [`Config::return_interval_ns`], the balancer gives spare chunks to VMs with chunks in host memory, starting
+//! with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its entitlement
+//! exchanges a chunk with a VM below its entitlement, but only if one of them differs from its entitlement by at least
+//! one chunk. Therefore, no VM ends up more than one chunk from its entitlement, and no exchange undoes an earlier one.
+//! [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
 
 mod active;
 mod config;
@@ -42,7 +42,7 @@ use std::ops::RangeInclusive;
 /// A request for card chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The requester.
+    /// Origin of the request.
     pub by: By,
     /// Number of chunks.
     pub chunks: u32,
@@ -51,21 +51,21 @@ pub struct Request {
 /// Origin of a request for card chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A VM that needs chunks because it uses guest chunks for the first time.
+    /// A VM that uses guest chunks for the first time.
     Vm(TenantId),
-    /// The mediator, which needs chunks for its own structures in addition to its share.
+    /// The mediator, which needs chunks for its own structures beyond its share.
     Mediator,
-    /// A guarantee that is currently impossible ([`Error::Promise`]). This number of additional chunks must become
-    /// spare.
+    /// A guarantee that is currently impossible ([`Error::Promise`]). The requested number of additional chunks must
+    /// become spare.
     Guarantee,
 }
 
-/// Entitlement of a VM, in card chunks. The exact share lies between the two bounds, which differ by at most one.
+/// Entitlement of a VM, in card chunks. The exact share lies between the two values, which differ by at most one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitlement {
-    /// Rounded down.
+    /// Exact share, rounded down.
     pub floor: u32,
-    /// Rounded up.
+    /// Exact share, rounded up.
     pub ceil: u32,
 }
 
@@ -75,13 +75,13 @@ pub enum PinError {
     /// The range does not belong to the VM.
     #[error(transparent)]
     Range(#[from] Error),
-    /// Pinned chunks count towards the guarantee, and it is too low.
+    /// The guarantee is too low. Pinned chunks count towards it.
     #[error(
         "VM {vm} would have {pinned} pinned chunks, and its guarantee is {guarantee}: raise its guarantee, or unpin \
          other chunks"
     )]
     Guarantee {
-        /// VM.
+        /// VM whose chunk cannot be pinned.
         vm: TenantId,
         /// Number of chunks that would be pinned.
         pinned: u32,
@@ -90,7 +90,7 @@ pub enum PinError {
     },
 }
 
-/// Information about a VM that the VM's accounts do not contain.
+/// Information about a VM that the chunk table does not contain.
 #[derive(Debug)]
 struct Known {
     advertised: u32,
@@ -98,8 +98,8 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Plans moves of chunks. [`Self::plan`] only returns steps. The caller executes the steps with [`ChunkTable::start`]
-/// and copies. A failed step is planned again later if it is still necessary.
+/// Plans moves of chunks. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`], and
+/// copies the chunks. A failed step is planned again later if it is still needed.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,
@@ -107,10 +107,9 @@ pub struct Balancer {
     known: BTreeMap<TenantId, Known>,
     /// Time of each VM's last submission or memory request, in ns.
     active: BTreeMap<TenantId, u64>,
-    /// Time (in ns) and destination of the last planned step of each chunk. Entries are removed when their chunk has
-    /// settled.
+    /// Time in ns and destination of each chunk's last planned step. Entries are removed when the chunk has settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
-    /// Time of the next return of chunks, in ns.
+    /// Time of the next returns, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
@@ -136,7 +135,7 @@ impl Balancer {
         &self.config
     }
 
-    /// Changes the settings. Information about VMs and chunks is kept.
+    /// Changes the settings. Keeps the information about VMs and chunks.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -150,19 +149,19 @@ impl Balancer {
         self.set_config(Config { policy, ..self.config });
     }
 
-    /// Records that the VM submitted work.
+    /// Records that a VM has submitted work.
     pub fn active(&mut self, vm: TenantId, now_ns: u64) {
         self.active.insert(vm, now_ns);
     }
 
-    /// Returns the time of the VM's last submission, in ns.
+    /// Returns the time of a VM's last submission, in ns.
     #[must_use]
     pub fn last_active(&self, vm: TenantId) -> Option<u64> {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of the members of `turn`, except the holder, is
-    /// evicted as soon as possible, as if they were idle. `None` ends the quantum.
+    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of the members of `turn` other than the holder
+    /// is evicted as soon as possible, as if they were idle. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -171,12 +170,12 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request due immediately, without waiting for the end of the interval.
+    /// Makes the next plan without a request due immediately instead of at the end of the interval.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
 
-    /// Sets the priority of chunks in a range of guest VRAM. The lowest priorities are evicted first.
+    /// Sets the eviction priority of the chunks in a range of guest VRAM. The lowest priorities are evicted first.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -193,7 +192,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets the access frequency of each chunk in a range of guest VRAM, in the unit of the VM's profile.
+    /// Sets the access frequency of the chunks in a range of guest VRAM, in the unit of the VM's profile.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -210,7 +209,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that a submission or a copy used a range of guest VRAM.
+    /// Records that a submission or a copy has used a range of guest VRAM.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -240,12 +239,12 @@ impl Balancer {
         Ok(())
     }
 
-    /// Pins the chunks in a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, are
+    /// Pins the chunks in a range of guest VRAM to the card, or unpins them. Pinned chunks are never evicted, are
     /// returned first, and count towards the guarantee. If the guarantee is lowered later, the chunks at the highest
     /// addresses are unpinned.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. A failed call changes nothing.
+    /// Returns a [`PinError`]. In this case, nothing is changed.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -270,13 +269,13 @@ impl Balancer {
         Ok(())
     }
 
-    /// Returns the number of pinned chunks of a VM.
+    /// Returns a VM's number of pinned chunks.
     #[must_use]
     pub fn pinned(&self, vm: TenantId) -> u32 {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
     }
 
-    /// Returns the current entitlement of each VM.
+    /// Returns each VM's current entitlement.
     #[must_use]
     pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<TenantId, Entitlement> {
         let round = Round::new(table, 0);
@@ -285,7 +284,7 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Removes all information about a destroyed VM, so that the next VM with the same number starts without it.
+    /// Removes all information about a destroyed VM, so that another VM with the same number does not inherit it.
     pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
@@ -307,12 +306,12 @@ impl Balancer {
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 
-    /// Returns the information about a VM in the table.
+    /// Returns the information about a VM in the table, creating it if necessary.
     fn known(&mut self, table: &ChunkTable, vm: TenantId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
         let known = self.known.entry(vm).or_insert_with(new);
-        // The number has been reused by another VM.
+        // Another VM has reused the number.
         if known.advertised != advertised {
             *known = new();
         }
@@ -324,13 +323,13 @@ impl Balancer {
         waits || self.has_rested(vm, now_ns)
     }
 
-    /// Returns true if the VM has not submitted work recently.
+    /// Returns true if a VM has not submitted work recently.
     fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
         self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }
 }
 
-/// Returns the guest chunks of a range of guest VRAM. A length of 0 is treated as 1.
+/// Returns the guest chunks in a range of guest VRAM. A length of 0 is treated as 1.
 fn indices(table: &ChunkTable, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
     let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
     let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);

@@ -1,4 +1,4 @@
-//! The chunk table. Each chunk of VRAM has one owner, one state, and one place.
+//! Chunk table. Each chunk of VRAM has one owner, one state, and one place.
 
 mod account;
 mod error;
@@ -33,50 +33,50 @@ pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
 /// Default chunk size.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
-/// Maximum VRAM size that a VM may advertise to its guest. The size of the VM's map is proportional to it.
+/// Maximum VRAM size that a VM may advertise to its guest, in bytes. The size of the VM's map is proportional to it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
 /// Location of a placed guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Location of the requested guest address.
+    /// Location of the given guest address.
     pub place: Place,
-    /// True if this call placed the chunk. The chunk then contains zeros and is not referenced yet.
+    /// True if this call placed the chunk. Then the chunk contains zeros, and no user refers to it yet.
     pub new: bool,
 }
 
-/// All chunks of a card, and the slots of host memory for guest chunks that are not on the card. Invariant: the VMs'
-/// maps and the moves in flight are consistent with the states of chunks and slots.
+/// All chunks of a card, and the host memory slots for guest chunks that are not on the card. Invariant: the VMs' maps
+/// and the moves in flight are consistent with the states of chunks and slots.
 ///
 /// # Allocation order
-/// A guest chunk gets a place at its first use ([`Self::place`]): a card chunk if one is available, or a slot of host
-/// memory if its VM may swap. Zeroed and dirty card chunks without an owner are counted together, because scrubbing is
-/// always possible. These chunks are assigned in this order:
+/// A guest chunk gets a place at its first use ([`Self::place`]): a card chunk if one is available, or a host slot if
+/// its VM may swap. Zeroed and dirty card chunks without an owner are counted together, because scrubbing is always
+/// possible. These chunks are assigned in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
-/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are unusable without page tables,
-///   instance blocks, and rings, which are in chunks of the mediator. Therefore, guarantees are useful only if this
+/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
+///   instance blocks, and rings, which are in the mediator's chunks. Therefore, guarantees are useful only if this
 ///   share is large enough for all admitted VMs;
 /// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, because no work
 ///   can run without page tables. Borrowed chunks are returned before any chunk is spare ([`Self::repay`]);
-/// - chunks that the mediator claims ([`Self::claim`]). They are not available to VMs beyond their guarantees, but they
-///   are available for new guarantees;
-/// - spare chunks (the remainder) for new guarantees, for the mediator beyond its share, and for VMs beyond their
-///   guarantees. They are assigned on a first-come, first-served basis. If no chunk is spare,
-///   [`Balancer`](crate::Balancer) selects a chunk to evict.
+/// - chunks that the mediator claims ([`Self::claim`]). They are available for new guarantees, but not to VMs beyond
+///   their guarantees;
+/// - spare chunks (the remainder): for new guarantees, for the mediator beyond its share, and for VMs beyond their
+///   guarantees, on a first-come, first-served basis. If no chunk is spare, [`Balancer`](crate::Balancer) selects a
+///   chunk to evict.
 ///
-/// The table promises numbers of chunks, but not contiguous runs: [`Self::reserve_mediator`] can fail for a run of
-/// several chunks even if enough chunks are set aside. Each of the mediator's tables fits into one chunk unless chunks
-/// are small.
+/// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
+/// chunks even if enough chunks are set aside. Each of the mediator's tables fits into one chunk unless chunks are
+/// small.
 ///
 /// # Moves
 /// [`Self::begin_move`] reserves the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
-/// destination the place of the chunk. Until then, the source is the chunk's place. A moving chunk counts towards the
-/// limits of both memories, so that committed and aborted moves never exceed a limit.
+/// destination the chunk's place. Until then, the chunk's place is the source. A moving chunk counts towards the limits
+/// of both memories, so neither a committed nor an aborted move exceeds a limit.
 ///
 /// # The reserve
-/// A chunk in the reserve stays at its place on the card, but is counted in host memory. Thus, another VM can get a
-/// card chunk immediately, without a copy. The chunk in the reserve is copied to host memory later, which refills the
-/// reserve ([`Self::start`]).
+/// A chunk in the reserve stays on the card, but is counted in host memory. Thus, another VM can get a card chunk
+/// immediately, without waiting for a copy. The chunk is copied to host memory later, which refills the reserve
+/// ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
     shift: u32,
@@ -84,15 +84,15 @@ pub struct ChunkTable {
     host: Stock,
     /// Number of chunks that the mediator owns.
     mediator: u32,
-    /// Number of chunks set aside for the mediator, including those that it already owns.
+    /// Number of chunks set aside for the mediator, including those that it already has.
     set_aside: u32,
     /// Number of chunks set aside for evictions, including those in use.
     reserve: u32,
     /// Number of VMs' chunks in the reserve.
     parked: u32,
-    /// Number of these chunks that are moving to host memory.
+    /// Number of these chunks that are being moved to host memory.
     draining: u32,
-    /// Number of chunks of the reserve that the mediator has borrowed.
+    /// Number of reserve chunks that the mediator has borrowed.
     borrowed: u32,
     /// Number of additional chunks that the mediator gets as soon as they are spare.
     claimed: u32,
@@ -106,13 +106,13 @@ pub struct ChunkTable {
     /// Moves in flight by guest chunk.
     moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
-    /// Numbers of committed moves to the card and to host memory.
+    /// Number of committed moves to the card and to host memory.
     moved: [u64; 2],
 }
 
 impl ChunkTable {
-    /// Creates a table of `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A partial chunk at the
-    /// end is unused.
+    /// Creates a table for `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A partial chunk at
+    /// the end is not used.
     ///
     /// # Errors
     /// Returns [`Error::ChunkSize`] or [`Error::CardSize`] if the sizes are invalid.
@@ -155,7 +155,7 @@ impl ChunkTable {
         1 << self.shift
     }
 
-    /// Returns the address of a chunk on the card.
+    /// Returns the VRAM address of a card chunk.
     #[must_use]
     pub fn address(&self, chunk: ChunkId) -> VramAddr {
         VramAddr(u64::from(chunk.0) << self.shift)
@@ -174,19 +174,19 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// Sets the number of usable slots of host memory; a new table has no slots. Unused slots contain zeros. A budget
-    /// below the current use removes no slots, but prevents allocations until enough slots are free.
+    /// Sets the number of usable host slots, which is 0 for a new table. New slots contain zeros. A number below the
+    /// current use removes no slots, but prevents allocations until enough slots are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest sees `bytes` of VRAM. The VRAM is unplaced until [`Self::place`] is called. The size may
+    /// Admits a VM whose guest sees `bytes` of VRAM, which is unplaced until [`Self::place`] is called. The size may
     /// exceed the card's size, but the guarantee in `limits` may not.
     ///
     /// # Errors
-    /// Returns [`Error::Promise`] if the guarantee is impossible; chunks that are not zeroed yet are counted as
-    /// available. Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or
-    /// [`Error::Advertised`] if an argument is invalid.
+    /// Returns [`Error::Promise`] if the guarantee is impossible. Chunks that are not zeroed yet count as available.
+    /// Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or [`Error::Advertised`] if
+    /// an argument is invalid.
     pub fn create_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         if self.vms.contains_key(&vm) {
             return Err(Error::Exists(vm));
@@ -199,17 +199,17 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns the limits of a VM, or `None` if the VM does not exist.
+    /// Returns a VM's limits, or `None` if the VM does not exist.
     #[must_use]
     pub fn limits(&self, vm: TenantId) -> Option<Limits> {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes the limits of a VM. The VM loses no chunks: a VM above a quota or a cap only gets no further chunks.
+    /// Changes a VM's limits. The VM loses no chunks: if it exceeds a quota or cap, it only gets no further chunks.
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee is currently impossible, or [`Error::Guarantee`],
-    /// [`Error::Weight`] or [`Error::NoSuchVm`]. A failed call changes nothing.
+    /// [`Error::Weight`] or [`Error::NoSuchVm`]. In case of an error, nothing is changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -217,12 +217,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: a VM with more chunks
-    /// than the new size only gets no further chunks. [`Self::save`] does not save a smaller size, so VMs that will be
-    /// saved must not shrink.
+    /// Changes the size of a VM's VRAM and its limits. The VM loses no chunks or addresses: if it has more chunks than
+    /// the new size permits, it only gets no further chunks. [`Self::save`] does not save a reduced size, so VMs that
+    /// will be saved must not shrink.
     ///
     /// # Errors
-    /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. A failed call changes nothing.
+    /// Returns the errors of [`Self::set_limits`], [`Error::Empty`] or [`Error::Advertised`]. In case of an error,
+    /// nothing is changed.
     pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let count = self.count_of(bytes)?;
@@ -234,11 +235,11 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Places the guest chunk at `address` in zeroed memory if it is unplaced. The place is a card chunk, or a slot of
-    /// host memory if no card chunk is available and the policy is to swap.
+    /// Places the guest chunk at `address` in zeroed memory if it is unplaced. The place is a card chunk, or a host
+    /// slot if no card chunk is available and the VM may swap.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if the caller must first scrub a chunk in that memory and then retry. Returns
+    /// Returns [`Error::NeedsScrub`] if the caller must scrub a chunk in that memory before it retries. Returns
     /// [`Error::Full`] if no chunk is available, which is impossible for a VM below its guarantee. Also returns
     /// [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<Placed, Error> {
@@ -265,7 +266,7 @@ impl ChunkTable {
         Ok(Placed { place: self.within(spot, address), new: true })
     }
 
-    /// Unplaces the guest chunk at `address`. Its old place then waits to be scrubbed. Returns false if the chunk was
+    /// Unplaces the guest chunk at `address`, and marks its old place for scrubbing. Returns false if the chunk was
     /// already unplaced. The contents are lost, so the caller must first remove all references to the chunk. A pending
     /// move of the chunk ends with [`Ended::Gone`].
     ///
@@ -281,7 +282,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Unplaces all chunks of a VM like [`Self::unplace`]. Returns the number of chunks. The guarantee stays valid.
+    /// Unplaces all chunks of a VM, as [`Self::unplace`] does. Returns the number of chunks. The guarantee stays valid.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -292,8 +293,8 @@ impl ChunkTable {
         spots.len() as u32
     }
 
-    /// Removes a VM's VRAM and its guarantee. Its chunks then wait to be scrubbed. The destinations of its moves in
-    /// flight do so when the moves end. Returns the number of chunks that were placed.
+    /// Removes a VM's VRAM and its guarantee, and marks its chunks for scrubbing. The destinations of its moves in
+    /// flight are marked when these moves end. Returns the number of chunks that were placed.
     ///
     /// # Errors
     /// Returns [`Error::NoSuchVm`] if the VM does not exist.
@@ -306,35 +307,36 @@ impl ChunkTable {
         Ok(count)
     }
 
-    /// Returns a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
-    /// is waiting. The chunk or slot has no owner until [`Self::scrubbed`] is called.
+    /// Returns a chunk or slot to fill with zeros: the card chunk that has waited longest, or a host slot if no card
+    /// chunk is waiting. The chunk or slot has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Same as [`Self::take_scrub_work`], for only one memory, for [`Error::NeedsScrub`].
+    /// Same as [`Self::take_scrub_work`], but only for one memory. For callers that get [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// Records that the chunk or slot at `place` now contains zeros, including the card's caches.
+    /// Records that the chunk or slot at `place` now contains zeros, and that the card's caches do not contain old
+    /// data.
     ///
     /// # Panics
-    /// Panics if the chunk or slot did not come from [`Self::take_scrub_work`].
+    /// Panics if the chunk or slot was not returned by [`Self::take_scrub_work`].
     pub fn scrubbed(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
     /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it: immediately if
-    /// it has no owner, otherwise when it loses its owner. The chunk or slot stays counted as used.
+    /// it has no owner, otherwise when it loses its owner. It still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the numbers of zeroed and dirty card chunks without an owner.
+    /// Returns the number of zeroed and of dirty card chunks without an owner.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
@@ -377,20 +379,20 @@ impl ChunkTable {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
-    /// Returns the number of card chunks without an owner that are not promised.
+    /// Returns the number of card chunks that have no owner and are not promised.
     #[must_use]
     pub fn spare(&self) -> u32 {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// Same as [`Self::spare`], but includes the chunks that the mediator claims.
+    /// Same as [`Self::spare`], but includes the chunks claimed by the mediator.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Quarantine can reduce the number of chunks below the promised number.
+        // Quarantine can leave fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// Returns the number of chunks for `bytes` of VRAM.
+    /// Returns the number of chunks needed for `bytes` of VRAM.
     fn count_of(&self, bytes: u64) -> Result<u32, Error> {
         if bytes == 0 {
             return Err(Error::Empty);
@@ -399,7 +401,7 @@ impl ChunkTable {
         count.ok_or(Error::Advertised(bytes))
     }
 
-    /// Returns the limit that prevents a VM from getting another chunk in a memory, if any.
+    /// Returns the limit that prevents a VM from getting another chunk in a memory, or `None`.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -415,8 +417,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that `limits` are possible for a VM with `advertised` guest chunks and `used` card chunks, and with
-    /// `owed` missing guaranteed chunks.
+    /// Checks that `limits` are possible for a VM with `advertised` guest chunks, `used` card chunks, and `owed`
+    /// missing guaranteed chunks.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -436,7 +438,7 @@ impl ChunkTable {
         Err(Error::Promise { vm, wanted, now, left })
     }
 
-    /// Changes a VM's map and updates the number of promised chunks. Returns `None` if the VM does not exist.
+    /// Changes a VM's map, and updates the number of promised chunks. Returns `None` if the VM does not exist.
     fn change<T>(&mut self, vm: TenantId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
         let map = self.vms.get_mut(&vm)?;
         let owed = map.owed();
@@ -445,7 +447,7 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// Allocates a zeroed chunk or slot in a memory with a free one.
+    /// Allocates a zeroed chunk or slot in a memory that has a free one.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::new(tier, number))
@@ -463,7 +465,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the start address of a chunk or slot.
+    /// Returns the start location of a chunk or slot.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(VramAddr(u64::from(chunk) << self.shift)),
@@ -479,7 +481,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the place of guest `address` whose guest chunk is at `spot`.
+    /// Returns the location of guest `address`, whose chunk is at `spot`.
     fn within(&self, spot: Spot, address: GuestVramAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

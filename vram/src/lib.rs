@@ -1,27 +1,27 @@
-//! Manages ownership and placement of the card's VRAM in chunks, and the locations of guest VRAM.
+//! VRAM ownership and placement in chunks, and the mapping from guest VRAM to the memory that backs it.
 //!
 //! Contents:
-//! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; maps from guest VRAM to both
-//!   memories; limits ([`Limits`]) and accounts ([`VmSummary`]) of VMs; moves between the two memories;
-//! - [`PagePool`]: an allocator for blocks of 4 KiB times a power of two in chunks that the mediator owns;
-//! - [`Balancer`]: plans moves of chunks: fair shares, victims, returns ([`balance`], [`victim`]);
-//! - [`Quanta`]: decides when VMs whose working sets do not fit together take turns at using the card's memory.
+//! - [`ChunkTable`]: tracks the owner and state of each chunk of VRAM and host memory, maps guest VRAM to both,
+//!   enforces VMs' limits ([`Limits`]), keeps their accounts ([`VmSummary`]), and tracks moves between the two
+//!   memories;
+//! - [`PagePool`]: allocates power-of-two multiples of 4 KiB in chunks that the mediator owns;
+//! - [`Balancer`]: plans chunk moves: fair shares, victims, and returns ([`balance`], [`victim`]);
+//! - [`Quanta`]: decides when VMs whose working sets do not fit together take turns using the card's memory.
 //!
-//! All of these are pure: they do not access memory, and the time is an argument. The caller zeroes chunks
+//! None of these does I/O: they do not access memory, and callers pass the time. The caller zeroes chunks
 //! ([`ChunkTable::take_scrub_work`]) and reports the result; until then, a chunk has no new owner. The caller also
 //! copies chunks between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!
 //! # Words
 //! A *guest chunk* is a chunk of the VRAM that the guest sees, identified by its index in that VRAM. Its *place* is a
-//! chunk of the card or a *host slot*, which is pinned host memory of a chunk's size. An unplaced chunk has no place.
-//! Slots are numbered. The start address of slot N in the linear pool is N times the chunk size ([`HostAddr`]).
+//! card chunk or a *host slot*, which is one chunk of pinned host memory. An unplaced chunk has no place. Slot N starts
+//! at N times the chunk size in the linear pool ([`HostAddr`]).
 //!
 //! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. [`ChunkTable`]
-//! documents the guarantees of VMs, the mediator's share, and the assignment of the other chunks. Code outside this
-//! crate must not assume that adjacent guest chunks are adjacent on the card.
+//! documents VMs' guarantees, the mediator's share, and the assignment of all other chunks. Code outside this crate
+//! must not assume that adjacent guest chunks are adjacent on the card.
 //!
-//! Page-table formats are defined elsewhere and do not depend on chunks. `shadow-pt` requests translations from this
-//! crate.
+//! Page table formats do not depend on chunks and are defined elsewhere. `shadow-pt` uses this crate for translations.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Page allocator in chunks that the mediator owns, for shadow tables, instance blocks, and rings.
+//! Allocates pages in chunks that the mediator owns, for shadow tables, instance blocks, and rings.
 
 mod saved;
 
@@ -8,24 +8,24 @@ use crate::chunks::CHUNK_BYTES_MAX;
 use crate::{ChunkId, ChunkTable, Error, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Size of the smallest allocation.
+/// Size of the smallest allocation, in bytes.
 pub const PAGE_BYTES: u64 = 4 << 10;
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 /// Order of the largest allocation (64 MiB, the maximum chunk size).
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
-/// Reasons for a failed allocation.
+/// Reason for a failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// The size is not between 1 byte and 64 MiB.
-    #[error("{0:#x} bytes are not a valid size of an allocation")]
+    #[error("{0:#x} bytes are not a valid allocation size")]
     Size(u64),
     /// The pool has reached its limit.
-    #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
+    #[error("the pool has {held:#x} bytes of chunks, and may not grow beyond {limit:#x} bytes")]
     Limit {
-        /// Size in bytes of the chunks in the pool.
+        /// Total size of the pool's chunks in bytes.
         held: u64,
-        /// Maximum size in bytes of the chunks in the pool.
+        /// Maximum total size of the pool's chunks in bytes.
         limit: u64,
     },
     /// No card chunk is available for the pool.
@@ -45,31 +45,30 @@ struct Run {
 pub struct Block {
     /// Start address.
     pub address: VramAddr,
-    /// True if the whole block is unused since its chunk was zeroed.
+    /// True if the whole block has not been used since its chunk was zeroed.
     pub zeroed: bool,
 }
 
-/// A buddy allocator over runs of chunks. Block sizes are 4 KiB times a power of two, and blocks are aligned to their
-/// size. The caller must zero reused blocks. Each VM can have its own pool, so that [`PagePool::release_all`] frees all
-/// of its memory when the VM ends.
+/// A buddy allocator over runs of chunks. Block sizes are power-of-two multiples of 4 KiB, and blocks are aligned to
+/// their size. The caller must zero reused blocks. Each VM can have its own pool, whose memory
+/// [`PagePool::release_all`] frees when the VM ends.
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
-    /// Free blocks by size order.
+    /// Addresses of free blocks, by order.
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
-    /// Orders of allocated blocks by address.
+    /// Orders of allocated blocks, by address.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, and the run is aligned to its
-    /// size.
+    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, to which the run is aligned.
     runs: BTreeMap<u64, Run>,
-    /// Ranges of pages that are unused since their chunk was zeroed: first page and end.
+    /// Address ranges that have not been used since their chunk was zeroed, as start and end.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
 }
 
 impl PagePool {
-    /// Creates an empty pool of at most `limit` bytes of chunks.
+    /// Creates an empty pool with at most `limit` bytes of chunks.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self {
@@ -83,8 +82,8 @@ impl PagePool {
         }
     }
 
-    /// Allocates at least `bytes`, aligned to the next power of two. Allocates chunks from `table` if the pool has no
-    /// free block of this size.
+    /// Allocates at least `bytes`, rounded up to a power of two and aligned to it. Takes chunks from `table` if the
+    /// pool has no free block of this size.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if no memory is available.
@@ -92,7 +91,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Same as [`Self::alloc`], but also returns whether the block contains only zeros.
+    /// Same as [`Self::alloc`], but also returns true if the block contains only zeros.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if no memory is available.
@@ -115,14 +114,14 @@ impl PagePool {
     /// Frees a block from [`Self::alloc`].
     ///
     /// # Panics
-    /// Panics if `address` is not an allocation of this pool, which is a bug in the caller.
+    /// Panics if `address` is not an allocation of this pool.
     pub fn free(&mut self, address: VramAddr) {
-        let order = self.used.remove(&address.0).expect("freed a page that is not allocated");
+        let order = self.used.remove(&address.0).expect("the address is not allocated");
         self.used_bytes -= PAGE_BYTES << order;
         self.insert_free(address.0, order);
     }
 
-    /// Moves all runs of chunks without an allocation back to `table`. Returns the number of these chunks.
+    /// Returns all runs of chunks without an allocation to `table`. Returns the number of these chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -143,26 +142,26 @@ impl PagePool {
         given
     }
 
-    /// Moves all chunks back to `table`, including those with allocations. The pool is then empty.
+    /// Returns all chunks to `table`, including those with allocations, which leaves the pool empty.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
         self.reclaim(table);
     }
 
-    /// Returns the current allocations, for restoring their users.
+    /// Returns the current allocations, to check those of their users after a restore.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         Allocations(self.used.clone())
     }
 
-    /// Returns the number of allocated bytes, after rounding.
+    /// Returns the number of allocated bytes, including rounding.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Returns the size in bytes of the chunks in the pool.
+    /// Returns the total size of the pool's chunks in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held
@@ -173,7 +172,7 @@ impl PagePool {
     }
 
     fn grow(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<(), PoolError> {
-        // Both sizes are powers of two, so a run is as long as its alignment.
+        // Both sizes are powers of two, so a run is aligned to its length.
         let size = bytes.max(table.chunk_bytes());
         let chunks = (size / table.chunk_bytes()) as u32;
         if self.held + size > self.limit {
@@ -184,17 +183,17 @@ impl PagePool {
         self.runs.insert(start, Run { first, chunks, bytes: size });
         self.zeroed.insert(start, start + size);
         self.held += size;
-        // The largest order is sufficient for all chunks and allocations.
+        // The maximum order is large enough for every run and every allocation.
         self.free[(size.trailing_zeros() - PAGE_SHIFT) as usize].insert(start);
         Ok(())
     }
 
-    /// Records that the block at `start` is allocated. Returns true if it contains only zeros.
+    /// Records that the block at `start` was allocated. Returns true if it contains only zeros.
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // Ranges that overlap the block start before its end. Of the ranges that start before the block, only the last
-        // one can overlap it.
+        // An overlapping range starts before the block's end. Among the ranges that start before the block, only the
+        // last one can overlap it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();
@@ -231,7 +230,7 @@ impl PagePool {
 pub struct Allocations(BTreeMap<u64, u32>);
 
 impl Allocations {
-    /// Returns true if the range of `bytes` at `address` is an allocation.
+    /// Returns true if `address` and `bytes` match an allocation of the pool.
     #[must_use]
     pub fn holds(&self, address: VramAddr, bytes: u64) -> bool {
         self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))

@@ -2,10 +2,10 @@
 //! turns: each gets exclusive use of the card's memory for a quantum.
 //!
 //! The detector implements the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two
-//! extensions from the future work in section 13.2 of the thesis: the detector is activated by traffic between card and
-//! host in a sliding window, and the quantum depends on the number of bytes to copy when the turn changes. If the GPU
-//! accesses host memory directly, it can thrash without any relocation. Therefore, its bus traffic is included if a
-//! counter exists. Without a counter, quanta are [probed](probes).
+//! extensions that the thesis names as future work (section 13.2): traffic between card and host in a sliding window
+//! activates quanta, and the length of a quantum depends on the number of bytes to copy when the turn changes. If the
+//! GPU accesses host memory directly, it can thrash without any relocation. Therefore, its bus traffic is included if
+//! the card counts it. Without a counter, quanta are [probed](probes).
 
 mod probes;
 mod saved;
@@ -27,20 +27,20 @@ use std::str::FromStr;
 /// Number of slots in the sliding window.
 const SLOTS: u64 = 32;
 
-/// Condition for quanta.
+/// Condition for using quanta.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Quanta are used if VMs thrash.
+    /// Use quanta if VMs thrash.
     #[default]
     Auto,
-    /// Quanta are never used.
+    /// Never use quanta.
     Off,
-    /// Quanta are used whenever two or more VMs are active; for comparison.
+    /// Always use quanta if two or more VMs are active. For comparison.
     Forced,
 }
 
 impl Mode {
-    /// Returns the name in configuration files.
+    /// Returns the mode's name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,11 +72,11 @@ impl FromStr for Mode {
 pub struct QuantaConfig {
     /// Condition for quanta.
     pub mode: Mode,
-    /// Length of the window of the traffic sum, in ns.
+    /// Length of the sliding window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// Minimum part of the window, in permille, that bus traffic occupies at the measured bandwidth if VMs thrash.
+    /// Minimum bus traffic that counts as thrashing, in permille of the window at the measured bandwidth.
     pub on_permille: u32,
-    /// Hysteresis in permille: quanta end after this part of the memory has been free for one window.
+    /// Hysteresis, in permille: quanta end after this part of the memory has been free for one window.
     pub margin_permille: u32,
     /// Length of a quantum, as a multiple of the copy time when the turn changes.
     pub factor: u32,
@@ -87,8 +87,8 @@ pub struct QuantaConfig {
 }
 
 impl Default for QuantaConfig {
-    /// Returns a window of 1 s, a threshold of a fifth of the bandwidth, a copy time of a tenth of a quantum, and
-    /// quanta from 100 ms to 30 s (as in the thesis).
+    /// Returns a window of 1 s, a threshold of a fifth of the bandwidth, and quanta of ten times the copy time, but at
+    /// least 100 ms and at most 30 s (as in the thesis).
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -102,20 +102,19 @@ impl Default for QuantaConfig {
     }
 }
 
-/// Quantum of a VM. During the quantum, the holder's submissions run and the other members' submissions wait. The
-/// holder's chunks are returned to the card, and chunks of the others are evicted
-/// ([`Balancer::set_turn`](crate::Balancer::set_turn)).
+/// Quantum of a VM. The holder's submissions run, and those of the other members wait. The holder's chunks are returned
+/// to the card, and those of the other members are evicted ([`Balancer::set_turn`](crate::Balancer::set_turn)).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// All VMs that take turns, sorted by number.
     pub members: Vec<TenantId>,
-    /// VM with the current turn.
+    /// VM that has the current turn.
     pub holder: TenantId,
-    /// Length in ns, from the end of the copies at its start.
+    /// Length of the quantum in ns, not including the copies at its start.
     pub quantum_ns: u64,
 }
 
-/// Change of the turn.
+/// A change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// VMs take turns from now on, or the members have changed.
@@ -126,23 +125,23 @@ pub enum Change {
     Off,
 }
 
-/// The detector and the current quantum. The detector is pure: traffic, working sets, and the time are arguments.
+/// Detector, and the current quantum. Callers pass the traffic, the working sets, and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Bytes of bus traffic by slot of the window.
+    /// Number of each window slot, and the bytes of bus traffic in it.
     traffic: VecDeque<(u64, u64)>,
-    /// Bandwidth of copies between the card and the host in bytes per second; 0 before the first copy.
+    /// Bandwidth of copies between the card and the host in bytes per second, or 0 before the first copy.
     bandwidth: u64,
-    /// Bandwidth used for the lengths of the quanta in the current round, in which each member has one quantum. It is
-    /// constant so that copies for one member do not change the shares of others. The value is 0 if the bandwidth was
-    /// unknown at the start of the round.
+    /// Bandwidth from which the lengths of quanta are computed in the current round, in which each member has one
+    /// quantum. It is constant so that copies for one member do not change the shares of others. It is 0 if the
+    /// bandwidth was unknown at the start of the round.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
     /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// Current quantum, and its start or `None` while memory is copied for it.
+    /// Current quantum and its start, or `None` as the start while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
     /// Time since which the working sets have fit together during quanta.
     fits_since: Option<u64>,
@@ -172,7 +171,7 @@ impl Quanta {
         &self.config
     }
 
-    /// Changes the settings; the next [`Self::tick`] applies them.
+    /// Changes the settings. The next [`Self::tick`] applies them.
     pub fn set_config(&mut self, config: QuantaConfig) {
         self.traffic.clear();
         self.probes.end();
@@ -185,14 +184,14 @@ impl Quanta {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
-    /// Returns the time left of the current quantum in ns, or `None` while memory is copied for it.
+    /// Returns the remaining time of the current quantum in ns, or `None` while memory is copied for it.
     #[must_use]
     pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
         let (turn, since) = self.turn.as_ref()?;
         since.map(|since| turn.quantum_ns.saturating_sub(now_ns.saturating_sub(since)))
     }
 
-    /// Returns the measured bandwidth of copies in bytes per second; 0 before the first copy.
+    /// Returns the measured bandwidth of copies in bytes per second, or 0 before the first copy.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {
         self.bandwidth
@@ -202,7 +201,7 @@ impl Quanta {
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // Use the average of about eight copies, because a copy may have waited for other work.
+        // Average over about eight copies, because a copy may have waited for other work.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -210,7 +209,7 @@ impl Quanta {
         self.accessed(now_ns, bytes);
     }
 
-    /// Records that the work of VMs has transferred `bytes` over the bus by accessing host memory.
+    /// Records that VMs' work has transferred `bytes` over the bus by accessing host memory.
     pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
@@ -220,17 +219,17 @@ impl Quanta {
         self.expire(now_ns);
     }
 
-    /// Sets the working sets of the active VMs, and the number of available card bytes.
+    /// Sets the working sets of the active VMs and the number of card bytes available to them.
     pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, WorkingSet>) {
         self.sets = WorkingSets { capacity, by_vm: sets };
     }
 
-    /// Sets the time since active VMs last had work, in ns. VMs with running or queued work are omitted.
+    /// Sets the time since active VMs last had work, in ns. VMs with running or queued work have no entry.
     pub fn set_idle(&mut self, idle: BTreeMap<TenantId, u64>) {
         self.idle = idle;
     }
 
-    /// Sets the work done for VMs until now, for checking whether probed quanta help.
+    /// Sets the work completed for each VM so far, which shows if probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
@@ -241,29 +240,29 @@ impl Quanta {
         self.turn.is_some() && self.probes.tries()
     }
 
-    /// Returns true if bus traffic may soon determine whether VMs take turns.
+    /// Returns true if bus traffic may decide soon if VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns true if bus traffic currently determines whether VMs take turns: their working sets do not fit together,
-    /// and they do not take turns yet.
+    /// Returns true if bus traffic currently decides if VMs take turns: their working sets do not fit together, and
+    /// they do not take turns yet.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
-    /// Returns true if the next decision needs the bandwidth of copies, and it has not been measured.
+    /// Returns true if the next decision depends on the bandwidth of copies, which has not been measured yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
     }
 
-    /// Records that the copies for the new quantum are complete. The time of the quantum starts now.
+    /// Records that the copies for the new quantum are complete. The quantum's time starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // The bandwidth may be known only since now.
+        // The bandwidth may have become known only now.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -298,7 +297,7 @@ impl Quanta {
 
     /// Ends the quanta.
     fn end(&mut self) -> Change {
-        // Relocations during quanta do not indicate the number of relocations without quanta.
+        // Traffic during quanta does not predict the traffic without quanta.
         self.traffic.clear();
         self.probes.end();
         (self.turn, self.fits_since) = (None, None);
@@ -311,7 +310,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // The members do not change until the working sets fit with certainty, but removed VMs leave.
+        // Members stay until the working sets certainly fit together, but removed VMs leave.
         let fit_now = auto && self.sets.fit(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
@@ -321,9 +320,9 @@ impl Quanta {
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // This is a ski-rental problem: if the time of waiting for an idle holder is limited to the time of a
-            // change, the total is at most twice the optimum. Memory allocated during the quantum must also be copied
-            // at its end.
+            // This is a ski-rental problem: if the wait for an idle holder is at most as long as a change of turns
+            // takes, the total cost is at most twice the optimum. Memory allocated during the quantum must also be
+            // copied at its end.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
             let enough =
@@ -358,13 +357,13 @@ impl Quanta {
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, by number. In forced mode, returns all VMs with
+    /// Returns the VMs whose working sets do not fit together, sorted by number. In forced mode, returns all VMs with
     /// evictable memory.
     fn members(&self) -> Vec<TenantId> {
         self.sets.members(self.config.mode == Mode::Forced)
     }
 
-    /// Returns the length of a member's quantum. The length of a probed quantum is its copy time.
+    /// Returns the length of a member's quantum in ns. A probed quantum is as long as its copies.
     fn quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
         if self.probes.tries() { self.bounded(self.change_ns(members)) } else { self.whole_quantum_ns(members, vm) }
     }
@@ -382,14 +381,14 @@ impl Quanta {
         self.config.max_ns.max(self.config.min_ns)
     }
 
-    /// Returns the copy time when the turn changes.
+    /// Returns the copy time for a change of turns, in ns.
     fn change_ns(&self, members: &[TenantId]) -> u64 {
         let bytes = self.sets.change_bytes(members);
         let bandwidth = if self.round_bandwidth == 0 { self.bandwidth } else { self.round_bandwidth };
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic exceeds the threshold in the window. Returns false until a copy has been measured.
+    /// Returns true if bus traffic in the window exceeds the threshold. Returns false until a copy has been measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -409,7 +408,8 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder` among the members for which `may` returns true. `holder` may already be removed.
+/// Returns the VM that follows `holder` among the members for which `may` returns true. `holder` may have been removed
+/// already.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

@@ -1,8 +1,8 @@
-//! Selects the chunks of a VM to evict or to return first.
+//! Selects which of a VM's chunks are evicted or returned first.
 //!
 //! Each policy is a file in this folder and a variant of [`VictimPolicy`]. The policy selects among candidates, and the
-//! [`Balancer`](crate::Balancer) determines how many chunks of each VM are evicted. Information about chunks
-//! ([`Hints`]) is stored separately from the policies, so that a change of the policy at run time does not lose hints.
+//! [`Balancer`](crate::Balancer) decides how many chunks of each VM are evicted. Information about chunks ([`Hints`])
+//! is stored outside the policies, so it is not lost if the policy changes at run time.
 
 mod clock;
 mod hints;
@@ -17,16 +17,16 @@ pub use hints::{Hints, PRIORITY_DEFAULT};
 use std::fmt::{Debug, Display, Formatter};
 use std::str::FromStr;
 
-/// Selects chunks.
+/// Selection of chunks by a policy.
 pub trait Choose: Debug + Send {
     /// Reduces `candidates` (guest chunks in ascending order) to the `count` best ones to evict, best first. Keeps all
     /// candidates if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Same as [`Self::victims`], for the best chunks to return to the card.
+    /// Same as [`Self::victims`], but selects the best chunks to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Returns the state of the random generator. A policy with this seed continues the same sequence.
+    /// Returns the state of the random generator. A policy created with it as the seed continues the same sequence.
     fn phase(&self) -> u64 {
         0
     }
@@ -35,17 +35,17 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// Selects chunks at random, as in GPUswap, because a GPU has no reference bits.
+    /// Selects chunks at random, as GPUswap does, because a GPU has no reference bits.
     #[default]
     Random,
-    /// Selects chunks by the owner's buffer priorities, lowest first.
+    /// Selects chunks by the priorities of their owner's buffers, lowest first.
     Priority,
-    /// Selects chunks by the accesses in a profile, fewest first.
+    /// Selects chunks by their accesses in a profile, fewest first.
     Profiled,
-    /// Selects chunks that were not used since the clock hand last passed. Uses are observed by the mediator.
+    /// Selects chunks that have not been used since the clock hand last passed them. The mediator observes the uses.
     Clock,
-    /// Selects the most recently used chunks first, except chunks that are always in use. Uses are derived from
-    /// arrivals and evictions. Intended for loops over more memory than the card has.
+    /// Selects the most recently used chunks first, except chunks that are always in use. Uses are inferred from
+    /// arrivals and evictions. Intended for programs that loop over more memory than the card has.
     Loops,
 }
 
@@ -53,7 +53,7 @@ impl VictimPolicy {
     /// All policies.
     pub const ALL: [Self; 5] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock, Self::Loops];
 
-    /// Returns the name in configuration files.
+    /// Returns the policy's name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl VictimPolicy {
         }
     }
 
-    /// Creates the policy with a seed for its random decisions.
+    /// Creates the policy with a seed for random selections.
     #[must_use]
     pub fn build(self, seed: u64) -> Box<dyn Choose> {
         match self {
@@ -94,7 +94,8 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Keeps the `count` candidates with the lowest keys, in ascending order. For equal keys, prefers the lowest index.
+/// Keeps the `count` candidates with the lowest keys, in ascending order of keys. If keys are equal, prefers the lowest
+/// index.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {
         candidates.clear();

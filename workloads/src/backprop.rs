@@ -1,5 +1,5 @@
-//! One training step of a perceptron with a hidden layer: values are propagated forwards and errors backwards, and the
-//! weights are adjusted.
+//! One training step of a perceptron with a hidden layer: propagates values forwards and errors backwards, and adjusts
+//! the weights.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -8,8 +8,9 @@ use anyhow::Result;
 const HIDDEN: usize = 16;
 /// Number of inputs summed per block.
 const BLOCK_INPUTS: u32 = 16;
-/// Fractions of the error and of the last change that are added to the weights. The kernels use the same values.
+/// Fraction of the error that is added to the weights; the kernels use the same value.
 const LEARNING_RATE: f32 = 0.3;
+/// Fraction of the last change that is added to the weights; the kernels use the same value.
 const MOMENTUM: f32 = 0.3;
 /// The target output.
 const TARGET: f32 = 0.1;
@@ -39,8 +40,8 @@ impl Backprop {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let (count, mut random) = (1024 * scale as usize, Random::new(seed));
         let inputs = [vec![1.0], random.units(count)].concat();
-        // A unit's weights have the same sign, and their sum stays small for any count, so that hidden units do not
-        // saturate, and sums do not lose precision.
+        // Each unit's weights have the same sign, and their sum stays small for any count. Therefore, hidden units do
+        // not saturate, and sums do not lose precision.
         let gains: Vec<f32> = random.units(HIDDEN).iter().map(|unit| (8.0 * unit - 4.0) / count as f32).collect();
         let mut random_weights = || {
             let units = random.units(inputs.len() * HIDDEN);

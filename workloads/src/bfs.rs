@@ -101,7 +101,7 @@ impl Workload for Bfs {
                 return Ok(());
             }
         }
-        bail!("the search has found more levels than there are nodes")
+        bail!("the search found more levels than nodes")
     }
 
     fn check(&self, results: &Results) -> Result<u64> {

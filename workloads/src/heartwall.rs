@@ -1,26 +1,30 @@
 //! Tracks points on the wall of a heart through the frames of a film by template matching. Each template is compared
-//! with the frame around its last position.
+//! with the surroundings of its last position in the frame.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 /// Number of frames; the points in the first frame are known.
 const FRAMES: usize = 11;
-/// Number of points at scale 1 on each of two ellipses: the inner and the outer wall.
+/// Number of points on the inner wall (an ellipse) at scale 1.
 const INNER: usize = 6;
+/// Number of points on the outer wall (an ellipse) at scale 1.
 const OUTER: usize = 9;
-/// Side of a template, and of its search area, in pixels.
+/// Side of a template in pixels.
 const TEMPLATE: usize = 8;
+/// Side of the search area in positions.
 const PLACES: u32 = 8;
 /// Number of threads per block: one per position.
 const THREADS: u32 = PLACES * PLACES;
-/// Distance of a point from the first pixel of its area, and minimum distance from the frame's far edges.
+/// Distance of a point from the first pixel of its search area.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
+/// Minimum distance of a point from the frame's far edges.
 const MARGIN_AFTER_PX: u32 = 12;
 /// Motion of the scene per frame, in pixels.
 const MOTION: [usize; 2] = [2, 1];
-/// Range of the pixel values, and of the noise.
+/// Range of the pixel values.
 const SHADES: u32 = 240;
+/// Range of the noise.
 const NOISE: u32 = 16;
 
 /// A film of a moving scene.

@@ -3,17 +3,23 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of time steps in total, and per launch; the last launch has one step fewer.
+/// Total number of time steps; the last launch has one step fewer than the others.
 const TIME_STEPS: u32 = 5;
+/// Number of time steps per launch.
 const LAUNCH_STEPS: u32 = 2;
-/// Side of a block's tile, and of the part that is still valid after the launch's steps.
+/// Side of a block's tile in cells.
 const TILE: u32 = 16;
+/// Side of the part of a tile that is still valid after a launch.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductances to the neighbours in x and y and to the environment, and temperature per unit of heat.
+/// Conductance to each neighbour in x.
 const ALONG_X: f32 = 1.0;
+/// Conductance to each neighbour in y.
 const ALONG_Y: f32 = 0.75;
+/// Conductance to the environment.
 const AMBIENT_WEIGHT: f32 = 0.0625;
+/// Temperature of the environment.
 const AMBIENT: f32 = 80.0;
+/// Temperature increase per unit of heat.
 const WARMING: f32 = 0.125;
 
 /// Cells with temperatures from 80 to 180 and powers from 0 to 16.

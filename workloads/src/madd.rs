@@ -7,7 +7,7 @@ use anyhow::Result;
 /// Default number of rounds of `long-madd`, taken from GPUvm's figures.
 pub(crate) const LONG_ROUNDS: u32 = 5;
 
-/// Computes c = a + b, and then c = c + b in each further round.
+/// Computes c = a + b, and then c = c + b in each additional round.
 #[derive(Debug)]
 pub(crate) struct Madd<E> {
     name: &'static str,

@@ -2,7 +2,7 @@
 //!
 //! The set consists of equally sized buffers and a spare buffer. A pass processes the buffers in order: the copy engine
 //! copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same offset of the
-//! previous buffer, and the copied buffer becomes the next spare. A final word therefore depends on the words at its
+//! previous buffer, and the copied buffer becomes the next spare. Therefore, a final word depends on the words at its
 //! offset in all buffers, and one lost or stale word corrupts all later words.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns the final contents of all buffers, for `words` words from `first` on. The spare buffer comes last; it
-    /// contains the last buffer's contents before the last step.
+    /// Returns the final contents of all buffers, for `words` words starting at `first`. The spare buffer comes last;
+    /// it contains the last buffer's contents before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);
@@ -137,7 +137,7 @@ impl Workload for MemoryHungry {
             let count = COLUMNS.min(words - first);
             for (index, expected) in self.expected(first as u64, count).iter().enumerate() {
                 let found = crate::bytes_to_words(&found[index][first * 4..][..count * 4]);
-                let what = format!("from word {first} on, buffer {index}");
+                let what = format!("buffer {index} from word {first}");
                 verified += compare_words(&what, &found, expected)?;
             }
         }

@@ -80,7 +80,7 @@ impl Workload for Nn {
         let of = |point: [f32; 2]| self.records.chunks(2).map(move |record| distance(record, point));
         let expected: Vec<f32> = self.points.iter().copied().flat_map(of).collect();
         let verified = results.same_floats("distances", &expected, BOUND)?;
-        // Records with distances that are equal within the bound may be swapped; the distances still agree.
+        // Records whose distances are equal within the bound may be swapped; the distances still agree.
         let found = results.floats("distances")?;
         for (found, expected) in found.chunks(self.count()).zip(expected.chunks(self.count())) {
             let (found, expected): (Vec<f32>, Vec<f32>) = nearest(found)

@@ -18,7 +18,7 @@ pub enum NodeKernel {
 }
 
 impl NodeKernel {
-    /// Returns the function with this name.
+    /// Returns the function named `name`.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)

@@ -88,9 +88,9 @@ impl<'a> Run<'a> {
     /// Returns an error if the device reports an error, or if the result is wrong.
     pub fn end(self, gpu: &mut dyn Gpu) -> Result<Report> {
         let Self { workload, setup, times } = self;
-        let setup = setup.context("a run has a setup")?;
+        let setup = setup.context("the buffers have been created")?;
         let verified =
-            workload.check(setup.results()).with_context(|| format!("{} has a wrong result", workload.name()))?;
+            workload.check(setup.results()).with_context(|| format!("{} produced a wrong result", workload.name()))?;
         let began = Instant::now();
         setup.free(gpu)?;
         Ok(Report { times, freed: began.elapsed(), verified })

@@ -73,7 +73,7 @@ impl Slot {
 pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
 
 impl Results {
-    /// Returns the bytes of an output.
+    /// Returns an output as bytes.
     ///
     /// # Errors
     /// Returns an error if no output has this name.
@@ -82,7 +82,7 @@ impl Results {
         found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
     }
 
-    /// Returns the words of an output.
+    /// Returns an output as words.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::bytes`].
@@ -90,7 +90,7 @@ impl Results {
         Ok(crate::bytes_to_words(self.bytes(name)?))
     }
 
-    /// Returns the floats of an output.
+    /// Returns an output as floats.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::bytes`].
@@ -158,7 +158,7 @@ impl Setup {
     /// # Errors
     /// Returns an error if the device reports an error.
     pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
-        gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
+        gpu.launch(self.module.context("the workload has no kernels")?, kernel, grid, params, uses)
     }
 
     /// Transfers all inputs to the device.

@@ -7,8 +7,9 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Fraction of the difference to each of its four neighbours by which a pixel changes per iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
-/// Number of threads in a one-dimensional block, and number of values that such a block sums.
+/// Number of threads in a one-dimensional block.
 const THREADS: u32 = 256;
+/// Number of values that a one-dimensional block sums.
 const BLOCK_SUMS: u32 = 512;
 /// Dimensions of a two-dimensional block in threads.
 const PATCH: [u32; 2] = [32, 8];

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::class::compute90c0 as methods;
-use simgpu::compute::Compute;
-use simgpu::engines::{EngineCx, Progress, Work};
-use simgpu::memory::{BusAddr, Memory, Vram};
-use simgpu::mmu::{AddressSpace, Mmu};
+use simgpu_engines::compute::Compute;
+use simgpu_engines::engines::{EngineCx, Progress, Work};
+use simgpu_memory::memory::{BusAddr, Memory, Vram};
+use simgpu_memory::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
@@ -18,7 +18,7 @@ const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
 /// GPU virtual address of the start of VRAM. The second table's range begins at a multiple of 2^32.
 const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
-/// Address of bank 0, which contains the parameters.
+/// Address of bank 0, which contains the kernel parameters.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
@@ -26,7 +26,7 @@ const LOCAL_BYTES: u64 = 4 * MIB;
 const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Fill byte of allocated memory. Each buffer is followed by guard bytes with this value, which no work may overwrite.
+/// Fill byte of allocated memory. Guard bytes with this value follow each buffer; no work may overwrite them.
 const UNUSED: u8 = 0xa5;
 
 /// The compute engine with its own address space.
@@ -155,7 +155,7 @@ impl Gpu for SimGpu {
             (methods::LAUNCH, 0x1000),
         ])?;
         loop {
-            let step = self.with(simgpu::compute::Compute::step);
+            let step = self.with(simgpu_engines::compute::Compute::step);
             match step.map_err(|error| anyhow::anyhow!("{name}: {error:?}"))? {
                 Progress::Done => return Ok(()),
                 Progress::More => {}

@@ -1,7 +1,7 @@
-//! Translates requests into device calls.
+//! Translates I/O requests into device calls.
 //!
-//! An item that spans two BARs, or is only partly in a BAR, is split at the end of the BAR. Bytes outside all BARs read
-//! as 0xff. A malformed request is handled as if the device did not exist, so that the virtual CPU continues.
+//! An item that spans two BARs, or that is only partly in a BAR, is split at the end of the BAR. Bytes outside all BARs
+//! read as 0xff. A malformed request is handled as if no device existed, so that the virtual CPU continues.
 
 use vmm_glue::counters::{add, worth_logging};
 use vmm_glue::device::{Device, RegionIndex};
@@ -16,7 +16,7 @@ use crate::requests::{Request, kind};
 const MAX_ITEMS: u32 = 4096;
 /// Size of the accessible configuration space in bytes.
 const CONFIG_BYTES: u64 = 256;
-/// The value of a read without a target.
+/// Value of a read without a target.
 const UNMAPPED_READ: u64 = u64::MAX;
 
 /// The target of an access.
@@ -93,7 +93,7 @@ impl Accesses<'_> {
         if request.read {
             self.access(space, address, Data::Read(place));
             if request.data_is_address {
-                // Writes to missing memory, such as a page released by the guest, are dropped.
+                // Writes to missing memory, such as a page that the guest has released, are dropped.
                 let _ = self.link.memory().write(data, place);
             }
         } else {
@@ -158,7 +158,7 @@ impl Accesses<'_> {
                 Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
-                // The hypervisor gets its answer only after all of the request's items are complete.
+                // The hypervisor gets its answer only after all items of the request are complete.
                 Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
                     self.device.region_write(region, offset, bytes).map(|ack| ack.complete_now(self.device))
                 }
@@ -176,7 +176,7 @@ impl Accesses<'_> {
         *self.malformed = self.malformed.saturating_add(1);
         add(&self.link.counters().errors, 1);
         if worth_logging(*self.malformed) {
-            tracing::warn!(?request, why, "a request of the hypervisor is malformed, and goes nowhere");
+            tracing::warn!(?request, why, "dropped a malformed request from the hypervisor");
         }
         request.read.then_some(UNMAPPED_READ)
     }

@@ -1,9 +1,9 @@
-//! Domain pages under its BARs, for device memory that a client can map.
+//! Domain pages under the BARs, for device memory that a client can map.
 //!
-//! A vfio-user client maps a file for this memory. A domain cannot, because it can access only its own memory without
-//! an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for each
-//! page of the device's area, and the device stores the area's data in them. An access that misses these pages for any
-//! reason arrives as a request, and reaches the same memory. The pages only speed up accesses.
+//! A vfio-user client maps a file for this memory. A domain cannot do this, because only its own memory is accessible
+//! without an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for
+//! each page of the device's area, and the device stores the area's data in them. An access that misses these pages for
+//! any reason arrives as a request, and reaches the same memory. The pages only speed up accesses.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, they stay where
 //! they are.
@@ -30,7 +30,7 @@ pub(crate) struct Window {
 enum Pages {
     /// The area has no pages yet.
     Wanted,
-    /// First frame of the pages.
+    /// First guest frame number of the pages.
     At(u64),
     /// The area has no pages: accesses arrive as requests until the domain is destroyed.
     Without,
@@ -49,7 +49,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns the area's current frames.
+    /// Returns the guest frames of the area's pages, if it has any.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -57,7 +57,7 @@ impl Area {
         }
     }
 
-    /// Returns the frames that the area should have, if its BAR is enabled.
+    /// Returns the guest frames that the area should have, if its BAR is enabled.
     fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
         let window = windows.iter().find(|window| window.region == self.region)?;
         let first = window.range.first.checked_add(self.area.offset)?;
@@ -83,8 +83,8 @@ impl BarBacking {
     /// Moves pages to the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // If a guest swaps two BARs, the old pages of one BAR occupy the new location of the other's. Each address can
-        // hold only one page.
+        // If a guest swaps two BARs, the old pages of one BAR occupy the new location of the other BAR. Each address
+        // can hold only one page.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
@@ -132,8 +132,8 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory at these addresses: if it maps a BAR over its own memory, Xen would remove that
-/// memory.
+/// Checks that the guest has no memory at these addresses. If a guest maps a BAR over its own memory, Xen would remove
+/// that memory.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
@@ -148,7 +148,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
     let refused = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     room(frames, target)
         .and_then(|()| target.add_frames(frames.start, count))
-        .map_err(|error| refused("Xen gives the domain none", &error))?;
+        .map_err(|error| refused("Xen does not add pages to the domain", &error))?;
     let lent = target
         .map(frames.start, usize::try_from(count).unwrap_or(usize::MAX))
         .map_err(|error| refused("they are not mapped here", &error))

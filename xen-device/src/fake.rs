@@ -1,7 +1,7 @@
 //! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept are recorded as
 //! [`FakeXen::breaches`], such as binding a port twice, partially releasing a range, or answering without a request.
 //!
-//! The guest's side is [`FakeDomain`]: it makes accesses like Xen does for virtual CPUs, and adds and removes memory.
+//! The guest's side is [`FakeDomain`]: it makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,12 +21,13 @@ use crate::ram::VGA;
 use crate::requests::{Request, kind, state, writer};
 use crate::store::{DomainName, Found, Store};
 
-/// TIMEOUT: any host responds to an access in far less time, so the server is considered hung after this time.
+/// TIMEOUT: a server that takes longer than this to respond to an access is considered hung. Any host responds far
+/// faster.
 const ANSWER: Duration = Duration::from_secs(60);
 /// First port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
 const BUFFERED_PORT: u32 = 7;
-/// Difference between the server's and the domain's port numbers.
+/// Offset of the server's port numbers from the domain's port numbers.
 const OURS: u32 = 1000;
 
 /// The hypervisor and its domains.
@@ -40,7 +41,7 @@ struct Machine {
     breaches: Vec<String>,
 }
 
-/// A domain's name, memory and server.
+/// The name, memory and server of a domain.
 #[derive(Debug)]
 struct Domain {
     id: DomainId,
@@ -60,13 +61,13 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages added to the domain's memory, as frame and page number in the file.
+    /// Pages added to the domain's memory: page number in the file by guest frame.
     given: BTreeMap<u64, u64>,
     /// File pages that can be added.
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin. The next fields are the number of rising edges, and the delivered messages in order.
+    /// Level of the pin.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -88,7 +89,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and have not been taken, and masked ports.
+    /// Ports that have fired and have not been taken.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -117,7 +118,7 @@ impl Signal {
 /// Properties of a domain.
 #[derive(Clone, Debug)]
 pub struct FakeSpec {
-    /// Number of the domain.
+    /// ID of the domain.
     pub id: DomainId,
     /// Name of the domain.
     pub name: String,
@@ -230,7 +231,7 @@ impl Hypervisor for FakeXen {
     }
 }
 
-/// The domain list as seen by one server.
+/// The domain list, as one server sees it.
 #[derive(Debug)]
 struct FakeStore {
     xen: FakeXen,
@@ -274,7 +275,7 @@ impl Store for FakeStore {
     }
 }
 
-/// A domain as seen by its server.
+/// A domain, as its server sees it.
 #[derive(Debug)]
 struct FakeTarget {
     domain: Arc<Domain>,
@@ -412,7 +413,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // The pages are mapped from one contiguous part of the file; pages allocated together are contiguous.
+        // The pages are mapped from one contiguous part of the file. Pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -579,8 +580,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access like Xen: a memory access is executed, an access outside the server's claims reads as all ones,
-    /// and all other accesses are forwarded.
+    /// Makes an access as Xen does: an access to memory is executed, an access outside the server's claims reads as all
+    /// ones, and all other accesses are forwarded.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.
@@ -648,7 +649,8 @@ impl FakeDomain {
         self.config(offset, 4, Some(data.into()));
     }
 
-    /// Buffers a write, like Xen for legacy VGA. Returns false if the buffer is full, or the domain has no server.
+    /// Buffers a write, as Xen does for legacy VGA. Returns false if the buffer is full, or if the domain has no
+    /// server.
     #[must_use]
     pub fn buffer(&self, request: &Request) -> bool {
         let Some(server) = self.server() else { return false };
@@ -669,8 +671,8 @@ impl FakeDomain {
         fire(&server, port);
     }
 
-    /// Removes frames from the domain, notifies the server through the last virtual CPU's slot, like Xen when a guest
-    /// releases frames, and waits for the answer.
+    /// Removes frames from the domain, notifies the server through the last virtual CPU's slot, as Xen does when a
+    /// guest releases frames, and waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -772,7 +774,7 @@ impl FakeDomain {
     }
 }
 
-/// Fires a server's port, like Xen: a masked port becomes pending.
+/// Fires a server's port as Xen does: a masked port becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {

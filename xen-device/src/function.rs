@@ -1,4 +1,4 @@
-//! The PCI function as seen by the domain: the addresses of its BARs, and its interrupts.
+//! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
 //!
 //! The device stores the configuration space. This module reads it after each guest write.
 
@@ -32,7 +32,7 @@ const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
 /// Number of BARs per function.
 const BARS: usize = 6;
-/// Maximum number of capabilities read, which is the number that fits in configuration space.
+/// Maximum number of capabilities to read, which is the number that fits in configuration space.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Address and data of the device's MSI message.
@@ -179,7 +179,7 @@ impl Function {
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen accepts each address once. If BARs overlap, the one with the lower address wins.
+        // Xen lets a server claim each address only once. If BARs overlap, the one with the lower address wins.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;
@@ -193,7 +193,7 @@ impl Function {
     fn move_to(&mut self, windows: Vec<Window>) {
         for window in self.windows.iter().filter(|window| !windows.contains(window)) {
             if let Err(error) = self.target.disclaim(window.range) {
-                tracing::debug!(%error, ?window, "a BAR's addresses are not released: the domain no longer exists");
+                tracing::debug!(%error, ?window, "cannot release a BAR's addresses: the domain no longer exists");
             }
         }
         let before = std::mem::take(&mut self.windows);

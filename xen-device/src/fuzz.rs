@@ -1,9 +1,9 @@
 //! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes, for the fuzz target and for a test
 //! that runs its seeds.
 //!
-//! Checks: every request is answered exactly once; the device sees only aligned pieces inside its regions; each memory
-//! mapping is unmapped once, and all mappings of a released frame are gone before the answer; the hypervisor reports no
-//! breach; no state is left at the end.
+//! Checks: every request is answered exactly once; the device sees only aligned accesses inside its regions; each
+//! memory mapping is unmapped once, and all mappings of a released frame are gone before the answer; the fake
+//! hypervisor records no breach; no state remains at the end.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server on drop, including during a panic: otherwise joining its thread would block forever.
+/// Stops a server on drop, including during a panic. Otherwise, joining its thread would block forever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {

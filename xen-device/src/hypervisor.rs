@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process cannot call the hypervisor, or may not.
+    /// This process cannot call the hypervisor, or lacks the permission.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// Path of the kernel's device.
@@ -57,7 +57,7 @@ pub trait Hypervisor: Send + std::fmt::Debug {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError>;
 }
 
-/// A domain as used by its server, from any thread. Dropping this value removes the server.
+/// A domain, as its server uses it from any thread. Dropping this value removes the server.
 pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns the page of synchronous requests, with one slot per virtual CPU.
     fn requests(&self) -> &Mapping;
@@ -114,7 +114,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns, for each of the `count` frames from `first`, whether the domain has memory there.
+    /// Returns, for each of the `count` frames from `first`, true if the domain has memory there.
     ///
     /// # Errors
     /// Returns an error if the domain no longer exists.
@@ -129,13 +129,13 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Adds `count` frames from `first` to the domain, beyond its current memory and limit: either all of them or none.
     ///
     /// # Errors
-    /// Returns an error if the host has no memory for the frames, or Xen rejects the call.
+    /// Returns an error if the host has no memory for the frames, or if Xen rejects the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Removes `count` frames from `first` from the domain. They continue to exist as long as they are mapped here.
     ///
     /// # Errors
-    /// Returns an error if any frame is missing. The other frames are removed.
+    /// Returns an error if any frame is missing. The other frames are removed nevertheless.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames from `from` to `to`. The two ranges must not overlap.

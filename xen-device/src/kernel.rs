@@ -1,10 +1,9 @@
 //! The hypervisor through Linux devices: `/dev/xen/privcmd` for calls and memory, `/dev/xen/evtchn` for events.
 //!
-//! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls,
-//! mapping their pages as a resource, `frames`), except for one call, which `frames` describes. It does not need a Xen
-//! library.
+//! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls, and
+//! mapping their pages as a resource), except for one call that `frames` describes. It does not need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
-// UNSAFETY: each ioctl gets a structure with the layout that its number requires. The structure outlives the call and
+// UNSAFETY: each ioctl gets a structure in the layout that its number requires. The structure outlives the call and
 // points only to memory of this module. Each mapping is owned by one value, which unmaps it on drop.
 
 mod frames;
@@ -145,7 +144,7 @@ impl Hypervisor for KernelHypervisor {
         answer = server
             .calls
             .dm_op([op::SERVER_INFO, id | NO_FRAMES << 16, 0, 0])
-            .map_err(refused("tell of a server", ""))?;
+            .map_err(refused("query the server", ""))?;
         let buffered_port = u32::try_from(answer[1] >> 32).unwrap_or(0);
         let page = |index, what| {
             let pages = server.calls.map_resource(id, index).map_err(refused(what, ""))?;
@@ -171,7 +170,7 @@ impl Hypervisor for KernelHypervisor {
     }
 }
 
-/// Calls that concern one domain.
+/// Hypervisor calls that concern one domain.
 #[derive(Clone, Debug)]
 struct Calls {
     privcmd: Arc<File>,
@@ -401,7 +400,7 @@ impl Target for KernelTarget {
     }
 
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()> {
-        // The word contains the count and padding.
+        // The 64-bit word contains the count and padding.
         let count = u32::try_from(count).map_err(io::Error::other)?;
         self.server.calls.dm_op([op::RELOCATE_MEMORY, count.into(), from, to]).map(drop)
     }
@@ -411,7 +410,7 @@ impl Target for KernelTarget {
     }
 
     fn set_intx(&self, level: bool) -> io::Result<()> {
-        // The word contains segment 0, bus 0, the slot, pin A, and the level.
+        // The 64-bit word contains segment 0, bus 0, the slot, pin A, and the level.
         let place = u64::from(self.slot) << 24 | u64::from(level) << 40;
         self.server.calls.dm_op([op::SET_INTX, place, 0, 0]).map(drop)
     }

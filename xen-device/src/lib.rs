@@ -2,7 +2,7 @@
 //! PCI function.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*. It claims a PCI function and address ranges. Xen
-//! forwards a virtual CPU's access to these addresses through a shared page, and wakes the server through an event
+//! forwards a virtual CPU's accesses to these addresses through a shared page, and wakes the server through an event
 //! channel. Guest memory is mapped by frame number.
 //!
 //! Modules, from the hypervisor inwards:
@@ -11,9 +11,9 @@
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the domain list, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
-//! - `function`: the PCI function: the locations of its BARs, and its interrupts;
-//! - `bar_backing`: domain pages under parts of its BARs that a client can map;
-//! - `ram`: guest memory as DMA regions, in parts, which are removed when the guest releases pages;
+//! - `function`: the PCI function: the addresses of its BARs, and its interrupts;
+//! - `bar_backing`: domain pages under the parts of BARs that a client can map;
+//! - `ram`: guest memory as DMA regions, which are removed when the guest releases pages;
 //! - `access`: translates requests into device calls; `session`: serves one domain; `server`: serves one domain after
 //!   another.
 //!

@@ -1,6 +1,7 @@
-//! A small device for tests of this endpoint. It has two BARs, one message and one pin, and reads guest memory.
+//! A small device for tests of this server. It has two BARs, one MSI message and one interrupt pin, and reads guest
+//! memory.
 //!
-//! It checks the server's obligations to a device: aligned pieces inside regions, paired map and unmap calls, and no
+//! It checks the server's obligations to a device: aligned accesses inside regions, paired map and unmap calls, and no
 //! call after the end.
 
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ pub mod register {
     pub const PIN: u64 = 0x08;
     /// Reads 8 bytes of guest memory at the written address into [`DATA`].
     pub const FETCH: u64 = 0x10;
-    /// The fetched bytes; all ones if there is no such memory.
+    /// The fetched bytes; all ones if the guest has no memory there.
     pub const DATA: u64 = 0x18;
 }
 
@@ -57,7 +58,7 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
-    /// File that a client maps, and the pages that replace it.
+    /// The file that a client maps.
     file: Arc<OwnedFd>,
     lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,
@@ -98,7 +99,7 @@ impl Model {
     }
 
     fn place(&mut self, region: RegionIndex, offset: u64, len: usize) -> Option<&mut [u8]> {
-        assert!(len.is_power_of_two() && len <= 8, "a piece of {len} bytes");
+        assert!(len.is_power_of_two() && len <= 8, "an access of {len} bytes");
         assert!(offset.is_multiple_of(u64::try_from(len).unwrap_or(1)), "{len} bytes at {offset:#x}");
         let memory: &mut [u8] = match (region, &mut self.bars) {
             (RegionIndex::Bar0, [bar, _]) | (RegionIndex::Bar1, [_, bar]) => bar,
@@ -106,7 +107,7 @@ impl Model {
             _ => panic!("region {region:?} has no bytes"),
         };
         let start = usize::try_from(offset).ok()?;
-        Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
+        Some(memory.get_mut(start..start.checked_add(len)?).expect("inside the region"))
     }
 
     /// Returns the pages lent for an offset, and the position of the offset in them.

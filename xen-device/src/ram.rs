@@ -1,9 +1,9 @@
-//! The domain's memory, mapped for the device in pieces of bounded size.
+//! The domain's memory, mapped for the device in chunks of bounded size.
 //!
-//! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
-//! because the guest taking memory back is not reported. When Xen reports that frames may have been removed, each piece
-//! is compared with the present frames. The regions of missing frames are unmapped first from the device, and then from
-//! this process, whose mapping still keeps the frames allocated in the hypervisor.
+//! A complete chunk is one region. A chunk with holes has a region for each run of frames, and is checked periodically,
+//! because Xen does not report it if the guest takes memory back. When Xen reports that frames may have been removed,
+//! each chunk is compared with the present frames. The regions of missing frames are unmapped first from the device,
+//! and then from this process, whose mapping still keeps the frames allocated in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use vmm_glue::memory::{MemoryLimits, PAGE_SIZE};
 
 use crate::hypervisor::Target;
 
-/// Size of the smallest piece in frames: 2 MiB.
+/// Size of the smallest chunk in frames: 2 MiB.
 const MIN_PIECE: u64 = 512;
-/// Target number of pieces; the number of a client's regions is limited.
+/// Target number of chunks; the number of a client's regions is limited.
 const TARGET_PIECES: u64 = 1024;
-/// Frames of a PC's VGA memory, which never contain RAM. A piece with these frames would always have a hole, and would
+/// Frames of a PC's VGA memory, which never contain RAM. A chunk with these frames would always have a hole, and would
 /// be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
 /// First frame that is never RAM: the guest's firmware and Xen use the addresses from here to 4 GiB.
@@ -44,7 +44,7 @@ impl Run {
     }
 }
 
-/// A piece of the domain's address space.
+/// A chunk of the domain's address space.
 #[derive(Debug)]
 struct Piece {
     first: u64,
@@ -68,11 +68,11 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Creates the pieces of a domain with up to `kib` KiB of memory, none of which is mapped yet.
+    /// Creates the chunks of a domain with up to `kib` KiB of memory. None of them is mapped yet.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
-        // The range below 4 GiB contains as much memory as fits; the toolstack puts the rest above.
+        // The range below 4 GiB contains as much memory as fits; the toolstack places the rest above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
@@ -86,8 +86,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // Initially, a domain's memory is contiguous: a piece without memory is followed only by other such pieces.
-            // Drop these pieces instead of checking them periodically.
+            // Initially, a domain's memory is contiguous: a chunk without memory is followed only by other such chunks.
+            // Drop these chunks instead of checking them periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -97,7 +97,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Rechecks pieces with holes. Returns true if any piece still has holes.
+    /// Rechecks chunks with holes. Returns true if any chunk still has holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -107,7 +107,7 @@ impl Ram {
         !holes.is_empty()
     }
 
-    /// Returns true if a piece has a hole.
+    /// Returns true if a chunk has a hole.
     pub fn has_holes(&self) -> bool {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }
@@ -145,11 +145,11 @@ impl Ram {
         gauge(link);
     }
 
-    /// Maps a piece's frames that are present and not mapped yet.
+    /// Maps those frames of a chunk that are present and not mapped yet.
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete, so a single call suffices for each of them.
+        // Most chunks are complete, so a single call suffices for each of them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);
@@ -184,7 +184,7 @@ fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Returns a piece's runs that are present and not mapped yet.
+/// Returns the runs of a chunk that are present and not mapped yet.
 fn missing(piece: &Piece, target: &dyn Target) -> Vec<Run> {
     let present = target.present(piece.first, usize::try_from(piece.count).unwrap_or(0)).unwrap_or_default();
     let lent =

@@ -1,7 +1,7 @@
-//! The pages that carry accesses: their layouts, and functions to take and answer requests.
+//! The pages that carry accesses: their layouts, and functions that take and answer requests.
 //!
-//! These pages are written by Xen, not by the guest, but this module does not rely on that: it copies each field once,
-//! and the user of the field validates it.
+//! Xen writes these pages, not the guest, but this module does not rely on that: it copies each field once, and the
+//! user of the field validates it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the byte with the state in its low half and flags in its upper half: `data` is an address, the access
-    /// is a read, and the CPU's direction flag.
+    /// Offset of the byte that has the state in its low half. Its upper half contains flags: `data` is an address, the
+    /// access is a read, and the CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -208,7 +208,7 @@ pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
 
 /// The ring of buffered requests is invalid: its pointers exceed its size, or it ends with half an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the ring of buffered requests says that it holds {filled} entries")]
+#[error("the ring of buffered requests claims to contain {filled} entries")]
 pub struct BadRing {
     filled: u32,
 }
@@ -245,7 +245,7 @@ pub(crate) mod writer {
         state_of(page, number).expect("a slot").load(Ordering::Acquire) & STATE_MASK
     }
 
-    /// Takes a slot's answer, like its virtual CPU.
+    /// Takes a slot's answer, as its virtual CPU would.
     pub fn finish(page: &Mapping, number: usize) -> u64 {
         let mut data = [0; 8];
         let at = place(number, slot::DATA).expect("a slot");

@@ -45,7 +45,7 @@ impl XenServer {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
+    /// Serves the domain each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
     /// Returns an error if the host fails, which guests cannot cause.
@@ -74,7 +74,8 @@ impl XenServer {
     fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
         let (domain, name) = (found.id, self.options.domain.to_string());
         self.done = Some(domain);
-        // Mapping a page that such a domain has not used yet would reduce the number of pages that it may still use.
+        // Mapping a page that such a domain has not used yet would reduce the number of pages that the domain may still
+        // use.
         if found.target_kib < found.most_kib {
             let Found { most_kib, target_kib, .. } = found;
             tracing::error!(
@@ -89,7 +90,7 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // Drop changes intended for the previous domain.
+                // Drop requests intended for the previous domain.
                 link.take_disconnect();
                 // From now on the virtual CPUs' ports exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))

@@ -19,7 +19,7 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back need not
+/// TIMEOUT: interval between two checks of memory with holes. The response to a guest that takes memory back need not
 /// be fast.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
@@ -36,7 +36,7 @@ pub(crate) enum Ended {
     Gone,
     /// The operator has disconnected the domain.
     Disconnected,
-    /// The server stops.
+    /// The server is stopping.
     Stopped,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
                 tracing::info!(domain = self.id, "the domain is no longer served, as requested");
                 return Ok(Ended::Disconnected);
             }
-            // A domain has no file that could be private.
+            // A domain has no memory file that could be private.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
@@ -264,7 +264,7 @@ impl<'a> Session<'a> {
         if ports.is_empty() { Ok(()) } else { self.target.unmask(&ports) }
     }
 
-    /// Sleeps until an event. Returns true if domains were created or destroyed.
+    /// Sleeps until an event occurs. Returns true if domains were created or destroyed.
     fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
         // Events that arrived during another request end the wait immediately.
         if store.changed()? {

@@ -15,8 +15,8 @@ const MAX_NAME: usize = 255;
 /// First reserved domain ID, above all domains.
 const RESERVED: DomainId = 0x7ff0;
 
-/// The port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain
-/// has set for this purpose, and gives up if this fails.
+/// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
+/// set for this purpose, and gives up if this fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its ID, or its name, which persists across reboots.
@@ -28,9 +28,9 @@ pub enum DomainName {
     Name(String),
 }
 
-/// Error for text that is not a domain name.
+/// Text that is not a domain name or ID.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` names no domain, expected its name or a number from 1 to {max}", max = RESERVED - 1)]
+#[error("`{0}` is not a domain, expected a name or an ID from 1 to {max}", max = RESERVED - 1)]
 pub struct BadDomainName(String);
 
 impl FromStr for DomainName {
@@ -59,7 +59,7 @@ impl fmt::Display for DomainName {
 /// An existing domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Number of the domain.
+    /// ID of the domain.
     pub id: DomainId,
     /// Maximum size of the domain's memory, in KiB.
     pub most_kib: u64,
@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node until only domain 0 may write it.
+        // The domain owns this node until only domain 0 may write to it.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

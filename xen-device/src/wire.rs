@@ -109,7 +109,7 @@ impl Connection {
         let timeout = Timespec { tv_sec: i64::try_from(ANSWER.as_secs()).unwrap_or(i64::MAX), tv_nsec: 0 };
         let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
         match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::TimedOut, "xenstored does not answer; does it run?")),
+            Ok(0) => Err(io::Error::new(io::ErrorKind::TimedOut, "xenstored does not answer; is it running?")),
             Ok(_) => self.receive(),
             Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -140,7 +140,7 @@ impl Connection {
         let len = usize::try_from(header.len).unwrap_or(usize::MAX);
         if len > MAX_PAYLOAD {
             return Err(io::Error::other(format!(
-                "a message of xenstore has {len} bytes, at most {MAX_PAYLOAD} can be"
+                "a message from xenstore has {len} bytes, but the maximum is {MAX_PAYLOAD}"
             )));
         }
         let Some(payload) = rest.get(..len).map(<[u8]>::to_vec) else { return Ok(None) };

@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The same priority as all other work. For long work that all later work depends on: if it yielded, CPUs would be
-    /// idle towards the end.
+    /// The same priority as all other work. For long work on which all later work depends: if it yielded, CPUs would be
+    /// idle at the end.
     Equal,
     /// Uses only idle CPUs.
     Behind,

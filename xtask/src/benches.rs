@@ -32,10 +32,10 @@ const BENCHES: [Bench; 31] = [
     ("sched-sim", Needs::Nothing, "GPUvm's and Gdev's figures of schedulers, simulated: docs/design/scheduling.md"),
     ("sched-guests", Needs::Guests, "the same with guests: docs/design/scheduling.md"),
     ("swap", Needs::Nothing, "GPUswap's figures 4 to 9, Gdev's 12 and 13: docs/design/overhead.md"),
-    ("evict", Needs::Nothing, "policies of eviction with programs of Rodinia's kind: docs/design/memory.md"),
+    ("evict", Needs::Nothing, "eviction policies with programs like Rodinia's: docs/design/memory.md"),
     ("fv", Needs::Guests, "full virtualization next to passthrough: docs/design/overhead.md"),
     ("doorbells", Needs::Nothing, "cost of a doorbell; no figure"),
-    ("lockhold", Needs::Nothing, "times for which locks are held: docs/design/overhead.md"),
+    ("lockhold", Needs::Nothing, "lock hold times: docs/design/overhead.md"),
     ("move", Needs::Guests, "pauses of moves and upgrades: docs/design/overhead.md"),
     ("pv", Needs::Guests, "GPUvm's figures 4 and 5, tables 2 to 4: docs/design/overhead.md"),
     ("pv-contexts", Needs::Guests, "cost of many contexts in a paravirtual guest: docs/design/overhead.md"),
@@ -44,7 +44,7 @@ const BENCHES: [Bench; 31] = [
     ("costs", Needs::Nothing, "work of the mediator without a VM: docs/design/cost-model.md"),
     ("xen", Needs::Guests, "accesses of a Xen domain: docs/guides/xen.md"),
     ("nested", Needs::Guests, "a card behind VFIO in a nested host: docs/guides/real-cards.md"),
-    ("isolation", Needs::Guests, "attacks of a guest next to an honest one, all policies: docs/design/scheduling.md"),
+    ("isolation", Needs::Guests, "attacks by a guest next to an honest one, all policies: docs/design/scheduling.md"),
     ("isolation-direct", Needs::Guests, "the same with policy direct"),
     ("isolation-fifo", Needs::Guests, "the same with policy fifo"),
     ("isolation-credit", Needs::Guests, "the same with policy credit"),
@@ -101,7 +101,7 @@ mod tests {
         assert!(needs_no_guests("swap") && !needs_no_guests("sched") && !needs_no_guests("fv"));
     }
 
-    /// Checks that each page in the list exists and names the benchmark.
+    /// Checks that each page in the list exists, and that it names the benchmark.
     #[test]
     fn pages_of_benches_exist_and_name_them() {
         for (name, _, repeats) in BENCHES {

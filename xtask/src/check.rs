@@ -9,8 +9,8 @@ use crate::{counts, language, layers, lints, orphans, programs, rooms};
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, even after a failure. Returns true if all checks passed. If `lints_only` is set, skips the
-/// toolchain's tools.
+/// Runs every check, even after a failure. Returns true if all checks passed. If `lints_only` is set, skips the checks
+/// that run the toolchain's tools.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();
@@ -75,7 +75,7 @@ pub fn generated_pages(write: bool) -> Result<bool> {
     Ok(passed)
 }
 
-/// Runs the toolchain's tools. Returns each tool, and whether it passed.
+/// Runs the toolchain's tools. Returns each tool, with true if it passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

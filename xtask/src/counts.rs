@@ -47,7 +47,7 @@ pub fn never_counted(files: &[File]) -> Vec<String> {
             let own = of_crate(&file.path);
             let mut others = files.iter().filter(|other| own.is_some() && of_crate(&other.path) == own);
             if !others.any(|other| counts(&other.text, field)) {
-                problems.push(format!("{}: nothing counts `{field}`", file.path.display()));
+                problems.push(format!("{}: no code counts `{field}`", file.path.display()));
             }
         }
     }
@@ -66,7 +66,7 @@ mod tests {
         let declares = file("mediator/x/src/a.rs", block);
         let counts =
             file("mediator/x/src/b.rs", "fn f() {\n    self.counts.bells += 1;\n    let a = self.others;\n}\n");
-        assert_eq!(never_counted(&[declares, counts]), ["mediator/x/src/a.rs: nothing counts `others`"]);
+        assert_eq!(never_counted(&[declares, counts]), ["mediator/x/src/a.rs: no code counts `others`"]);
         let elsewhere = file("mediator/y/src/b.rs", "self.counts.bells += 1; self.counts.others = 3;");
         assert_eq!(never_counted(&[file("mediator/x/src/a.rs", block), elsewhere]).len(), 2);
     }

@@ -30,7 +30,7 @@ const RUNTIMES: [(&str, &str); 3] = [
 /// Environment variable with the runtime library folder, for the tests that load these libraries.
 pub const RUNTIMES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_RUNTIMES";
 
-/// Downloads all files needed by the tests of the crates in `cuda`.
+/// Downloads all files that the tests of the crates in `cuda` need.
 pub fn fetch_all() -> Result<()> {
     headers()?;
     runtimes()?;
@@ -102,7 +102,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
 fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
     run(Command::new("python3").args(pip).current_dir(work))?;
-    let file = fs::read_dir(work.join("wheel"))?.next().context("no wheel came")??.path();
+    let file = fs::read_dir(work.join("wheel"))?.next().context("pip downloaded no wheel")??.path();
     run(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&file).arg("all").current_dir(work))?;
     Ok(work.join("all"))
 }

@@ -1,7 +1,7 @@
 //! The fuzz suite: runs each target in `tests/fuzz` with its seed corpus for a limited time.
 //!
 //! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: the flags below
-//! enable an LLVM pass for coverage, and the crate `libfuzzer-sys` provides the driver.
+//! enable an LLVM coverage pass, and the crate `libfuzzer-sys` provides the driver.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::tally::Tally;
 /// Target triple, passed explicitly so that the flags do not apply to build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Flags that enable coverage for libFuzzer, and all checks omitted from release builds.
+/// Flags that enable coverage for libFuzzer, and all checks that release builds omit.
 const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -30,7 +30,7 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// Memory limit in MiB. A target that exceeds it probably allocates memory as requested by its input.
+/// Memory limit in MiB. A target that exceeds it probably allocates as much memory as its input requests.
 const MEMORY_LIMIT_MIB: u32 = 2048;
 /// Time limit per input in seconds. An input that takes longer counts as a hang.
 const INPUT_LIMIT: u32 = 25;
@@ -101,9 +101,9 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // Print with a single write, because other targets run concurrently. libFuzzer prints everything to standard error.
+    // Print with a single write, because other targets run concurrently. libFuzzer prints all output to standard error.
     let text = String::from_utf8_lossy(&ended.stderr);
-    let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
+    let advice = if passed { String::new() } else { format!("the failing input is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });
     Ok(passed)
 }

@@ -1,4 +1,4 @@
-//! Commands that need guests. They create the images, and build the daemon in release mode for the demo and the
+//! Commands that need guests: they create the images, and build the daemon in release mode for the demo and the
 //! benchmarks.
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::run::{cargo, shown, target};
 /// Environment variable with the folder of `mediatord` and `mediatorctl`, for the test harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
-/// Starts creating all guest images. Compiling the paravirtual drivers takes most of the time.
+/// Starts creating all guest images. Most of the time is spent compiling the paravirtual drivers.
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);

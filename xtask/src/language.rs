@@ -1,9 +1,8 @@
-//! The language lint: counts words in comments that make sentences hard to read, per package, and compares the counts
-//! with budgets that may only fall.
+//! The language lint: counts words that make comments hard to read, per package, and compares the counts with budgets
+//! that may only fall.
 //!
-//! `cargo xtask check` fails if a package has more of these words than permitted in `language.toml`. `cargo xtask
-//! language` prints the counts of each package; with `--lower`, it writes lower counts to that file. It never raises a
-//! budget.
+//! `cargo xtask check` fails if a package has more of these words than `language.toml` permits. `cargo xtask language`
+//! prints the counts of each package; with `--lower`, it writes lower counts to that file. It never raises a budget.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -159,8 +158,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns a sample of sentences in comments, with their locations. Chooses the sentences with the smallest hashes of
-/// seed and sentence.
+/// Returns a sample of sentences in comments, with their locations: the sentences with the smallest hashes of seed and
+/// sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();

@@ -9,7 +9,7 @@ use cargo_metadata::{Metadata, TargetKind};
 /// Maximum number of lines per file. Split longer files into one module per concept.
 const MAX_LINES: usize = 800;
 
-/// Crates that must not contain numeric hardware offsets, because `nvspec` defines them all.
+/// Crates that must not contain numeric hardware offsets, because `nvspec` defines all of them.
 const NO_OFFSETS: [&str; 5] =
     ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/card-manager/src", "mediator/vgpu/src"];
 
@@ -135,7 +135,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
 
 /// Crates with ranked locks, which must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Locking and waiting functions with a checked variant in the crate `locks`, and the name of that variant.
+/// Locking and waiting functions that have a checked variant in the crate `locks`, with the name of that variant.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -164,7 +164,7 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Words that must not begin a doc comment, which must begin with a verb or a noun.
+/// Words that must not begin a doc comment. A doc comment must begin with a verb or a noun.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
 /// Returns doc comments that begin with a question word.
@@ -190,7 +190,7 @@ pub fn openers(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Maximum length of a test name in characters.
+/// Maximum length of a test name, in characters.
 const MAX_TEST_NAME_CHARS: usize = 60;
 
 /// Returns tests with names that are too long for reports.
@@ -216,7 +216,7 @@ pub fn test_names(files: &[File]) -> Vec<String> {
 /// Maximum number of columns per line. rustfmt enforces this limit for code, but not for comments.
 const MAX_COLUMNS: usize = 120;
 
-/// Returns comments that are too wide, except single words, which cannot be broken.
+/// Returns comments that are too wide, except for single words, which cannot be broken.
 pub fn wide_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -238,7 +238,7 @@ pub fn module_files(files: &[File]) -> Vec<String> {
     named.map(|file| format!("{}: a module is x.rs, with its parts in x/", file.path.display())).collect()
 }
 
-/// Returns crate roots without a header, and libraries with a header that does not state their limits.
+/// Returns crate roots without a header, and libraries whose header does not state their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     for package in metadata.workspace_packages() {
@@ -261,11 +261,11 @@ fn header_problem(text: &str, library: bool) -> Option<&'static str> {
     let first: Vec<_> = header.iter().take_while(|l| !l.is_empty()).copied().collect();
     let Some(last) = first.last() else { return Some("no crate header (`//!`)") };
     if first[0] == "To be written." || !last.ends_with(['.', ':']) {
-        return Some("the header does not begin with a sentence that says what the crate is");
+        return Some("the header does not begin with a sentence that describes the crate");
     }
     let leaves_out =
         header.iter().any(|l| l.to_lowercase().split(|c: char| !c.is_alphabetic()).any(|w| w == "not" || w == "no"));
-    (library && !leaves_out).then_some("the header does not say what the crate does not do or model")
+    (library && !leaves_out).then_some("the header does not state the crate's limits (`does not` or `Not`)")
 }
 
 #[cfg(test)]

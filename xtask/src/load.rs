@@ -1,4 +1,4 @@
-//! A busy host: loops that take CPU time away from tests or measurements.
+//! Simulates a busy host: loops that take CPU time from tests or measurements.
 
 use std::hint::spin_loop;
 use std::sync::Arc;

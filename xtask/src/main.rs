@@ -61,7 +61,7 @@ enum Command {
         #[arg(long)]
         lints: bool,
     },
-    /// Print the number of words in comments that make sentences hard to read, per package.
+    /// Print the number of words that make comments hard to read, per package.
     Language {
         /// Write decreased counts to the budget file `xtask/language.toml`.
         #[arg(long)]
@@ -94,13 +94,13 @@ enum Command {
         /// Number of rounds of each part of `pv`.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rounds: Option<u32>,
-        /// Run only attacks of `isolation` (or other parts) with names that contain one of these comma-separated words.
+        /// Run only attacks of `isolation` (or other parts) whose names contain one of these comma-separated words.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
         /// Keep the results in the file given by `--json`, and measure the missing ones.
         #[arg(long, requires = "json")]
         resume: bool,
-        /// Measure with this number of concurrent busy loops.
+        /// Measure while this number of busy loops run.
         #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MAX_LOOPS)))]
         beside_load: u32,
         /// Measure `mediatord` and `mediatorctl` in this folder, built from another commit, with this commit's
@@ -110,7 +110,7 @@ enum Command {
     },
     /// Make deliberate mistakes in a copy of the sources, and check that the tests detect each mistake.
     Mutations {
-        /// Run only mutations with a name that contains one of these words, or with one of these package names.
+        /// Run only mutations whose name contains one of these words, or whose package has one of these names.
         filters: Vec<String>,
         /// Skip mistakes that were detected in earlier runs.
         #[arg(long)]
@@ -120,7 +120,7 @@ enum Command {
     Docs,
     /// Build the Debian packages.
     Package(package::PackageArgs),
-    /// Generate the Python client from the API description and pack it as a wheel. Prints the path of the wheel, and
+    /// Generate the Python client from the API description, and pack it as a wheel. Print the path of the wheel, and
     /// the folder with the packages that it needs.
     PythonClient {
         /// Output folder of the wheel.
@@ -162,7 +162,7 @@ struct TestArgs {
     /// workloads.
     #[arg(long)]
     full: bool,
-    /// Run only tests with names that contain this text.
+    /// Run only tests whose names contain this text.
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
 }

@@ -1,9 +1,9 @@
 //! Mutation testing with deliberate mistakes, each of which must make a test fail: `cargo xtask mutations`.
 //!
 //! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
-//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). They are made in a copy of the sources,
-//! where a test of the crate must then fail; a failed build does not count. Only crates with tests that need no guests
-//! are mutated, and only the tests that should detect the mistake run.
+//! `mutations.toml` of a crate lists the mistakes for that crate ([`list`]). They are made in a copy of the sources,
+//! where a test of the crate must then fail; a failed build does not count. Only crates whose tests need no guests are
+//! mutated, and only the tests that should detect the mistake run.
 //!
 //! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], a function with a
 //! mistake has both bodies, and an environment variable selects one of them ([`switch`], [`place`]). A mistake that is
@@ -40,8 +40,8 @@ struct Mutation {
     name: String,
     /// Description of the mistake.
     what: String,
-    /// Package with the tests that should detect the mistake: by default the crate with the list, or else a crate that
-    /// depends on it.
+    /// Package with the tests that should detect the mistake: by default the crate with the list; otherwise a crate
+    /// that depends on it.
     #[serde(default)]
     package: String,
     /// Path of the file to change, relative to the workspace root. In the list, it is relative to the crate's folder.
@@ -49,7 +49,7 @@ struct Mutation {
     /// Text to replace, which must occur exactly once in the file.
     from: String,
     to: String,
-    /// Words that select tests: only tests with names that contain one of them run. If empty, all tests run.
+    /// Words that select tests: only tests whose names contain one of them run. If empty, all tests run.
     #[serde(default)]
     tests: String,
 }
@@ -196,7 +196,7 @@ fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Resu
         if alone.len() == before {
             bail!("the copy of the sources does not build:\n{said}");
         }
-        println!("made alone, since they do not compile beside their right bodies: {alone:?}");
+        println!("compiled separately, because they do not compile next to the correct bodies: {alone:?}");
     }
 }
 
@@ -211,7 +211,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Loads a record if `resume` is set, or else creates an empty one.
+    /// Loads a record if `resume` is set; otherwise creates an empty one.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;

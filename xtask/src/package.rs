@@ -1,7 +1,7 @@
 //! `cargo xtask package`: builds the Debian packages, and RPMs with the same files.
 //!
 //! Parts: `spec` (the packages), `recipe` (how to build a package), `symbols` (debug symbols), `tree` (file layout),
-//! `rpm` (the other format), `check` (checks of a finished package).
+//! `rpm` (the other format), `check` (checks a finished package).
 //!
 //! Builds are reproducible: file timestamps are the time of the last commit (or `SOURCE_DATE_EPOCH`), names are sorted,
 //! and root owns all files.

@@ -109,7 +109,7 @@ pub fn program(artifact: &Artifact) -> Option<Program> {
 }
 
 impl Program {
-    /// Returns the names of the program's tests, except ignored ones.
+    /// Returns the names of the program's tests, except for ignored ones.
     pub fn tests(&self) -> Result<Vec<String>> {
         let all = self.list(&[])?;
         let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();

@@ -44,7 +44,7 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
     pack.args(["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]);
     run(pack.arg(path("wheels")).arg(path("client")))?;
     let made: Vec<PathBuf> = fs::read_dir(path("wheels"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
-    let [made] = &made[..] else { bail!("pip made {} wheels, not one", made.len()) };
+    let [made] = &made[..] else { bail!("pip built {} wheels instead of one", made.len()) };
     let wheel = out.join(made.file_name().context("a wheel has a name")?);
     fs::copy(made, &wheel).with_context(|| format!("cannot write {}", wheel.display()))?;
     println!("{}", wheel.display());
@@ -71,7 +71,7 @@ fn tools(packages: &[&str], options: &[&str]) -> Result<PathBuf> {
     }
     let parent = folder.parent().context("a cache")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    // Install to a temporary folder, so that an interrupted installation does not leave a folder with this name.
+    // Install to a temporary folder, so that an interrupted installation does not leave a folder with the final name.
     let scratch = tempfile::tempdir_in(parent).context("a folder for Python packages")?;
     let place = scratch.path().join("tools");
     let mut install = python(None);

@@ -7,8 +7,7 @@ use jiff::civil::Date;
 
 use crate::run::root;
 
-/// Maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project does not have
-/// one.
+/// Maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has no domain.
 pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator.example.org>";
 
 /// A version in the changelog.

@@ -12,17 +12,11 @@ use crate::lints::File;
 /// Maximum number of product code lines per crate, excluding tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Crates that may be larger, with their maximum number of lines. These numbers may only fall.
-const LARGE_CRATES: [(&str, usize); 5] = [
-    ("cuda/owner", 8_402),
-    ("mediator/ctl", 8_058),
-    ("mediator/daemon", 8_413),
-    ("simgpu", 14_090),
-    ("vmm-glue", 9_350),
-];
+/// Crates that may be larger, with their maximum number of lines. These limits may only fall.
+const LARGE_CRATES: [(&str, usize); 3] = [("cuda/owner", 8_402), ("mediator/ctl", 8_058), ("mediator/daemon", 8_413)];
 
 /// Maximum number of modules in import cycles, for crates outside `mediator/`. These numbers may only fall.
-const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
+const MODULES_IN_CIRCLES: [(&str, usize); 4] = [("simgpu", 8), ("simgpu/engines", 2), ("vmm-glue", 2), ("xtask", 4)];
 
 /// Returns the crate folder of a source file, and the file's module path starting at `src`.
 fn place(path: &Path) -> Option<(String, Vec<String>)> {
@@ -134,7 +128,7 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Returns modules in forbidden import cycles, and numbers in [`MODULES_IN_CIRCLES`] that are too high.
+/// Returns modules in forbidden import cycles, and limits in [`MODULES_IN_CIRCLES`] that are too high.
 pub fn circles(files: &[File]) -> Vec<String> {
     circles_beyond(files, &MODULES_IN_CIRCLES)
 }
@@ -152,7 +146,7 @@ fn circles_beyond(files: &[File], allowed: &[(&str, usize)]) -> Vec<String> {
                     .flatten()
                     .filter(|other| reached(&imports, other).contains(module));
                 let back: Vec<_> = back.map(String::as_str).collect();
-                format!("{folder}: folder `{module}` imports what imports it: {}", back.join(", "))
+                format!("{folder}: folder `{module}` imports modules that import it: {}", back.join(", "))
             }));
         }
         let most = allowed_for(allowed, &folder);
@@ -206,7 +200,9 @@ pub fn knowing(files: &[File]) -> Vec<String> {
         let text = product(&file.text);
         SOFTWARE_CARD.iter().any(|name| text.contains(name))
     });
-    knows.map(|file| format!("{}: names the software card, which only `physical` may", file.path.display())).collect()
+    knows
+        .map(|file| format!("{}: names the software card, which only `physical` may do", file.path.display()))
+        .collect()
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -303,7 +299,7 @@ mod tests {
         ];
         let told = circles(&files);
         assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].contains("folder `b` imports what imports it: a"), "{told:?}");
+        assert!(told[0].contains("folder `b` imports modules that import it: a"), "{told:?}");
         let fine =
             [file("mediator/x/src/a.rs", "use super::b;\n"), file("mediator/x/src/b/mod.rs", "use super::Root;\n")];
         assert!(circles(&fine).is_empty());

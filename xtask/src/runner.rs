@@ -1,7 +1,7 @@
 //! Runs tests in parallel, each in its own process, and measures each of them.
 //!
-//! Separate processes make it possible to measure each test's duration and the CPU time of all its processes, which is
-//! comparable even on a busy host. They also allow tests of different programs to run concurrently.
+//! With separate processes, the runner can measure each test's duration, and the CPU time of all its processes, which
+//! is comparable even on a busy host. Tests of different programs can also run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -44,9 +44,10 @@ pub struct Test<'a> {
 /// CPUs that a test uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// This number of CPUs, or all of them if the host has fewer.
+    /// Uses this number of CPUs, or all of them if the host has fewer.
     Processors(usize),
-    /// Almost no CPU time, because the test mostly waits. One such test at a time runs in addition to the other tests.
+    /// Uses almost no CPU time, because the test mostly waits. One such test at a time runs in addition to the other
+    /// tests.
     Waits,
 }
 
@@ -168,7 +169,7 @@ pub struct Manner<'a> {
 /// Environment variable that makes tests run their full workloads; `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
-/// Returns true if a test runs only at full scale: it is in a module named `full`.
+/// Returns true if a test runs only at full scale, because it is in a module named `full`.
 pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
@@ -240,7 +241,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     // Do not capture output, because the output of a killed test matters most, and a passing test may also print a
     // report.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // Use a file, because a pipe would stay open while a process left behind by a test is running.
+    // Use a file, because a pipe would stay open while a process that a test left behind is running.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -253,7 +254,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     let elapsed = began.elapsed();
     let mut text = written(&output).context("reading a test's output")?;
     if !ended {
-        text.push_str(&format!("it had not ended after {} s, and was ended; its threads:\n{stood}", limit.as_secs()));
+        text.push_str(&format!(
+            "it was still running after {} s, and was killed; its threads:\n{stood}",
+            limit.as_secs()
+        ));
     }
     let passed = status.success() && began_one(&text);
     if !passed && !status.success() {
@@ -264,8 +268,8 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
 
 /// Returns the current contents of a file that processes may still be writing to.
 ///
-/// The file offset is shared with these processes, so this function must not change it: a process left behind by a test
-/// would otherwise overwrite the beginning.
+/// These processes share the file offset, so this function must not change it. Otherwise, a process that a test left
+/// behind would overwrite the beginning of the file.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)?;
@@ -275,7 +279,8 @@ pub fn written(file: &File) -> io::Result<String> {
 /// Returns true if a program reports that it runs exactly one test. With an unknown name, it would run no test and
 /// succeed.
 ///
-/// The program reports this before any of the test's threads start, which may print into the program's last lines.
+/// The program reports this before any of the test's threads start, because they may print into the program's last
+/// lines.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
@@ -320,7 +325,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
 /// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields precede them after the program name, which may contain any characters.
+    // Eleven fields precede the times after the program name, which may contain any characters.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

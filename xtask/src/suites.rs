@@ -75,12 +75,12 @@ impl Suite {
     /// Returns the CPU load of one of the suite's tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // The guests in these tests compete for a card's time. A guest without a CPU stalls, and receives less
+            // The guests in these tests compete for a card's time. A guest without a CPU stalls, and gets less card
             // time.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Batch systems' daemons poll and sleep.
             Self::Fleet => Load::Waits,
-            // Usually, a single guest boots, on one CPU. The same applies to machines that are Xen hosts or run VMs.
+            // Usually, a single guest boots, on one CPU. This also applies to machines that are Xen hosts or run VMs.
             _ => Load::Processors(1),
         }
     }
@@ -107,8 +107,7 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// Elapsed time, including builds for the suite. If other suites ran concurrently, this is the sum of the tests'
-    /// times.
+    /// Elapsed time, including builds for the suite. If suites ran concurrently, this is the sum of the tests' times.
     pub elapsed: Duration,
     /// CPU time of all the suite's processes.
     pub cpu: Duration,
@@ -119,7 +118,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // Only the tests should run under load, so first create all files that they need.
+        // Only the tests should run under load, so create all files that they need first.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -206,7 +205,7 @@ impl<'a> Session<'a> {
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Creates all files that are otherwise created on first use, except the fuzz targets.
+    /// Creates all files that are otherwise created on first use, except for the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
@@ -268,8 +267,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // Start with tests that use several CPUs, because they would otherwise wait while a CPU is idle. The longest
-        // tests come next.
+        // Start with the tests that use several CPUs. Otherwise, they would wait while a CPU is idle. The longest tests
+        // come next.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,
@@ -302,7 +301,7 @@ impl<'a> Session<'a> {
             }
         }
         if left_out > 0 {
-            println!("{left_out} tests of the full scale are left out; --full runs them");
+            println!("{left_out} full-scale tests are skipped; --full runs them");
         }
         Ok(tests)
     }

@@ -57,8 +57,8 @@ impl Reader {
         }
     }
 
-    /// Returns the counts. A crashed program counts as one failure. So does a failure of cargo without any other
-    /// failure.
+    /// Returns the counts. A crashed program counts as one failure. A failure of cargo also counts as one, if there is
+    /// no other failure.
     pub fn finish(mut self, success: bool) -> Tally {
         self.lost();
         if !success && self.tally.good() {

@@ -8,8 +8,8 @@ use crate::suites::Ran;
 /// Number of tests shown.
 const SHOWN_TESTS: usize = 10;
 
-/// Prints the slowest tests, the failed tests with reasons, and each suite's counts. The most important part comes
-/// last.
+/// Prints the slowest tests, the failed tests with their reasons, and each suite's counts. The most important part
+/// comes last.
 pub fn print(suites: &[Ran]) {
     let mut taken: Vec<&Taken> = suites.iter().flat_map(|suite| &suite.outcome.taken).collect();
     taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Maximum number of processes and threads examined, because a test may fork endlessly.
+/// Maximum number of processes and threads to examine, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
 /// Multiplies a limit by the factor for slow hosts. The crate `tests` reads the same environment variable, but this

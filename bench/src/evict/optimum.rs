@@ -2,7 +2,7 @@
 //!
 //! Belady's rule evicts the chunk with the farthest next use. It minimizes copies in, but ignores copies out.
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
-//! this module computes bounds from both sides:
+//! this module computes a lower and an upper bound:
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out each time it leaves between a write and its next use. Minimizing these copies is the same
 //!   problem restricted to these intervals, so the same rule solves it.
@@ -16,7 +16,7 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the distance to a dirty chunk's next use. The best result is used.
+/// Divisors of the distance to a dirty chunk's next use. The best result counts.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds on the minimum number of copied chunks.
@@ -79,7 +79,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns the minimum number of evictions of chunks between a write and their next use, or the end.
+/// Returns the minimum number of evictions of chunks between a write and the chunk's next use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
     // Chunks kept until their next use, sorted by that use. Each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();

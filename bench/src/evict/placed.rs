@@ -1,7 +1,7 @@
 //! Compares the policies for final placements: without page faults, chunks that do not fit on the card stay in host
 //! memory, where the GPU accesses them, and all other chunks stay on the card. The placement determines the bus
-//! traffic, as in GPUswap and in the dissertation about it. The best placement puts the chunks with the least traffic
-//! into host memory.
+//! traffic, as in GPUswap and its author's dissertation. The best placement puts the chunks with the least traffic into
+//! host memory.
 
 use super::replay::{Instance, Sees};
 use super::{JUDGED, OTHERS, PERCENT, RANDOM, SEEDS, beside};

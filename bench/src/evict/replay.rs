@@ -3,8 +3,8 @@
 //!
 //! A chunk is created on the card at its first use, at no cost. A returning chunk is copied in. An evicted chunk is
 //! copied out if it was written since its arrival; otherwise it is dropped, because host memory still has a copy.
-//! GPUswap's rule chooses the VM to evict from: the VM with the most chunks, including the request. For equal weights,
-//! this is also the balancer's rule.
+//! GPUswap's rule chooses the VM from which to evict: the one with the most chunks, including the request. For equal
+//! weights, this is also the balancer's rule.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,10 @@ use super::trace::{Step, Submission, Trace};
 /// Maximum number of chunks per VM.
 const CHUNKS_MAX: u32 = 1024;
 
-/// Uses visible to a policy.
+/// Uses that a policy can observe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// The uses visible to the mediator: memory referenced by submissions, and CPU accesses.
+    /// The uses that the mediator can observe: memory referenced by submissions, and CPU accesses.
     Named,
     /// Every access, as on a card with reference bits.
     All,
@@ -29,8 +29,7 @@ pub(super) enum Sees {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the mediator. `None` evicts the newest chunk, which no real policy does, but shows the possible
-    /// gain.
+    /// A policy of the mediator. `None` evicts the newest chunk, which no real policy does; it shows the possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
@@ -38,9 +37,9 @@ pub(super) struct Contender {
 /// Profile of a program, recorded with a different input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// Number of bytes transferred from and to each chunk.
+    /// Number of bytes transferred from or to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// Priorities that the owner would assign to its buffers: accesses relative to size.
+    /// Priorities that a guest would assign to its buffers: accesses relative to size.
     priorities: BTreeMap<u32, u8>,
 }
 
@@ -87,7 +86,7 @@ pub(super) struct Instance<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks referenced by the step's submission, for the first step of a submission.
+    /// Chunks that the step's submission references, for the first step of a submission.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }

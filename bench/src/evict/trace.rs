@@ -3,8 +3,9 @@
 //!
 //! The card records the memory blocks that its engines access, in short steps ([`simgpu::SimGpu::take_touches`]). The
 //! mediator's chunk table maps these blocks to the guest's chunks. The mediator's access tracking adds the chunks that
-//! it saw in use: those referenced by submissions or accessed by the guest's CPU. A step is about one thread block of a
-//! grid. If accesses to host memory are not permitted, all memory used by a step must be on the card at the same time.
+//! it observed in use: those referenced by submissions or accessed by the guest's CPU. A step is about one thread block
+//! of a grid. If accesses to host memory are not permitted, all memory that a step uses must be on the card at the same
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,8 +25,8 @@ const VM: TenantId = TenantId(0);
 /// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
-/// Use of a chunk in bytes. Both numbers are 0 if only the mediator saw the chunk (code, constants, the driver's
-/// rings).
+/// Bytes of a chunk that are used. Both numbers are 0 if only the mediator observed the use (code, constants, and the
+/// driver's rings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,
@@ -38,7 +39,7 @@ pub(super) type Step = BTreeMap<u32, Use>;
 /// A submission, or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// Chunks that the mediator had seen in use when it received the submission.
+    /// Chunks whose use the mediator had observed when it received the submission.
     pub(super) seen: BTreeSet<u32>,
     pub(super) steps: Vec<Step>,
 }
@@ -80,7 +81,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
-    ensure!(report.verified > 0, "nothing of {name} was verified");
+    ensure!(report.verified > 0, "no result of {name} was verified");
     Ok(recorder.trace)
 }
 
@@ -122,7 +123,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory referenced by the submission counts as used at its start.
+        // Memory that the submission references counts as used at the submission's start.
         if steps.is_empty() {
             steps.push(Step::new());
         }

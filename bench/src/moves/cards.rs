@@ -71,8 +71,8 @@ impl Move {
     }
 }
 
-/// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations in ms of the VM's
-/// rounds in the meantime.
+/// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations of the VM's rounds
+/// in the meantime, in ms.
 fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
@@ -95,7 +95,7 @@ fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
         }
         stop.store(true, Ordering::Release);
         let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
-        anyhow::ensure!(!rounds.is_empty(), "the VM has done nothing");
+        anyhow::ensure!(!rounds.is_empty(), "the VM did no work");
         done.map(|()| (moves, rounds))
     })
 }

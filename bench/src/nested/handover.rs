@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 64;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 16;
 const CHANNELS: u32 = 8;
-/// Virtual addresses of the two buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Number of measurements of each kind.
@@ -64,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Copies for the two VMs in alternation, and records the duration of each copy in microseconds.
+    /// Makes copies for the two VMs alternately, and records the duration of each copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

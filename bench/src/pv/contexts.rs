@@ -2,8 +2,8 @@
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
 //! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. A model computes
-//! the cost of contexts, excluding their kernels, from the counts, also for the host ([`crate::model`]). Measured times
-//! would mean little, because the emulated guests share two CPUs.
+//! the cost of contexts without their kernels from the counts, for guests and for the host ([`crate::model`]). Measured
+//! times would mean little, because the emulated guests share two CPUs.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time in ms until the last context ends, and the total counts.
+/// Result for several contexts: time until the last context ends, in ms, and total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -117,7 +117,7 @@ impl<I: Iterator<Item = Result<Counts>>> SumUp for I {
     }
 }
 
-/// Runs the benchmark. Its parts are the ways to provide a card to VMs: `passthrough`, `fv`, `pv`.
+/// Runs the benchmark. Its parts are the ways to provide a card to VMs: `passthrough`, `fv` and `pv`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mediated = Platform::Mediated { posted: true };
@@ -139,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures per context for one of the ways, compared with a single context.
+/// Returns the figures per context for one way, compared with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

@@ -79,7 +79,7 @@ pub fn marked(
         let after = Counts { cpu_bytes: before.cpu_bytes, link_bytes: before.link_bytes, ..after };
         phases.insert(last, after.minus(&before));
     }
-    ensure!(!output.lines.is_empty(), "{command} printed nothing");
+    ensure!(!output.lines.is_empty(), "{command} printed no output");
     Ok(phases)
 }
 

@@ -1,4 +1,4 @@
-//! Gdev's figure 11: graphs with nodes that pass their outputs in segments, compared with copies through CPU memory.
+//! Gdev's figure 11: graphs whose nodes pass their outputs in segments, compared with copies through CPU memory.
 //!
 //! An emulated CPU performs the copies through CPU memory, so measured times would overstate the benefit of segments.
 //! Therefore, the copies are counted, and a model computes the times of both methods on a real host ([`crate::model`]).
@@ -15,7 +15,7 @@ use crate::report::{Metric, Target};
 /// Name of the VM.
 const VM: &str = "pv";
 /// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here, a
-/// product of 64 rows takes as long as a product in the papers.
+/// product of matrices with 64 rows takes as long as the papers' product.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),

@@ -63,10 +63,10 @@ pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
             bars.collect()
         };
         let measured = Axis { label: "time / passthrough", top: MAX_SHOWN, tens: false };
-        let title = "measured, of emulated guests: time of workloads against passthrough";
+        let title = "measured on emulated guests: workload time relative to passthrough";
         bars::draw(&file.with_extension("svg"), title, &groups, &kinds("time", BASELINE), measured)?;
         let modelled = Axis { label: "time / native", top: MODEL_TOP, tens: true };
-        let title = "by the model: time of workloads against native (GPUvm's figure 4)";
+        let title = "modelled: workload time relative to native (GPUvm's figure 4)";
         let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let beside = file.with_file_name(format!("{name}-model.svg"));
         bars::draw(&beside, title, &groups, &kinds("model", NATIVE), modelled)?;
@@ -78,8 +78,8 @@ pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
     });
     let bars: Vec<Kind> = bars.collect();
     if !bars.is_empty() {
-        let axis = Axis { label: "ms of each context", top: MODEL_TOP, tens: true };
-        let title = "by the model: cost of each of 1 to 8 contexts (GPUvm's figure 6)";
+        let axis = Axis { label: "ms per context", top: MODEL_TOP, tens: true };
+        let title = "modelled: cost per context with 1 to 8 contexts (GPUvm's figure 6)";
         bars::draw(&file.with_extension("svg"), title, &CONTEXTS, &bars, axis)?;
     }
     Ok(())

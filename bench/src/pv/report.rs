@@ -42,7 +42,7 @@ fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// Returns all figures of the table. `factor` is the number of times that a guest's CPU is slower than the host's.
+/// Returns all figures of the table. `factor` is the factor by which a guest's CPU is slower than the host's.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();
@@ -144,7 +144,7 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time in seconds that is common to all kinds: the fastest time of each phase, scaled to a real CPU. It
+/// Returns the time that is common to all kinds, in seconds: the fastest time of each phase, scaled to a real CPU. It
 /// includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;

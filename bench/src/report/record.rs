@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Metric, conditions};
 
-/// Recorded figures, and completed benchmarks.
+/// Recorded figures, and the names of completed benchmarks.
 #[derive(Debug, Default)]
 pub struct Record {
     file: Option<PathBuf>,

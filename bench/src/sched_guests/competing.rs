@@ -1,5 +1,5 @@
-//! Two, four or eight of sixteen VMs compete. Measures share errors under each policy (GPUvm's figures 7 and 8) for
-//! several kernel durations.
+//! Measures share errors under each policy (GPUvm's figures 7 and 8) for several kernel durations, while two, four or
+//! eight of sixteen VMs compete.
 
 use anyhow::Result;
 use tests::many_vms::Crowd;

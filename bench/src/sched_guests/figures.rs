@@ -13,11 +13,11 @@ use crate::report::Metric;
 /// Size of a copy in bytes, which the guest rounds up. A copy takes 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time in ns before and after an arrival in which windows are omitted. It covers the setup of the arriving VM, and a
-/// window of history.
+/// Time before and after an arrival during which windows are omitted, in ns. It covers the setup of the arriving VM,
+/// and a window of history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the start of a load, and the start of the next load or else the end of the run.
+/// Returns the start of a load, and the start of the next load, or the end of the run if there is none.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));

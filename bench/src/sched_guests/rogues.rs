@@ -1,5 +1,5 @@
-//! Runs malicious guests next to three well-behaved guests. Measures the lowest GPU time among the three relative to
-//! their entitlement, and their completed work relative to that next to a fourth well-behaved guest.
+//! Runs malicious guests next to three well-behaved guests. Measures the lowest GPU time of the three relative to their
+//! entitlement, and their completed work relative to their work next to a fourth well-behaved guest.
 
 use std::time::Duration;
 

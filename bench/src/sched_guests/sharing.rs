@@ -13,8 +13,8 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a single VM under each of two policies, in alternation. One measurement is not sufficient,
-/// because fluctuations of the guest's speed exceed the scheduler's cost.
+/// Number of measurements of a single VM under each of two policies, which alternate. One measurement is not
+/// sufficient, because fluctuations of the guest's speed exceed the scheduler's cost.
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the single VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
@@ -65,7 +65,7 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
 }
 
 /// Measures a VM that needs 2 ms about every 16 ms next to three VMs that always have work. The mediator measures the
-/// VM's wait from doorbell to start; the guest measures `each`, from launch to return.
+/// VM's wait from doorbell to start. The guest measures `each`, from launch to return.
 pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut row = |name: &str, policy, class: &str, batch: usize| -> Result<()> {

@@ -95,7 +95,7 @@ impl Scene {
     }
 
     pub(super) fn verify(&self, seed: u32) -> Result<()> {
-        ensure!(self.driver.vram_holds(BUFFER_AT, BYTES / PAGE, seed), "bytes of the buffer are wrong");
+        ensure!(self.driver.vram_holds(BUFFER_AT, BYTES / PAGE, seed), "the buffer contains wrong data");
         Ok(())
     }
 }
@@ -113,9 +113,9 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Speeds in both directions, each measured in alternation with its baseline.
+/// Speeds in both directions, each measured alternately with its baseline.
 struct Rates {
-    /// Speeds with unused host memory as the target, where the host must allocate pages first: relocation speed,
+    /// Speeds with unused host memory as the target, for which the host must first allocate pages: relocation speed,
     /// suspension time in milliseconds, and plain copy speed.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
@@ -215,7 +215,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         }
         let copy = chunk_bytes as f64 / plain * 1e3;
         metrics.push(Metric::ratio(format!("{name}.suspension_of_one"), middle(&alone)?, "ms", copy, Target::None));
-        // Allocate buffers of 300 KiB separately, to measure how much of the card they waste.
+        // Allocate buffers of 300 KiB separately, to measure the card memory that they waste.
         let before = account(&scene.rig, 0)?.placed;
         let used = (NEW * 300) << 10;
         for page in 0..used / PAGE {

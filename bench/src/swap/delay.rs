@@ -1,6 +1,5 @@
 //! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the suspension time of those VMs.
-//! Both are relative to the time for copying the evicted bytes, and are measured by number of requested bytes and by
-//! chunk size.
+//! Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk size.
 
 use std::time::Instant;
 
@@ -87,7 +86,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of a request: its duration in seconds, and the number of bytes evicted.
+/// Cost of a request: its duration in seconds, and the number of evicted bytes.
 struct Cost {
     usable: f64,
     on_card: f64,
@@ -122,12 +121,12 @@ fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
 
 fn config(chunk_bytes: u64) -> CardConfig {
     let mut division = division();
-    // The victim is idle, but must not count as such.
+    // The victim has no work, but must not count as idle.
     division.balance.idle_after_ns = 3_600_000_000_000;
     CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
 }
 
-/// Returns the time in seconds for copying the memory evicted by a request.
+/// Returns the time for copying the memory that a request evicted, in seconds.
 fn copy(cost: &Cost) -> f64 {
     (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
 }
@@ -141,7 +140,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
         let (victim, chunks) = Vm::of_all(&rig, 0, chunk)?;
         let costs = (1..=ASKED_ROUNDS).map(|vm| request(&rig, vm, REQUEST_BYTES / chunk, chunk));
         let costs = costs.collect::<Result<Vec<_>>>().with_context(|| format!("chunks of {kib} KiB"))?;
-        ensure!(victim.kept(chunks), "bytes of the victim are wrong");
+        ensure!(victim.kept(chunks), "the victim's memory contains wrong data");
         let ms = |of: fn(&Cost) -> f64| costs.iter().map(|cost| of(cost) * 1e3).collect::<Vec<_>>();
         let name = format!("swap.delay_by_chunk.{kib}k");
         let evicted: Vec<f64> = costs.iter().map(|cost| cost.bytes / MIB as f64).collect();
@@ -202,7 +201,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ratios.extend(costs.iter().filter(|cost| cost.bytes > 0.0).map(|cost| cost.usable / copy(cost)));
         victims.extend(costs.iter().filter(|cost| cost.bytes > 0.0).map(|cost| cost.suspended / copy(cost)));
     }
-    ensure!(victim.kept(chunks), "bytes of the victim are wrong");
+    ensure!(victim.kept(chunks), "the victim's memory contains wrong data");
     let alone = quantile(&alone, 500)? * 1e3;
     metrics.push(Metric::plain("swap.delay.without_pressure_p50", alone, "ms"));
     let row = |name: &str, values: &[f64], permille| -> Result<Metric> {

@@ -23,7 +23,7 @@ const EACH_MIB: u64 = 120;
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time for which each VM holds its memory.
+/// Time that each VM holds its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// Index of the first guest VRAM chunk that the driver does not use.
 const FIRST_FREE_CHUNK: u64 = 4;

@@ -1,5 +1,5 @@
 //! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, compared
-//! with the same number of instances on a card with space for all of them. Verifies every byte.
+//! with the same number of instances on a card that has space for all of them. Verifies every byte.
 
 use anyhow::{Result, ensure};
 use vram::Limits;
@@ -49,7 +49,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // The loss in excess of the minimum time in which both engines can copy these bytes.
+        // The loss beyond the minimum time that both engines need to copy these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);

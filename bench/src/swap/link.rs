@@ -22,7 +22,7 @@ use rig::in_process_vm::MIB;
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of measurements of each type. The types alternate; an additional first measurement populates unused memory.
+/// Number of measurements of each type. The types alternate. An additional first measurement populates unused memory.
 const ROUNDS: usize = 10;
 
 /// Duration of an operation.

@@ -1,10 +1,10 @@
-//! Jobs with kernels that access memory through pointers and indices not contained in submissions, and with CPU phases
-//! in between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
+//! Jobs whose kernels access memory through pointers and indices that submissions do not contain, with CPU phases in
+//! between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
 //! quanta, with quanta, and with quanta of fixed lengths.
 //!
 //! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back, and compares
-//! every byte, which takes CPU time. Both sides of a ratio have the same number of runs. It is chosen so that a job
-//! takes much longer than a quantum, and than the 2 s after which other VMs receive an idle VM's memory.
+//! every byte, which takes CPU time. Both sides of a ratio have the same number of runs. The number is chosen so that a
+//! job takes much longer than a quantum, and than the 2 s after which other VMs get an idle VM's memory.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -29,7 +29,7 @@ const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
 /// Chunk size in KiB. Chunks are small, so that a switch between quanta is short compared with a quantum.
 const CHUNK_KIB: u64 = 512;
-/// Card memory in MiB for the driver, in addition to the buffers of one job.
+/// Card memory for the driver, in addition to the buffers of one job, in MiB.
 const BESIDE_MIB: u64 = 4;
 /// Quantum lengths to measure in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
@@ -78,7 +78,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
             let options = Options { scale, seed: seed * runs + run, ..Options::default() };
             let workload = by_name(name, options).context("a workload")?;
             let report = workloads::run(&*workload, &mut gpu)?;
-            ensure!(report.verified > 0, "nothing of {name} was verified");
+            ensure!(report.verified > 0, "no result of {name} was verified");
             most = most.max(gpu.backend().peak_vram_bytes());
         }
         Ok(most)

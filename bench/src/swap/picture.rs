@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
 use plotters::style::BLACK;
 
-/// Colours that most people can tell apart (Okabe and Ito), used in turn.
+/// Colours that most people can distinguish (Okabe and Ito), used cyclically.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(86, 180, 233),

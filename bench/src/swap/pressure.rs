@@ -1,5 +1,5 @@
 //! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum that
-//! works. Also measures the cost of relocation support when memory is sufficient. Verifies every byte of every run.
+//! works. Also measures the cost of relocation support when memory suffices. Verifies every byte of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +23,7 @@ pub(super) const VM_MIB: u64 = 64;
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
 /// Sizes of the card in MiB, from enough for all memory to enough for almost none. The paper uses 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
-/// Size in MiB of a card with space for both instances.
+/// Size of a card that has space for both instances, in MiB.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
 /// Number of runs per size. The sizes alternate, as in GPUswap.
 const RUNS: usize = 10;
@@ -57,7 +57,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
             let began = Instant::now();
             let report = workloads::run(&*workload, &mut gpu)?;
             let took = began.elapsed().as_secs_f64();
-            ensure!(report.verified > 0, "nothing of {name} was verified");
+            ensure!(report.verified > 0, "no result of {name} was verified");
             Ok((took, report.verified, gpu.backend().peak_vram_bytes()))
         };
         let runs = instances.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
@@ -131,7 +131,7 @@ fn without_pressure() -> Result<Metric> {
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
 
-/// Returns the minimum card memory for VMs in MiB with which two instances of 4 MiB each compute correctly.
+/// Returns the minimum card memory for VMs, in MiB, with which two instances of 4 MiB each compute correctly.
 fn smallest() -> Result<Metric> {
     let mut least = None;
     for card_mib in [8, 4, 2, 1] {
@@ -139,7 +139,7 @@ fn smallest() -> Result<Metric> {
         match two("memory", 16, &config, Limits::default()) {
             Ok(_) => least = Some(card_mib),
             Err(error) => {
-                eprintln!("swap: {card_mib} MiB are too few: {error:#}");
+                eprintln!("swap: {card_mib} MiB are not enough: {error:#}");
                 break;
             }
         }
@@ -157,8 +157,8 @@ pub fn run(file: Option<&Path>, runs: Option<usize>) -> Result<Vec<Metric>> {
         lines.push(line);
     }
     if let Some(file) = file {
-        let title = "Two instances each on ever less memory (GPUswap, figure 5)";
-        draw(file, &Picture { title, x: "MiB of the card", y: "times as long as with room for all" }, &lines)?;
+        let title = "Two instances of each program with decreasing memory (GPUswap, figure 5)";
+        draw(file, &Picture { title, x: "card memory in MiB", y: "run time relative to sufficient memory" }, &lines)?;
     }
     Ok(metrics)
 }

@@ -42,8 +42,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Starts `jobs` small jobs at the same time, next to the large job, which keeps its memory. Returns the time in
-/// seconds until all small jobs have finished.
+/// Starts `jobs` small jobs at the same time, next to the large job, which keeps its memory. Returns the time until all
+/// small jobs have finished, in seconds.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

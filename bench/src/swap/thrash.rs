@@ -1,7 +1,7 @@
 //! Two jobs that fit on the card individually, but not together (unified-memory thesis, chapters 11 to 13). The jobs
 //! run without quanta, with quanta, and with quanta only while they thrash.
 //!
-//! In each pass, a job's engine copies every piece of its working set to the next piece. The duration of a pass is
+//! In each pass, a job's engine copies every block of its working set to the next block. The duration of a pass is
 //! modelled for data on the card and in host memory, so the result does not depend on the speed of kernels.
 
 use std::sync::Barrier;
@@ -21,9 +21,9 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 const CHUNK: u64 = 512 << 10;
 /// Size of the card in chunks.
 const CARD: u64 = 22;
-/// Size of a piece in bytes.
+/// Size of a block in bytes.
 const PIECE_BYTES: u64 = CHUNK / 2;
-/// Number of pieces in a job's working set, excluding the spare piece.
+/// Number of blocks in a job's working set, excluding the spare block.
 const PIECES_PER_JOB: u64 = 32;
 /// First guest VRAM address that the driver does not use.
 const FIRST_FREE_AT: u64 = 4 * MIB;
@@ -33,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. Late wake-ups on this machine have less effect on the mean of several passes.
+/// Number of passes in flight. Late wake-ups on this machine affect the mean of several passes less.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -60,8 +60,8 @@ impl Job {
     fn run(&mut self, passes: u64) -> Result<()> {
         let hand_on =
             |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
-        // Copy the last piece to the spare piece, every other piece to the next piece, and the spare piece to the first
-        // piece.
+        // Copy the last block to the spare block, every other block to the next block, and the spare block to the first
+        // block.
         let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();

@@ -54,7 +54,7 @@ fn several_are_in_flight_and_end_in_order() {
     for gp_put in 1..=4 {
         world.ring(A, 0, gp_put).unwrap();
     }
-    // Each entry and each record takes two steps: start and end.
+    // Each entry and each record takes two steps: a start and an end.
     for _ in 0..2 {
         while world.card.fetch(physical) {}
         for _ in 0..8 {
@@ -75,7 +75,7 @@ fn forged_semaphore_before_record_fetch_is_ignored() {
     assert_eq!(world.completed(), []);
     world.card.forge(physical, 0, 77);
     world.card.fetch(physical);
-    assert_eq!(world.completed(), [], "another payload is not a release");
+    assert_eq!(world.completed(), [], "only the expected payload is a release");
     world.card.run(physical);
     assert_eq!(sequences(&mut world), [1]);
 }
@@ -87,7 +87,7 @@ fn swallowed_record_completes_untimed_when_channel_is_idle() {
     world.ring(A, 0, 1).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     while world.card.fetch(physical) {}
-    assert_eq!(world.completed(), [], "fetched, not executed");
+    assert_eq!(world.completed(), [], "the work was fetched but not executed");
     world.card.run(physical);
     busy(&mut world, CE0, Some(physical));
     assert_eq!(world.completed(), [], "an engine is running the channel");
@@ -109,7 +109,7 @@ fn a_channel_that_has_not_read_its_last_record_is_not_at_rest() {
     world.ring(A, 0, 2).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     while world.card.fetch(physical) {}
-    // Start and end two ranges and the record.
+    // Start and end the two ranges and the record.
     for _ in 0..6 {
         assert_eq!(world.completed(), []);
         assert!(world.card.execute(physical));
@@ -169,25 +169,25 @@ fn without_work_the_card_is_not_asked() {
     struct Silent;
     impl Host for Silent {
         fn read32(&mut self, offset: u32) -> u32 {
-            panic!("a read of {offset:#x}")
+            panic!("unexpected read of register {offset:#x}")
         }
         fn write32(&mut self, offset: u32, _value: u32) {
-            panic!("a write of {offset:#x}")
+            panic!("unexpected write of register {offset:#x}")
         }
         fn vram_read(&mut self, address: VramAddr, _data: &mut [u8]) {
-            panic!("a read at {address}")
+            panic!("unexpected read at {address}")
         }
         fn vram_write(&mut self, address: VramAddr, _data: &[u8]) {
-            panic!("a write at {address}")
+            panic!("unexpected write at {address}")
         }
         fn vram_flush(&mut self) {
-            panic!("a flush")
+            panic!("unexpected flush")
         }
         fn userd_read(&mut self, channel: ChannelId, _offset: u64) -> u32 {
-            panic!("a read of channel {}", channel.0)
+            panic!("unexpected read of channel {}", channel.0)
         }
         fn userd_write(&mut self, channel: ChannelId, _offset: u64, _value: u32) {
-            panic!("a write of channel {}", channel.0)
+            panic!("unexpected write of channel {}", channel.0)
         }
     }
     let mut world = World::new();
@@ -209,15 +209,15 @@ fn a_directory_is_busy_while_its_channels_have_work() {
     world.ring(A, 0, 1000).unwrap();
     assert!(busy(&mut world, A) && !busy(&mut world, B));
     world.card.run(physical);
-    assert!(busy(&mut world, A), "some entries are waiting to be pulled");
+    assert!(busy(&mut world, A), "some entries have not been pulled yet");
     world.completed();
     for doorbell in world.channels.pending_pull() {
         world.pull(doorbell).unwrap();
     }
     while world.card.fetch(physical) {}
-    assert!(busy(&mut world, A), "fetched, not executed");
+    assert!(busy(&mut world, A), "the work was fetched but not executed");
     world.card.run(physical);
-    assert!(!busy(&mut world, A), "ended, though not counted yet");
+    assert!(!busy(&mut world, A), "the work has ended, although it was not reported yet");
     world.completed();
     world.ring(A, 0, 1001).unwrap();
     world.card.forge(physical, 2, 3);
@@ -249,10 +249,10 @@ fn vm_is_notified_once_per_engine_per_round() {
     world.card.run(physical);
     world.completed();
     assert_eq!(told(&mut world, CE0), [A]);
-    assert_eq!(told(&mut world, CE0), [], "once each");
+    assert_eq!(told(&mut world, CE0), [], "each VM is notified only once");
     assert_eq!(told(&mut world, 0), [A]);
     world.completed();
-    assert_eq!(told(&mut world, 5), [], "old news");
+    assert_eq!(told(&mut world, 5), [], "the VM was notified earlier");
     for engine in [6, 32, u32::MAX] {
         assert_eq!(told(&mut world, engine), []);
     }
@@ -296,7 +296,7 @@ fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     for _ in 0..10 {
         assert_eq!(told(&mut world, 0), [A]);
     }
-    // Forge the semaphore: no record is in flight, but the engine is still busy.
+    // The semaphore was forged, so no record is in flight, but the engine is still busy.
     world.card.run(physical);
     world.completed();
     assert_eq!(told(&mut world, 0), [A]);
@@ -305,7 +305,7 @@ fn vm_with_work_in_pbdma_or_on_engine_is_notified() {
     busy(&mut world, 0, Some(physical));
     assert_eq!(told(&mut world, 0), [A]);
     world.card.loaded.clear();
-    assert_eq!(told(&mut world, 0), [], "a channel number without the channel");
+    assert_eq!(told(&mut world, 0), [], "the engine reports the channel number, but the channel is not loaded");
 }
 
 #[test]
@@ -315,8 +315,7 @@ fn unstarted_submission_stays_pending_when_earlier_one_ends() {
     world.ring(A, 0, 1).unwrap();
     let doorbell = world.check(A, 0, 3).unwrap();
     let submission = world.stage(doorbell).unwrap().submission.unwrap();
-    // The first submission's record is not executed, so only the card's idle state indicates that the submission has
-    // ended.
+    // The first submission's record is not executed, so only the card's idle state shows that the submission has ended.
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     world.card.run(physical);
     assert_eq!(world.completed().len(), 1);
@@ -340,7 +339,7 @@ fn a_record_that_is_forged_ends_nothing_while_the_engine_works() {
     world.card.registers.insert(busy, 1 << 31 | u32::from(physical.0));
     world.card.forge(physical, 0, 1);
     world.card.forge(physical, 1, 2);
-    assert_eq!(sequences(&mut world), [1], "another one follows it");
+    assert_eq!(sequences(&mut world), [1], "the first submission is followed by another one");
     assert!(world.channels.is_deferred());
     assert!(sequences(&mut world).is_empty());
     world.card.registers.insert(busy, 0);
@@ -358,16 +357,16 @@ fn many_channels_are_polled_in_bounded_rounds() {
     for channel in &many {
         world.ring(A, *channel, 1).unwrap();
     }
-    // Leave the first half's work in flight.
+    // Keep the first half's work in flight.
     physical.iter().skip(50).for_each(|channel| world.card.run(*channel));
     let mut ended = 0;
     for call in 0..4 {
         world.ring(B, 0, call + 1).unwrap();
         world.card.run(b);
         let found = world.completed();
-        assert_eq!(found.iter().filter(|ended| ended.vm == B).count(), 1, "others do not wait for them");
+        assert_eq!(found.iter().filter(|ended| ended.vm == B).count(), 1, "other VMs do not wait for these channels");
         assert!(found.len() <= MAX_POLLED_PER_VM + 1 && world.channels.is_deferred());
         ended += found.len() - 1;
     }
-    assert_eq!(ended, 50, "channels after those that do not end are found");
+    assert_eq!(ended, 50, "channels after the busy ones are also polled");
 }

@@ -21,7 +21,7 @@ fn ranges_end_below_the_hosts_addresses() {
     assert!(at(0xff_f7ff_fffc, 1));
     assert!(!at(0xff_f7ff_fffc, 2));
     assert!(!at(0xff_f800_0000, 1));
-    assert!(!at(0xff_ffff_fffc, 0x1f_ffff), "beyond all addresses");
+    assert!(!at(0xff_ffff_fffc, 0x1f_ffff), "the range ends beyond all addresses");
     assert!(at(0xff_f700_0000, 0x1f_ffff));
 }
 

@@ -26,7 +26,9 @@ impl Episode {
 
     pub(crate) fn restored(saved: &SavedEpisode) -> Result<Self, Invalid> {
         let SavedEpisode { channel, serial, gp_get, get, completed, since_ns, reported } = *saved;
-        Invalid::unless(u32::from(channel) < CHANNELS, || format!("channel {channel}, which there is not, hangs"))?;
+        Invalid::unless(u32::from(channel) < CHANNELS, || {
+            format!("an engine runs channel {channel}, which does not exist")
+        })?;
         let signature = Signature { channel: ChannelId(channel), serial, gp_get, get, completed };
         Ok(Self { signature, since_ns, reported })
     }
@@ -39,7 +41,9 @@ impl Watchdog {
     }
 
     pub(crate) fn restored(limit_ns: u64, saved: &[Option<SavedEpisode>]) -> Result<Self, Invalid> {
-        Invalid::unless(saved.len() == engine::COUNT as usize, || "the watchdog is of other engines".into())?;
+        Invalid::unless(saved.len() == engine::COUNT as usize, || {
+            "the watchdog is for a different number of engines".into()
+        })?;
         let mut watchdog = Self::new(limit_ns);
         for (episode, saved) in watchdog.episodes.iter_mut().zip(saved) {
             *episode = saved.as_ref().map(Episode::restored).transpose()?;

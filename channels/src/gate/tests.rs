@@ -15,7 +15,7 @@ fn only_graphics_channels_of_admitted_vm_are_scheduled() {
         world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
     }
     let (a, b) = (world.run(A, 0), world.run(B, 0));
-    assert!(scheduled(&world, a) && scheduled(&world, b), "initially all may run");
+    assert!(scheduled(&world, a) && scheduled(&world, b), "all channels may run initially");
     assert_eq!((world.channels.admitted(), world.channels.on_graphics(A)), (None, vec![a]));
     for admitted in [Some(A), Some(B), None, Some(A)] {
         world.channels.admit(&mut world.card, admitted);
@@ -25,13 +25,13 @@ fn only_graphics_channels_of_admitted_vm_are_scheduled() {
     // A channel without a PGRAPH context runs even while another VM is admitted.
     let copies = world.run(B, 2);
     assert!(scheduled(&world, copies));
-    // The gate also applies to channels that start running later.
+    // The gate also applies to channels that are started later.
     let later = world.run(B, 1);
     assert!(!scheduled(&world, later));
     world.channels.pause(&mut world.card, A, crate::Pause::Memory, true);
     world.channels.admit(&mut world.card, Some(B));
     world.channels.admit(&mut world.card, Some(A));
-    assert!(!scheduled(&world, a), "it is paused");
+    assert!(!scheduled(&world, a), "its VM is paused");
     world.channels.pause(&mut world.card, A, crate::Pause::Memory, false);
     assert!(scheduled(&world, a));
     world.channels.trust(B);
@@ -78,7 +78,7 @@ fn hung_channel_keeps_its_pgraph_context_state() {
     assert!(world.channels.set_only_copies(&mut world.card, a, true));
     world.card.hung.insert(a.0);
     assert!(!world.channels.set_only_copies(&mut world.card, a, false));
-    assert!(!pointer(&world, a), "regardless of the admitted VM, it still works there");
+    assert!(!pointer(&world, a), "the channel still works on PGRAPH, regardless of the admitted VM");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn withdrawn_pgraph_context_returns_when_vm_is_admitted() {
     world.card.hung.insert(a.0);
     world.channels.ask_to_leave(&mut world.card, a);
     world.channels.withdraw_graphics(&mut world.card, a);
-    assert_eq!(world.channels.vacating(&mut world.card, A), [], "no other channel is waited for");
+    assert_eq!(world.channels.vacating(&mut world.card, A), [], "no channel has to leave");
     world.channels.admit(&mut world.card, Some(B));
     assert_eq!(
         [a, b].map(|channel| (scheduled(&world, channel), pointer(&world, channel))),

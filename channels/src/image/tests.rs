@@ -55,7 +55,7 @@ fn new_contexts_are_golden_and_name_no_registers() {
     let physical = world.run(A, 0);
     world.ring(A, 0, 1).unwrap();
     assert!(is_golden(&world, physical));
-    // Data that one owner leaves in an image does not reach the next owner.
+    // Data that one owner leaves in an image must not reach the next owner.
     for page in graph_pages(physical) {
         crate::Host::vram_write(&mut world.card, VramAddr(page), &[0xee; 4096]);
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 const USERD: VramAddr = VramAddr(0x1_2345_6000);
 const CHANNEL: nvspec::fifo::ChannelId = nvspec::fifo::ChannelId(1);
 const RING: GpuVa = GpuVa(0xff_f802_0000);
-/// Addresses of the images of PGRAPH, CE0 and CE1.
+/// Virtual addresses of the images for PGRAPH, CE0 and CE1.
 const IMAGES: [u64; 3] = [0xff_f802_6000, 0xff_f802_4000, 0xff_f802_5000];
 const DIRECTORY: VramAddr = VramAddr(0x2_0001_0000);
 
@@ -66,11 +66,12 @@ fn block_refers_to_host_userd_ring_and_directory() {
 }
 
 proptest! {
-    /// For arbitrary bytes in a guest's instance block, only permitted fields reach the card, within their ranges.
+    /// Checks that only permitted fields reach the card, within their ranges, for arbitrary bytes in a guest's instance
+    /// block.
     #[test]
     fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
         if sane {
-            // Without these changes, nearly every block is rejected.
+            // Without these changes, almost every block would be rejected.
             bytes[0x08] &= !3;
             bytes[0x4e] %= 21;
             bytes[0x4f] = 0;
@@ -93,7 +94,7 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        // The guest determines whether a context exists, and the host determines the location of its image.
+        // The guest determines if a context exists, and the host determines where its image is.
         for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
                 put(at, image | 4, 8);

@@ -1,8 +1,8 @@
-//! A VM's channels during migration to another card, with their data on the card: instance blocks, rings, records,
+//! Channels of a VM that migrates to another card, with their data on the card: instance blocks, rings, records,
 //! images.
 //!
-//! A channel keeps its [`Span`] on the target card, because its own structures contain addresses in that span.
-//! Everything else is new: the physical channel number, the location, and the submission numbers.
+//! A channel keeps its [`Span`] on the target card, because its own structures contain addresses in that span. It gets
+//! a new physical channel number, new VRAM addresses, and new submission numbers.
 
 mod saved;
 
@@ -22,14 +22,14 @@ use nvspec::instance::{context, ramfc, vm as instance_vm};
 use saved_state::Invalid;
 use std::collections::BTreeSet;
 
-/// A VM's channels, none of which is on an engine.
+/// A migrating VM's channels, none of which is on an engine.
 #[derive(Debug)]
 pub struct Moving {
     vm: SavedVm,
     channels: Vec<Channel>,
 }
 
-/// A channel with its data from the card.
+/// A channel and its data from the card.
 #[derive(Debug)]
 struct Channel {
     bound: SavedBound,
@@ -39,18 +39,18 @@ struct Channel {
     images: [Vec<u8>; 3],
 }
 
-/// A channel that has arrived.
+/// A channel that has arrived on this card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// Guest channel number.
     pub channel: VirtualChannelId,
     /// Physical channel number.
     pub physical: ChannelId,
-    /// Submissions in flight, oldest first. The flag is true if the card may have fetched the submission.
+    /// Submissions in flight, oldest first, each with true if the card may have fetched it.
     pub flights: Vec<(Submission, bool)>,
 }
 
-/// Reason why channels cannot arrive.
+/// Reason why channels cannot arrive on a card.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// Too few channels are free.
@@ -62,9 +62,9 @@ pub enum MoveError {
 }
 
 impl Channels {
-    /// Copies a VM's channels and their data on the card, for transfer to another card. Leaves this card's state
-    /// unchanged. The VM must be paused and off the engines. Returns `None` while a channel is still on an engine or
-    /// the guest's runlist is not in force.
+    /// Copies a VM's channels and their data on the card, for transfer to another card. Does not change this card's
+    /// state. The VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the
+    /// guest's runlist has not taken effect.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
@@ -79,7 +79,7 @@ impl Channels {
         let (bound, layout) = (self.bound(physical)?, self.layout);
         let mut block = Box::new([0; BLOCK]);
         host.vram_read(layout.instance(physical), &mut *block);
-        // The channel may be running without its PGRAPH context on this card.
+        // The channel may run without its PGRAPH context on this card.
         let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
         put_wide(&mut block, context::GR, context_words(pointer.map(|_| image)));
         let mut userd = Box::new([0; BLOCK]);
@@ -90,11 +90,11 @@ impl Channels {
     }
 
     /// Binds channels from another card, for a VM that has no channels here and is [paused](crate::Pause). `directory`
-    /// maps a directory of the source card to one of this card. Their address spaces must map their own pages before
-    /// the VM resumes. Channels whose work had started are [withheld](Self::withhold).
+    /// maps a directory of the source card to one of this card. The caller must map each channel's own pages in its
+    /// address space before the VM resumes. Channels whose work had started are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// Returns [`MoveError`] if the channels cannot arrive. In this case, the state is unchanged.
+    /// Returns [`MoveError`] if the channels cannot arrive. In this case, nothing is changed.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
@@ -105,7 +105,7 @@ impl Channels {
         let Moving { vm: saved, channels } = moving;
         let record = self.vms.get(&vm).ok_or(BindError::NoSuchVm)?;
         let new = record.paused != 0 && record.channels.is_empty();
-        Invalid::unless(new, || format!("VM {vm} is here already, or it does not stand still"))?;
+        Invalid::unless(new, || format!("VM {vm} already has channels here, or is not paused"))?;
         if channels.len() > record.cap as usize {
             return Err(BindError::Cap { cap: record.cap }.into());
         }
@@ -115,7 +115,7 @@ impl Channels {
         check_distinct(&channels)?;
         let made = channels.into_iter().map(|channel| {
             let at = directory(VramAddr(channel.bound.directory));
-            let at = at.ok_or_else(|| Invalid::new("a channel's address space has not come"))?;
+            let at = at.ok_or_else(|| Invalid::new("the address space of a channel is missing"))?;
             self.check_images(&channel)?;
             let bound = SavedBound { vm: vm.0, directory: page(at.0)?.0, ..channel.bound.clone() };
             Ok((Bound::restored(bound, &self.vms)?, channel))
@@ -135,7 +135,7 @@ impl Channels {
         Ok(arrived)
     }
 
-    /// Assigns a number to an arriving channel, and writes its data to the card.
+    /// Assigns a number to an arriving channel, and writes the channel's data to the card.
     fn install(
         &mut self,
         host: &mut impl Host,
@@ -182,11 +182,11 @@ impl Channels {
     fn check_images(&self, channel: &Channel) -> Result<(), Invalid> {
         let here = self.layout.images_of(ChannelId(0)).map(|(_, bytes)| bytes);
         let same = here.into_iter().eq(channel.images.iter().map(|image| image.len() as u64));
-        Invalid::unless(same, || "contexts of PGRAPH are of another length on this card".into())
+        Invalid::unless(same, || "PGRAPH contexts have another size on this card".into())
     }
 
-    /// Returns a span for a VM's next channel: the span with its physical number, unless a migrated channel of the VM
-    /// already has that span.
+    /// Returns the span for a VM's next channel: the one with the channel's physical number, unless a migrated channel
+    /// of the VM already has it.
     pub(super) fn take_span(&self, vm: TenantId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
@@ -205,7 +205,7 @@ impl Channels {
     }
 }
 
-/// Reads `bytes` bytes of VRAM from the page-aligned address `at`, page by page.
+/// Reads `bytes` bytes of VRAM page by page, starting at the page-aligned address `at`.
 fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
     for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
@@ -214,26 +214,26 @@ fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Writes VRAM from the page-aligned address `at`, page by page.
+/// Writes VRAM page by page, starting at the page-aligned address `at`.
 fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);
     }
 }
 
-/// Checks that no two channels have the same guest number or the same addresses.
+/// Checks that no two channels have the same guest number or the same span.
 fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     let (mut numbers, mut spans) = (BTreeSet::new(), BTreeSet::new());
     for Channel { bound: SavedBound { channel, span, .. }, .. } in channels {
         let sound = u32::from(*channel) < CHANNELS && u32::from(*span) < CHANNELS;
         Invalid::unless(sound && numbers.insert(*channel) && spans.insert(*span), || {
-            format!("channel {channel} has come twice, or has the addresses of another ({span})")
+            format!("channel {channel} is listed twice, or has the span of another channel ({span})")
         })?;
     }
     Ok(())
 }
 
-/// Restores the VM's state apart from its channels, validated against its channels.
+/// Restores the VM's state other than its channels, and validates it against them.
 fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
     let numbered = || (0u8..).map(ChannelId).zip(channels);
     let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChannels {
     pub(crate) layout: SavedLayout,
-    /// Contents of a new PGRAPH context's image.
+    /// Contents of the image of a new PGRAPH context.
     pub(crate) golden: Vec<u8>,
     /// Physical channels, sorted by number.
     pub(crate) slots: Vec<SavedSlot>,
@@ -32,7 +32,7 @@ pub struct SavedChannels {
     pub(crate) submissions: u64,
     deferred: bool,
     hang_limit: u64,
-    /// Episodes, indexed by engine.
+    /// Episode of each engine, by index.
     pub(crate) episodes: Vec<Option<SavedEpisode>>,
     pub(crate) preemptions: SavedPreemptions,
     gate: SavedGate,
@@ -47,7 +47,7 @@ enum SavedGate {
     Only(Option<u32>),
 }
 
-/// Locations of the host's structures.
+/// Addresses of the host's structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLayout {
     pub(crate) instances: u64,
@@ -66,8 +66,7 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
-/// Saved form of a binding. The card's permission to schedule the channel is derived from the requests of the guest and
-/// the host.
+/// Saved form of a binding. The state on the card is derived from the guest's request and the host's permission.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
     pub(crate) vm: u32,
@@ -104,7 +103,7 @@ pub enum SavedPlace {
     Ram(u64),
 }
 
-/// Saved form of a VM without its bound channels, which are in the slots.
+/// Saved form of a VM. Its bound channels are in the slots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVm {
     pub(crate) vm: u32,
@@ -115,7 +114,7 @@ pub(crate) struct SavedVm {
     pub(crate) unlisted: Vec<u8>,
     /// Rejected channels, sorted by guest channel number.
     pub(crate) refused: Vec<(u8, SavedRefused)>,
-    /// Guest channel number, with GP_GET, GP_FETCH and GP_PUT.
+    /// Guest channel number of unbound channels, with GP_GET, GP_FETCH and GP_PUT.
     pub(crate) saved: Vec<(u8, [u32; 3])>,
     news: u32,
     told: bool,
@@ -123,7 +122,7 @@ pub(crate) struct SavedVm {
     next_look: u8,
 }
 
-/// A guest channel without a physical channel.
+/// Saved form of a guest channel whose bind was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRefused {
     instance: SavedPlace,
@@ -131,7 +130,7 @@ pub(crate) struct SavedRefused {
     told: bool,
 }
 
-/// Channels that must leave their engines.
+/// Saved form of pending preemptions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPreemptions {
     pub(crate) waiting: Vec<u8>,
@@ -178,13 +177,13 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs that may have channels, by number.
+    /// Returns the VMs that may have channels, sorted by number.
     pub fn vms(&self) -> impl Iterator<Item = TenantId> {
         self.vms.keys().copied()
     }
 
-    /// Returns the shadow directories of bound and stuck channels, with their VMs. When shadows are restored, these
-    /// directories must belong to these VMs.
+    /// Returns the shadow directories of bound and stuck channels, with their VMs. When shadow tables are restored,
+    /// these directories must belong to these VMs.
     pub fn directories(&self) -> impl Iterator<Item = (TenantId, VramAddr)> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Free => None,
@@ -193,12 +192,12 @@ impl Channels {
         })
     }
 
-    /// Returns the physical channels bound by a VM.
+    /// Returns the physical channels to which a VM's channels are bound.
     pub fn bound_of(&self, vm: TenantId) -> impl Iterator<Item = ChannelId> {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values().copied())
     }
 
-    /// Returns the shadow directory of a VM's bound channel.
+    /// Returns the shadow directory that a VM's bound channel uses.
     #[must_use]
     pub fn directory_of(&self, vm: TenantId, channel: VirtualChannelId) -> Option<VramAddr> {
         self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
@@ -242,13 +241,15 @@ impl Channels {
             preemptions,
             gate,
         } = saved;
-        Invalid::unless(at == layout.save(), || "the host's structures lie elsewhere on the card".into())?;
+        Invalid::unless(at == layout.save(), || "the host's structures have other addresses on the card".into())?;
         let golden = Some(golden).filter(|golden| golden.len() as u64 <= GRAPH_IMAGE_MAX).and_then(Golden::restored);
-        let golden = golden.ok_or_else(|| Invalid::new("a context image is too long, or names registers"))?;
-        Invalid::unless(slots.len() == CHANNELS as usize, || format!("a card has {CHANNELS} channels"))?;
-        Invalid::unless(u32::from(next_slot) < CHANNELS, || format!("there is no channel {next_slot}"))?;
-        Invalid::unless(serial <= COUNT_MAX && submissions <= COUNT_MAX, || "too much was submitted".into())?;
-        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in their order".into())?;
+        let golden = golden.ok_or_else(|| Invalid::new("a context image is too long, or lists registers"))?;
+        Invalid::unless(slots.len() == CHANNELS as usize, || format!("the number of channels is not {CHANNELS}"))?;
+        Invalid::unless(u32::from(next_slot) < CHANNELS, || format!("channel {next_slot} does not exist"))?;
+        Invalid::unless(serial <= COUNT_MAX && submissions <= COUNT_MAX, || {
+            "the number of bindings or submissions is too large".into()
+        })?;
+        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in order".into())?;
         let mut own = of_vms(&slots)?;
         let mut records = BTreeMap::new();
         for vm in vms {
@@ -257,7 +258,7 @@ impl Channels {
             records.insert(id, Vm::restored(vm, channels, &slots)?);
         }
         if let Some(vm) = own.keys().next() {
-            return Err(Invalid::new(format_args!("channels are bound for VM {vm}, which is not there")));
+            return Err(Invalid::new(format_args!("channels are bound for VM {vm}, which does not exist")));
         }
         check_spans(&slots)?;
         let restored = |slot| Slot::restored(slot, &records, serial, submissions);
@@ -267,7 +268,7 @@ impl Channels {
         let each = waiting.iter().copied().collect::<BTreeSet<_>>().len() == waiting.len();
         let numbers = waiting.iter().all(|channel| u32::from(*channel) < CHANNELS);
         Invalid::unless(each && numbers && (!asked || !waiting.is_empty()), || {
-            "channels are to leave their engines that there are not".into()
+            "the pending preemptions contain a channel twice, or one that does not exist".into()
         })?;
         let waiting = waiting.into_iter().map(ChannelId).collect();
         // The admitted VM may no longer exist.
@@ -297,7 +298,7 @@ fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<TenantId, BTreeMap<u8, Channel
     let mut own = BTreeMap::<TenantId, BTreeMap<u8, ChannelId>>::new();
     for (slot, number) in slots.iter().zip(0..) {
         let SavedSlot::Bound(bound) = slot else { continue };
-        Invalid::unless(u32::from(bound.channel) < CHANNELS, || format!("there is no channel {}", bound.channel))?;
+        Invalid::unless(u32::from(bound.channel) < CHANNELS, || format!("channel {} does not exist", bound.channel))?;
         let earlier = own.entry(TenantId(bound.vm)).or_default().insert(bound.channel, ChannelId(number));
         Invalid::unless(earlier.is_none(), || format!("channel {} of VM {} is bound twice", bound.channel, bound.vm))?;
     }
@@ -315,7 +316,7 @@ fn check_submissions(slots: &[Slot]) -> Result<(), Invalid> {
     Invalid::unless(twice.is_none(), || "two submissions have the same number".into())
 }
 
-/// Checks that no two channels of a VM have the same addresses.
+/// Checks that no two channels of a VM have the same span.
 fn check_spans(slots: &[SavedSlot]) -> Result<(), Invalid> {
     let mut seen = BTreeSet::new();
     let spans = slots.iter().filter_map(|slot| match slot {
@@ -325,7 +326,7 @@ fn check_spans(slots: &[SavedSlot]) -> Result<(), Invalid> {
     });
     for (vm, span) in spans {
         Invalid::unless(u32::from(span) < CHANNELS && seen.insert((vm, span)), || {
-            format!("VM {vm}: two channels have the same addresses, or one has none ({span})")
+            format!("VM {vm}: two channels have the same span, or a span is invalid ({span})")
         })?;
     }
     Ok(())
@@ -362,7 +363,10 @@ impl Slot {
                 let bound = Bound::restored(*bound, vms)?;
                 let numbered = bound.ring.records.iter().all(|record| record.submission.0 < submissions);
                 Invalid::unless(numbered && bound.serial <= serial, || {
-                    format!("channel {} of VM {} was bound later than the last", bound.channel.0, bound.vm)
+                    format!(
+                        "channel {} of VM {} has a serial or submission number that was not assigned yet",
+                        bound.channel.0, bound.vm
+                    )
                 })?;
                 Ok(Self::Bound(Box::new(bound)))
             }
@@ -384,8 +388,7 @@ impl Bound {
             span,
             userd,
             contexts,
-            // The card's block contains the pointer when the channel is saved, or gets it when the channel arrives on
-            // another card.
+            // The card's block gets the pointer before the channel is saved or when it arrives on another card.
             graphics: _,
             next_contexts,
             requested,
@@ -443,7 +446,7 @@ impl Bound {
         };
         let paused = vms.get(&vm).is_none_or(|vm| vm.paused != 0);
         let runs = enabled && permit == Permit::Granted && !paused;
-        Invalid::unless(GuestVramAddr(userd).page().0 == userd, || "a USERD is not at a page".into())?;
+        Invalid::unless(GuestVramAddr(userd).page().0 == userd, || "a USERD address is not page-aligned".into())?;
         let next_contexts = next_contexts.map(restored_contexts).transpose()?;
         Ok(Self {
             vm,
@@ -468,13 +471,13 @@ impl Bound {
 
 fn restored_contexts(contexts: [Option<u64>; 3]) -> Result<[Option<GpuVa>; 3], Invalid> {
     let pages = contexts.iter().flatten().all(|va| *va < 1 << VA_BITS && GpuVa(*va).page().0 == *va);
-    Invalid::unless(pages, || "a context is not at a page".into())?;
+    Invalid::unless(pages, || "a context address is not page-aligned".into())?;
     Ok(contexts.map(|context| context.map(GpuVa)))
 }
 
 pub(super) fn page(address: u64) -> Result<VramAddr, Invalid> {
     let aligned = address.checked_rem(SMALL_PAGE) == Some(0);
-    Invalid::unless(aligned, || format!("a page directory at {address:#x} is not at a page"))?;
+    Invalid::unless(aligned, || format!("page directory address {address:#x} is not page-aligned"))?;
     Ok(VramAddr(address))
 }
 
@@ -484,7 +487,7 @@ impl Vm {
             cap,
             paused,
             trusted,
-            // Derived from the slots.
+            // The channels are in the slots.
             channels: _,
             list,
             unlisted,
@@ -524,10 +527,10 @@ impl Vm {
             saved;
         let id = TenantId(vm);
         let says = |what: &'static str| move || format!("VM {id}: {what}");
-        Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
-        Invalid::unless(paused & !Pause::all() == 0, says("it is paused for no reason that there is"))?;
-        Invalid::unless(!trusted || id.is_mediator(), says("what a guest says of its work is not to be trusted"))?;
-        Invalid::unless(news < 1 << engine::COUNT, says("there is news of no engine"))?;
+        Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than its limit permits"))?;
+        Invalid::unless(paused & !Pause::all() == 0, says("it is paused for an unknown reason"))?;
+        Invalid::unless(!trusted || id.is_mediator(), says("a guest must not be trusted"))?;
+        Invalid::unless(news < 1 << engine::COUNT, says("a notification is pending for an unknown engine"))?;
         let listed: BTreeSet<u8> = list.iter().copied().collect();
         let may_be_listed = |channel: &u8| {
             let slot = channels.get(channel).and_then(|physical| slots.get(usize::from(physical.0)));
@@ -535,24 +538,21 @@ impl Vm {
         };
         Invalid::unless(
             listed.len() == list.len() && list.iter().all(may_be_listed),
-            says("its runlist names channels twice, or such as are not bound"),
+            says("its runlist contains a channel twice, or one that is not bound"),
         )?;
         let numbers = unlisted.iter().all(|channel| u32::from(*channel) < CHANNELS);
-        Invalid::unless(
-            numbers && unlisted.len() <= CHANNELS as usize,
-            says("it has taken off what is not a channel"),
-        )?;
+        Invalid::unless(numbers && unlisted.len() <= CHANNELS as usize, says("an unlisted channel does not exist"))?;
         let keys = |mut keys: Vec<u8>| {
             let last = keys.last().copied();
             let ordered = ascend(keys.drain(..)) && last.is_none_or(|last| u32::from(last) < CHANNELS);
-            Invalid::unless(ordered, says("its channels are not in their order"))
+            Invalid::unless(ordered, says("its unbound channels are not in order"))
         };
         keys(refused.iter().map(|(channel, _)| *channel).collect())?;
         keys(saved.iter().map(|(channel, _)| *channel).collect())?;
         let unbound = refused.iter().map(|(channel, _)| channel).chain(saved.iter().map(|(channel, _)| channel));
         Invalid::unless(
             unbound.clone().all(|channel| !channels.contains_key(channel)),
-            says("a channel is bound and is not"),
+            says("a channel is recorded as both bound and unbound"),
         )?;
         let words = |[get, fetch, put]: [u32; 3]| -> SavedWords {
             [(ramfc::GP_GET, get), (ramfc::GP_FETCH, fetch), (ramfc::GP_PUT, put)]

@@ -66,7 +66,7 @@ fn the_card_sees_the_hosts_instance_block_and_userd() {
     assert_eq!(world.card.block_word(physical, 0x08), LAYOUT.userd(physical).0 as u32);
     assert_eq!(world.card.block_word(physical, 0x200), 0x81_0000);
     let bound = world.card.when(pfifo::CHANNEL::at(physical.0.into()), expected);
-    assert_eq!(world.card.did[bound - 1], Did::Flush, "the block is in memory before the card is notified");
+    assert_eq!(world.card.did[bound - 1], Did::Flush, "the block is written before the card is notified");
     assert_eq!(world.channels.run_state(physical), RunState::Stopped);
 }
 
@@ -121,7 +121,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
     assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
-    // Check that a second unbind does nothing.
+    // A second unbind does nothing.
     world.card.did.clear();
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
@@ -166,8 +166,8 @@ fn vm_cannot_list_enable_or_preempt_unbound_channel() {
     assert_eq!(world.card.did, []);
 }
 
-/// Linux 6.1 writes the context pointer to the block of a running channel, and the next event that the host sees is a
-/// doorbell.
+/// Checks the sequence of Linux 6.1: it writes the context pointer to the block of a running channel, and the next
+/// event that the host sees is a doorbell.
 #[test]
 fn context_pointers_written_before_a_doorbell_are_taken_over() {
     let mut world = World::new();
@@ -178,15 +178,23 @@ fn context_pointers_written_before_a_doorbell_are_taken_over() {
     world.card.did.clear();
     world.ring(A, 0, 1).unwrap();
     let [image, ..] = image_vas(physical);
-    assert_eq!(world.card.block_word(physical, context::GR), image.0 as u32 | context::VALID, "a host image");
+    assert_eq!(
+        world.card.block_word(physical, context::GR),
+        image.0 as u32 | context::VALID,
+        "the pointer refers to the host's image"
+    );
     assert_eq!(world.card.block_word(physical, context::GR + 4), (image.0 >> 32) as u32);
     let written = [Did::Vram(LAYOUT.instance(physical).0 + context::GR, 8), Did::Flush];
-    assert!(matches!(world.card.did[0], Did::Vram(_, 0x2000)), "it is initialized before it is referenced");
+    assert!(matches!(world.card.did[0], Did::Vram(_, 0x2000)), "the image is initialized before it is referenced");
     assert_eq!(world.card.did[1..3], written);
-    assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 2)), "an entry and its record");
+    assert_eq!(
+        world.card.did.last(),
+        Some(&Did::Doorbell(physical.0, 2)),
+        "the doorbell covers an entry and its record"
+    );
 }
 
-/// Linux 6.12 stops and preempts the channel, writes the pointer, and starts the channel.
+/// Checks the sequence of Linux 6.12: it stops and preempts the channel, writes the pointer, and starts the channel.
 #[test]
 fn context_pointers_of_stopped_channel_apply_at_start() {
     let mut world = World::new();
@@ -202,7 +210,7 @@ fn context_pointers_of_stopped_channel_apply_at_start() {
     let started = world.card.when(pfifo::CHANNEL_STATE::at(physical.0.into()), 0x001f_0001);
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
-    // Linux removes the context again: it kicks the channel, clears the pointer, and submits the list without the
+    // Linux removes the context again: it preempts the channel, clears the pointer, and submits the list without the
     // channel.
     world.preempt(A, 0);
     world.guest.put(World::instance_of(0) + context::CE0, 0);
@@ -277,7 +285,7 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     let error = Stuck { channel: physical };
     let reads = world.card.reads;
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(error));
-    // The card's lock is held during an unbind, so it must not wait.
+    // The card's lock is held during an unbind, so it must not wait for the card.
     assert!(world.card.reads - reads < 24, "unbind must not wait");
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk the directory");
@@ -296,7 +304,7 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
 fn a_hung_channel_is_free_again_once_its_engine_was_reset() {
     let mut world = World::new();
     let physical = world.run(A, 0);
-    assert!(!world.channels.let_go(&mut world.card, physical), "it is not stuck");
+    assert!(!world.channels.let_go(&mut world.card, physical), "the channel is not stuck");
     world.card.hung.insert(physical.0);
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(Stuck { channel: physical }));
     world.card.hung.clear();
@@ -349,9 +357,9 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// After any sequence of operations, each physical channel has one owner, the card's registers agree with the
-    /// model, and the runlist contains each bound channel at most once. A step by one VM leaves the other VM's state
-    /// unchanged.
+    /// Checks that after any sequence of operations, each physical channel has one owner, the card's registers agree
+    /// with the model, the runlist contains each bound channel at most once, and each operation by one VM leaves the
+    /// other VM's state unchanged.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {
         let mut world = World::new();
@@ -384,7 +392,7 @@ proptest! {
             for (vm, record) in &world.channels.vms {
                 prop_assert!(record.channels.len() <= 4);
                 for (id, physical) in &record.channels {
-                    prop_assert!(owned.insert(*physical), "two owners");
+                    prop_assert!(owned.insert(*physical), "the channel has two owners");
                     prop_assert_eq!(world.channels.by_physical(*physical), Some((*vm, VirtualChannelId(*id))));
                     prop_assert_eq!(world.card.bound(*physical), 0xc000_0000 | (LAYOUT.instance(*physical).0 >> 12) as u32);
                     let runs = world.channels.run_state(*physical) == RunState::Running;

@@ -41,7 +41,7 @@ fn hung_channel_does_not_block_preemption_of_others() {
     // The cost of each poll is bounded.
     assert!(world.card.reads - reads < 24 * (looks as u32 + 8));
     assert!(preempting(&mut world, A));
-    // Both channels hang. Both are polled repeatedly, to detect when either one leaves.
+    // Both channels hang. Both are polled repeatedly, so that the departure of either one is detected.
     world.card.hung.insert(b.0);
     preempt(&mut world, B);
     assert!((0..3 * MAX_POLLS_PER_CHANNEL).all(|_| preempting(&mut world, B)));
@@ -83,7 +83,7 @@ fn a_vm_vacates_the_engines_once_all_of_its_channels_have_left() {
     world.channels.pause(&mut world.card, A, crate::Pause::Memory, true);
     world.channels.vacate(&mut world.card, A);
     assert_eq!(world.channels.vacating(&mut world.card, A), [VirtualChannelId(1)]);
-    assert!(world.channels.vacating(&mut world.card, B).is_empty(), "the VM was not asked to leave");
+    assert!(world.channels.vacating(&mut world.card, B).is_empty(), "the VM's channels were not asked to leave");
     world.card.hung.clear();
     assert!((0..3).any(|_| world.channels.vacating(&mut world.card, A).is_empty()));
     for physical in [first, second] {

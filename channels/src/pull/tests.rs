@@ -5,7 +5,7 @@ use nvspec::addr::VramAddr;
 
 const CH: VirtualChannelId = VirtualChannelId(0);
 
-/// Runs the card and pulls until the ring is empty. Returns the number of pulled entries.
+/// Runs the card and pulls until the guest's ring is empty. Returns the number of entries pulled.
 fn drain(world: &mut World, physical: ChannelId) -> u32 {
     let mut taken = 0;
     for _ in 0..100 {
@@ -19,7 +19,7 @@ fn drain(world: &mut World, physical: ChannelId) -> u32 {
             taken += world.pull(doorbell).unwrap().taken;
         }
     }
-    panic!("entries are left forever");
+    panic!("some entries are never pulled");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn ring_larger_than_the_hosts_is_pulled_in_pieces() {
     let physical = world.run(A, 0);
     assert_eq!(world.ring(A, 0, 1023), Ok(Pulled { submission: None, taken: 510, words: 0, left: 513 }));
     assert_eq!(world.channels.backlog(A, CH), 513);
-    assert_eq!(world.channels.pending_pull(), [], "there is no space");
+    assert_eq!(world.channels.pending_pull(), [], "the ring has no space");
     assert_eq!(drain(&mut world, physical), 513);
     assert_eq!(world.card.units[&physical.0].given.len(), 1023);
     assert_eq!(world.channels.backlog(A, CH), 0);
@@ -74,7 +74,7 @@ fn submissions_are_in_flight_until_records_run_out() {
         "the maximum is 511 entries"
     );
     assert_eq!(world.channels.in_flight(A, CH), 255);
-    // All entries are fetched and none is executed: the ring has free entries, but only one record is free.
+    // All entries were fetched but none was executed, so the ring has free entries, but only one record is free.
     while world.card.fetch(physical) {}
     assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { submission: None, taken: 2, words: 0, left: 0 }));
     assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { submission: None, taken: 0, words: 0, left: 1 }));
@@ -154,7 +154,7 @@ fn a_ring_that_reaches_the_hosts_addresses_is_not_read_there() {
     world.start(A, 0);
     let doorbell = world.check(A, 0, 3).unwrap();
     assert_eq!(world.pull(doorbell), Err(RingFault::Unmapped { va: GpuVa(0xff_f800_0000) }));
-    assert_eq!(world.channels.in_flight(A, CH), 1, "the two entries before it are with the card");
+    assert_eq!(world.channels.in_flight(A, CH), 1, "the two entries before the range were submitted");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_record_is_cleared_before_it_is_used_again() {
     world.ring(A, 0, 257).unwrap();
     assert_eq!(world.card.word(semaphore.0), 0);
     let cleared = world.card.did.iter().rposition(|did| *did == Did::Vram(semaphore.0, 16)).unwrap();
-    assert_eq!(world.card.did.len() - cleared, 3, "then a flush and the doorbell");
+    assert_eq!(world.card.did.len() - cleared, 3, "the record is followed by a flush and the doorbell");
     let mut time = [1; 16];
     world.card.vram_read(semaphore, &mut time);
     assert_eq!(time, [0; 16]);
@@ -226,12 +226,12 @@ fn context_added_while_in_flight_applies_after_completion() {
     let before = world.channels.contexts(physical);
     world.guest.put(World::instance_of(0) + 0x230, 0x50_0004);
     let later = Pulled { submission: None, taken: 0, words: 0, left: 1 };
-    assert_eq!(world.ring(A, 0, 2), Ok(later), "the engine is not known in advance");
+    assert_eq!(world.ring(A, 0, 2), Ok(later), "the engine of later work is not known yet");
     assert_eq!((world.channels.contexts(physical), world.channels.pending_pull()), (before, vec![]));
     assert_eq!(world.card.block_word(physical, 0x230), 0);
     world.card.run(physical);
     world.completed();
-    let [doorbell] = world.channels.pending_pull()[..] else { panic!("it is not forgotten") };
+    let [doorbell] = world.channels.pending_pull()[..] else { panic!("the doorbell is not pending") };
     assert_eq!(world.pull(doorbell).map(|pulled| pulled.taken), Ok(1));
     assert_eq!(world.card.block_word(physical, 0x230), crate::image::image_vas(physical)[1].0 as u32 | 4);
     assert!(world.channels.contexts(physical)[1] && !before[1]);
@@ -249,7 +249,7 @@ fn hushed_record_ends_as_others_do_and_raises_nothing() {
     world.ring(A, 0, 3).unwrap();
     world.card.run(physical);
     assert_eq!((world.completed().len(), world.card.raised), (3, 2));
-    assert!(!world.channels.suppress_completion_irq(&mut world.card, physical, submission), "it is gone");
+    assert!(!world.channels.suppress_completion_irq(&mut world.card, physical, submission), "the submission has ended");
 }
 
 #[test]
@@ -266,5 +266,5 @@ fn channel_is_shallow_with_few_in_flight_and_no_backlog() {
     let physical = world.run(B, 0);
     let doorbell = world.check(B, 0, 1000).unwrap();
     world.stage(doorbell).unwrap();
-    assert!(!world.channels.is_shallow(physical), "part of it is left");
+    assert!(!world.channels.is_shallow(physical), "part of the work was not pulled");
 }

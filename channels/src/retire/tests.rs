@@ -29,7 +29,7 @@ fn retired_channel_number_is_not_reused_before_unbind() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // After another bind, the channel works like any other.
+    // After being bound again, the channel works like any other.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));
@@ -43,7 +43,7 @@ fn stuck_channel_is_attributed_to_its_vm() {
     world.run(B, 0);
     world.card.hung.insert(physical.0);
     assert_eq!(world.channels.retire(&mut world.card, A, CH), Err(Stuck { channel: physical }));
-    assert!(!world.channels.has_stuck(A), "it is still bound");
+    assert!(!world.channels.has_stuck(A), "the channel is still bound");
     world.channels.unbind(&mut world.card, A, CH).unwrap_err();
     assert!(world.channels.has_stuck(A));
     assert!(!world.channels.has_stuck(B));
@@ -54,13 +54,13 @@ fn stranded_channel_number_is_not_reused_before_unstrand() {
     let mut world = World::new();
     let physical = world.run(A, 0);
     world.channels.strand(A, CH);
-    assert_eq!(world.channels.stuck(), 0, "it is still bound");
+    assert_eq!(world.channels.stuck(), 0, "the channel is still bound");
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.has_stuck(A) && world.channels.stuck() == 1);
     assert!(!world.channels.let_go(&mut world.card, physical));
     assert_ne!(world.run(B, 0), physical);
-    // Finally, its work area is removed from the address space.
+    // Then the channel's work area is removed from the address space.
     world.channels.unstrand(physical);
     assert!(world.channels.let_go(&mut world.card, physical));
     assert_eq!(world.channels.run_state(physical), RunState::Free);

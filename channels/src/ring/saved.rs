@@ -1,4 +1,4 @@
-//! Saved form of a bound channel's rings. Positions, record slots and sequence numbers of submissions in flight are
+//! Saved form of a bound channel's rings. The positions, record slots and sequence numbers of submissions in flight are
 //! derived from the last submission.
 
 use super::{MAX_QUEUED_ENTRIES, Record, Ring, SLOT};
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// Positions of a channel in its guest's ring and in the host's ring.
+/// Saved form of a channel's positions in the guest's ring and the host's ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRing {
     pub(crate) gp_base: u64,
@@ -45,7 +45,7 @@ pub(crate) struct SavedRecord {
     submitted_at: u64,
 }
 
-/// Reason why a guest's ring cannot be read further.
+/// Saved reason why a guest's ring cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedFault {
     Unmapped { va: u64 },
@@ -132,7 +132,7 @@ impl Ring {
         let last_started = usize::from(started).checked_sub(1).and_then(|last| records.get(last));
         let started = last_started.map_or(first, Record::end);
         Invalid::unless((first..=started).contains(&get), || {
-            format!("the card is at {get} of a ring, and may be from {first} to {started}")
+            format!("the card is at position {get} of a ring, outside {first} to {started}")
         })?;
         Ok(Self {
             gp_base: GpuVa(gp_base),
@@ -156,8 +156,8 @@ impl Ring {
     }
 }
 
-/// Computes the starts of the submissions in flight, backwards from the end of the last one: host position, guest ring
-/// index, submission number and sequence number.
+/// Computes the start of each submission in flight, backwards from the end of the last one: its host position, guest
+/// ring index, submission number, and sequence number.
 fn unwind(
     saved: &[SavedRecord],
     put: u64,
@@ -169,7 +169,7 @@ fn unwind(
     let mut records = VecDeque::with_capacity(saved.len());
     let (mut end, mut guest_end, mut number, mut sequence) = (put, next, submitted, sequence);
     for record in saved.iter().rev() {
-        let before = || Invalid::new("more is in flight than was ever submitted");
+        let before = || Invalid::new("more entries are in flight than were submitted");
         let first = end.checked_sub(record.entries.into()).and_then(|at| at.checked_sub(1)).ok_or_else(before)?;
         number = number.checked_sub(1).ok_or_else(before)?;
         let guest_first = guest_end.wrapping_sub(record.entries) & entries.wrapping_sub(1);
@@ -190,25 +190,31 @@ fn unwind(
 }
 
 impl SavedRing {
-    /// Validates the values that do not depend on others.
+    /// Checks the values that do not depend on each other.
     fn check(&self) -> Result<(), Invalid> {
         let Self { gp_base, entries, gp_put, next, target, doorbells, put, started, records, .. } = self;
         let Self { submitted, sequence, ends, last_end, seen, .. } = self;
         let most = 1u32.checked_shl(ramfc::GP_ENTRIES_LOG2_MAX).unwrap_or(u32::MAX);
-        Invalid::unless(entries.is_power_of_two() && *entries <= most, || format!("a ring has {entries} entries"))?;
+        Invalid::unless(entries.is_power_of_two() && *entries <= most, || {
+            format!("{entries} is not a valid number of ring entries")
+        })?;
         let based = gp_base.checked_rem(8) == Some(0) && *gp_base < 1 << VA_BITS;
-        Invalid::unless(based, || format!("a ring begins at {gp_base:#x}"))?;
+        Invalid::unless(based, || format!("ring address {gp_base:#x} is invalid"))?;
         let within = [gp_put, next, &target.0].into_iter().all(|index| index < entries);
-        Invalid::unless(within && target.1 <= *doorbells, || "a doorbell is beyond its ring".into())?;
+        Invalid::unless(within && target.1 <= *doorbells, || {
+            "an index or a doorbell is beyond the end of its ring".into()
+        })?;
         let counts = [put, doorbells, submitted, &seen.0].into_iter().all(|count| *count <= COUNT_MAX);
-        Invalid::unless(counts && (*submitted == 0 || *sequence > 0), || "a ring has seen too much".into())?;
+        Invalid::unless(counts && (*submitted == 0 || *sequence > 0), || "the counters of a ring are invalid".into())?;
         let held = records.iter().fold(0u64, |sum, record| sum.saturating_add(record.entries.into()).saturating_add(1));
         let fits =
             records.len() <= RECORDS && held <= MAX_QUEUED_ENTRIES && records.iter().all(|record| record.entries > 0);
         Invalid::unless(fits && usize::from(*started) <= records.len(), || {
-            "more is in flight than a ring holds".into()
+            "more entries are in flight than a ring can contain".into()
         })?;
         let addresses = ends.iter().chain([last_end]).all(|end| *end <= HOST_VA_BASE.0);
-        Invalid::unless(ends.len() == RECORDS && addresses, || "a range ends at an address of the host's".into())
+        Invalid::unless(ends.len() == RECORDS && addresses, || {
+            "a range ends at an address of the host, or is missing".into()
+        })
     }
 }

@@ -20,7 +20,7 @@ fn a_gp_get_that_cannot_be_is_not_believed() {
     let mut ring = ring();
     ring.submit(Submission(7), &[NOP; 9], 0);
     ring.observe(4);
-    assert_eq!(ring.reached(), 0, "the card has not received it yet");
+    assert_eq!(ring.reached(), 0, "the card has not received the work yet");
     assert_eq!(ring.start(Submission(6)), None);
     assert_eq!(ring.start(Submission(7)), Some(10));
     assert_eq!(ring.start(Submission(7)), None);

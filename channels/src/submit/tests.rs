@@ -13,9 +13,13 @@ fn a_doorbell_reaches_the_hosts_userd() {
     world.bind(B, 0);
     let physical = world.run(A, 0);
     assert_eq!(world.ring(A, 0, 3), Ok(Pulled { submission: None, taken: 3, words: 0, left: 0 }));
-    assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 4)), "three entries and a record");
+    assert_eq!(
+        world.card.did.last(),
+        Some(&Did::Doorbell(physical.0, 4)),
+        "the doorbell covers three entries and a record"
+    );
     let before = world.card.did.iter().rev().nth(1);
-    assert_eq!(before, Some(&Did::Flush), "the data to fetch is in memory before the card is notified");
+    assert_eq!(before, Some(&Did::Flush), "the data is written before the card is notified");
 }
 
 #[test]
@@ -35,7 +39,7 @@ fn a_doorbell_of_an_earlier_binding_is_not_rung() {
     let mut world = World::new();
     world.run(A, 0);
     let doorbell = world.check(A, 0, 5).unwrap();
-    // All other channels are in use, so that the same physical channel is bound again.
+    // All other channels are in use, so the same physical channel is bound again.
     world.channels.add_vm(TenantId(3), 128);
     for channel in 0..127 {
         world.bind(TenantId(3), channel);
@@ -116,7 +120,7 @@ fn get_in_a_record_is_the_end_of_the_range_before() {
     assert_eq!(get(&mut world), (0xab, 0xcdef_0000));
     world.card.execute(physical);
     assert_eq!(get(&mut world), (0xab, 0xcdef_000c));
-    // Start and end the entry without a range, then the record.
+    // Start and end the entry without a range, and then the record.
     world.card.execute(physical);
     world.card.execute(physical);
     for _ in 0..2 {
@@ -143,7 +147,7 @@ fn the_cards_view_of_a_channel_is_translated() {
     assert_eq!(world.channels.hardware_state(&mut world.card, B, CH), HardwareState::default());
 }
 
-/// A suspending guest unbinds the channel, keeps the block, and binds the channel again.
+/// Checks the sequence of a guest that suspends: it unbinds the channel, keeps the block, and binds the channel again.
 #[test]
 fn rebound_channel_resumes_at_saved_position() {
     let mut world = World::new();
@@ -156,13 +160,17 @@ fn rebound_channel_resumes_at_saved_position() {
     let live = world.channels.saved_words(&mut world.card, A, CH).unwrap();
     assert_eq!(live, [(ramfc::GP_GET, 300), (ramfc::GP_FETCH, 300), (ramfc::GP_PUT, 1000)]);
     world.channels.unbind(&mut world.card, A, CH).unwrap();
-    assert_eq!(world.channels.saved_words(&mut world.card, A, CH), Some(live), "also after unbind");
+    assert_eq!(
+        world.channels.saved_words(&mut world.card, A, CH),
+        Some(live),
+        "the saved dwords are kept after the unbind"
+    );
     for (offset, value) in live {
         world.guest.put(World::instance_of(0) + offset, value);
     }
     let physical = world.bind_block(A, 0).unwrap();
     assert_eq!((world.userd(A, 0, userd::GP_GET), world.userd(A, 0, userd::GP_PUT)), (300, 1000));
-    assert!(world.channels.pending_pull().is_empty(), "its guest has not started it");
+    assert!(world.channels.pending_pull().is_empty(), "the guest has not started the channel");
     world.start(A, 0);
     for _ in 0..4 {
         for doorbell in world.channels.pending_pull() {
@@ -202,7 +210,7 @@ fn refused_channel_is_reported_once() {
     assert_eq!(world.check(A, 9, 1), Err(DoorbellError::Refused));
     assert_eq!(world.check(A, 9, 1), Err(DoorbellError::Unbound));
     world.channels.refuse(A, refused, instance, None);
-    assert_eq!(world.check(A, 9, 1), Err(DoorbellError::Refused), "refused anew");
+    assert_eq!(world.check(A, 9, 1), Err(DoorbellError::Refused), "the bind was rejected again");
     world.channels.refuse(A, refused, instance, Some(userd));
     world.channels.unbind(&mut world.card, A, refused).unwrap();
     assert_eq!(world.check(A, 9, 1), Err(DoorbellError::Unbound));
@@ -211,7 +219,7 @@ fn refused_channel_is_reported_once() {
     world.run(A, 9);
     assert_eq!(world.ring(A, 9, 1), Ok(Pulled { submission: None, taken: 1, words: 0, left: 0 }));
     world.channels.refuse(A, refused, instance, None);
-    assert_eq!(world.channels.refused(A, refused), None, "a bound channel is not refused");
+    assert_eq!(world.channels.refused(A, refused), None, "a bound channel is not listed as rejected");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A card that executes commands, records their order, and reads the host's rings; and a guest's memory and rings.
+//! A fake card that executes commands, records their order, and reads the host's rings, and a guest's memory and rings.
 
 use crate::{
     Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Parts, Place, Pulled,
@@ -18,11 +18,11 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// Contents of a new PGRAPH context's image after the first dwords.
+/// Contents of the image of a new PGRAPH context, without the first dwords.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
-/// First virtual address of the host.
+/// First virtual address for the host.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,21 +33,21 @@ pub(crate) enum Did {
     Doorbell(u8, u32),
 }
 
-/// State of a channel in a PBDMA.
+/// State of a channel that is loaded in a PBDMA.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
-    /// Fetched but not executed entries.
+    /// Entries that were fetched but not executed.
     queue: VecDeque<u64>,
-    /// Entry in progress.
+    /// Entry that is being executed.
     current: Option<u64>,
-    /// Fetched guest entries, in order.
+    /// Guest entries fetched so far, in order.
     pub(crate) given: Vec<u64>,
-    /// Number of fetched records.
+    /// Number of records fetched so far.
     pub(crate) records: u32,
-    /// Released sequence numbers, in order.
+    /// Sequence numbers released so far, in order.
     pub(crate) released: Vec<u32>,
-    /// Set if the words of the next record become data of a guest method.
+    /// True if the dwords of the next record become data of a guest method.
     pub(crate) swallow: bool,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Card {
     /// VRAM pages by address.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) units: BTreeMap<u8, Unit>,
-    /// Channels in a PBDMA, with or without work.
+    /// Channels that are loaded in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
     /// True if the card reports a channel as idle as soon as it has fetched all of the channel's work.
     pub(crate) coy: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Card {
     /// Channels that never leave their engines.
     pub(crate) hung: BTreeSet<u8>,
     pub(crate) reads: u32,
-    /// Card time, which each release advances by one.
+    /// Card time in ns. Each release advances it by one.
     pub(crate) time: u64,
     /// Number of non-stall interrupts raised.
     pub(crate) raised: u32,
@@ -110,10 +110,13 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns the log position of the first write of `value` to the register.
+    /// Returns the position in the log of the first write of `value` to the register.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
-        self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
+        self.did
+            .iter()
+            .position(|did| *did == wanted)
+            .unwrap_or_else(|| panic!("{wanted:x?} is not in {:x?}", self.did))
     }
 
     fn runnable(&self, channel: ChannelId) -> bool {
@@ -127,14 +130,14 @@ impl Card {
         })
     }
 
-    /// Returns a dword at one of the channel's host virtual addresses.
+    /// Returns the dword at one of the host's virtual addresses in a channel's address space.
     fn host_word(&self, channel: ChannelId, va: u64) -> u32 {
         let within = va - work_va(channel).0;
         assert!(within < 0x4000, "channel {} has only its own work area mapped", channel.0);
         self.word(LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + within)
     }
 
-    /// Returns entry `index` of the channel's ring.
+    /// Returns entry `index` of a channel's ring.
     pub(crate) fn ring_entry(&self, channel: ChannelId, index: u32) -> u64 {
         let high = self.block_word(channel, ramfc::GP_BASE_HI);
         assert_eq!(high >> 16, 9, "the host's ring has 512 entries");
@@ -173,7 +176,7 @@ impl Card {
         true
     }
 
-    /// Starts a fetched range, or ends the current one. Returns `false` if there is none.
+    /// Starts a fetched range, or ends the one in progress. Returns `false` if there is none.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;
@@ -203,8 +206,8 @@ impl Card {
         self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
     }
 
-    /// Executes a record as the class defines it: SEMAPHORE_A to D as a 16-byte release with wait-for-idle, followed by
-    /// the interrupt or a NOP.
+    /// Executes a record according to the class definition: SEMAPHORE_A to D as a 16-byte release with wait-for-idle,
+    /// followed by the interrupt or a NOP.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
         let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
@@ -222,7 +225,7 @@ impl Card {
         self.units.get_mut(&channel.0).unwrap().released.push(payload);
     }
 
-    /// Writes `payload` and a time to a semaphore of the channel, like a guest's work can.
+    /// Writes `payload` and a time to one of a channel's semaphores, as a guest's work can.
     pub(crate) fn forge(&mut self, channel: ChannelId, slot: u8, payload: u32) {
         let at = LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + 0x3000 + u64::from(slot) * 16;
         self.put_word(at, payload);
@@ -307,9 +310,9 @@ impl Host for Card {
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
-    /// Ring entries that differ from [`Self::entry`].
+    /// Ring entries that differ from the default in [`Self::entry`].
     pub(crate) entries: BTreeMap<u64, u64>,
-    /// Pages of virtual addresses without a mapping.
+    /// Virtual page addresses without a mapping.
     pub(crate) unmapped: BTreeSet<u64>,
 }
 
@@ -318,7 +321,7 @@ impl Guest {
         self.words.insert(at / 4, value.to_le_bytes());
     }
 
-    /// Writes an instance block at `at`, like a driver before it binds the channel.
+    /// Writes an instance block at `at`, as a driver does before it binds the channel.
     pub(crate) fn instance(&mut self, at: u64, userd: u64) -> GuestInstance {
         for (offset, value) in ramfc::DEFAULTS {
             self.put(at + offset, value);
@@ -342,7 +345,7 @@ impl Guest {
         GuestInstance::parse(&self.bytes(at)).unwrap()
     }
 
-    /// Returns the ring entry at `va`; by default, an entry for four dwords at a unique address.
+    /// Returns the ring entry at `va`, which is by default an entry for four dwords at a unique address.
     pub(crate) fn entry(&self, va: u64) -> u64 {
         self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }
@@ -392,7 +395,7 @@ impl World {
         Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }
     }
 
-    /// Returns the guest address of a channel's instance block.
+    /// Returns the guest VRAM address of a channel's instance block.
     pub(crate) fn instance_of(channel: u8) -> u64 {
         0x1_0000 + u64::from(channel) * 0x1000
     }
@@ -401,7 +404,7 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
-    /// Returns the guest address of a channel's 1024-entry ring.
+    /// Returns the virtual address of a channel's ring, which has 1024 entries.
     pub(crate) fn ring_of(vm: TenantId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }
@@ -410,7 +413,8 @@ impl World {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
-    /// Binds with the current contents of the guest's block, after writing the dwords that differ for each channel.
+    /// Binds a channel with the current contents of the guest's block, after writing the dwords that differ between
+    /// channels.
     pub(crate) fn bind_block(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);
@@ -447,7 +451,7 @@ impl World {
         self.channels.submit_runlist(&mut Parts { card: &mut self.card, guest: &mut self.guest }, vm, &list)
     }
 
-    /// Binds, starts and lists a channel, like a driver.
+    /// Binds, starts and lists a channel, as a driver does.
     pub(crate) fn run(&mut self, vm: TenantId, channel: u8) -> ChannelId {
         let physical = self.bind(vm, channel);
         self.start(vm, channel);
@@ -471,8 +475,8 @@ impl World {
         self.channels.pull(&mut Parts { card: &mut self.card, guest: &mut self.guest }, doorbell, self.now)
     }
 
-    /// Pulls a doorbell and starts the submission. Clears the submission's number and words, so that results can be
-    /// compared.
+    /// Pulls a doorbell and starts the submission. Clears the submission's number and dword count, so that results can
+    /// be compared.
     pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
         let result = self.stage(doorbell);
         let pulled = result.unwrap_or_else(|error| error.pulled);

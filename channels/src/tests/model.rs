@@ -1,6 +1,5 @@
-//! Rules that hold after any sequence of operations, checked against a separate model: the guest's rings, the entries
-//! pulled from them and the times of the pulls, and the observations of the test's card. Used by the property tests and
-//! the fuzz target.
+//! Rules that hold after any sequence of operations, checked against an independent model of the guest's rings, the
+//! entries pulled from them, and the fake card's observations. Used by the property tests and the fuzz target.
 
 mod audit;
 
@@ -14,12 +13,12 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An action by a guest, the card or the host. `bool` selects the VM, and the first `u8` the channel.
+/// An action by a guest, the card or the host. `bool` selects the VM, and the first `u8` selects the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Binds a channel with these values in the guest's block: ring size, GP_GET, and GP_PUT.
+    /// Binds a channel with the given values in the guest's block: ring size, GP_GET, and GP_PUT.
     Bind(bool, u8, u8, u16, u16),
-    /// Binds a channel with these bytes as its block.
+    /// Binds a channel with the given bytes as its block.
     BindBytes(bool, u8, Vec<u8>),
     Unbind(bool, u8),
     Enable(bool, u8, bool),
@@ -27,20 +26,20 @@ pub(crate) enum Op {
     Preempt(bool, u8),
     Pause(bool, bool),
     Refuse(bool, u8),
-    /// Writes GP_PUT; the doorbell is pulled immediately or later.
+    /// Writes GP_PUT. The flag determines if the doorbell is pulled immediately or later.
     Ring(bool, u8, u32, bool),
     /// Delivers a stored doorbell, in any order.
     Pull(u8),
-    /// Sets whether submissions wait until they are started.
+    /// Determines if submissions wait until they are started.
     Gate(bool),
-    /// Starts a waiting submission, in any order, with earlier submissions of its channel.
+    /// Starts a waiting submission, in any order, together with earlier submissions of its channel.
     Start(u8),
     /// Runs the pending pulls.
     Pending,
-    /// Writes an entry of the guest's ring, as index and value.
+    /// Writes an entry of the guest's ring, given by index and value.
     Write(bool, u8, u16, u64),
     Unmap(bool, u8, bool),
-    /// The card fetches and executes this many entries.
+    /// Makes the card fetch and execute this number of entries.
     Fetch(bool, u8, u8),
     Execute(bool, u8, u8),
     Forge(bool, u8, u8, u32),
@@ -56,7 +55,7 @@ pub(crate) enum Op {
     Restore,
 }
 
-/// The model's state of a bound channel.
+/// State of a bound channel in the model.
 #[derive(Debug)]
 struct Track {
     physical: ChannelId,
@@ -66,11 +65,11 @@ struct Track {
     gp_put: u32,
     /// Number of doorbells so far.
     rung: u64,
-    /// Index up to which entries may be pulled, and the number of the doorbell that permitted it.
+    /// Guest ring index up to which entries may be pulled, and the number of the doorbell that permitted it.
     allowed: (u32, u64),
     /// Entries that the card should receive, in order.
     taken: Vec<u64>,
-    /// Number of entries in each submission, and the position in `taken` after it.
+    /// Number of entries in each submission, and the length of `taken` after it.
     submissions: Vec<(u32, usize)>,
     /// Number of submissions that the card may fetch.
     started: usize,
@@ -81,7 +80,7 @@ struct Track {
 }
 
 impl Track {
-    /// Returns the host ring index after this many submissions.
+    /// Returns the host ring index after the given number of submissions.
     fn index(&self, submissions: usize) -> u32 {
         let taken = self.submissions.get(submissions.wrapping_sub(1)).map_or(0, |(_, taken)| *taken);
         ((taken + submissions) % 512) as u32
@@ -91,16 +90,16 @@ impl Track {
 pub(crate) struct Rig {
     world: World,
     tracks: BTreeMap<(TenantId, u8), Track>,
-    /// Doorbells that remain to be pulled, each with its number within its channel.
+    /// Doorbells to be pulled later, each with its number within its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
-    /// Waiting submissions: channel, binding, number within the binding.
+    /// Submissions that wait to be started, each with its channel, its binding, and its number within the binding.
     waiting: Vec<((TenantId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
-    /// The binding of each channel, from its doorbells.
+    /// Serial number of each channel's binding, as observed in its doorbells.
     serials: BTreeMap<(TenantId, u8), u64>,
     refused: BTreeMap<(TenantId, u8), bool>,
-    /// VMs that may be notified, because work was in flight or has ended since the last notification.
+    /// VMs that may be notified because work was in flight or has ended since the last notification.
     worked: BTreeSet<TenantId>,
 }
 
@@ -110,7 +109,7 @@ fn vm_of(second: bool) -> TenantId {
     if second { B } else { A }
 }
 
-/// Computes the part of an entry that may reach the card, using the bits of the class header.
+/// Computes the part of an entry that may reach the card, from the bits in the class header.
 fn clean(raw: u64) -> Option<u64> {
     let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
     match dwords {
@@ -170,7 +169,7 @@ impl Rig {
             Op::Preempt(second, channel) => {
                 let id = VirtualChannelId(channel);
                 channels.preempt(&mut Parts { card, guest }, vm_of(second), id);
-                // While one channel hangs, the others must wait.
+                // A preemption may stay pending only while a channel hangs.
                 let under_way = channels.preempting(card, vm_of(second), id);
                 assert!(!under_way || !self.world.card.hung.is_empty());
                 assert!(under_way || self.hung(vm_of(second), channel).is_none());
@@ -222,7 +221,7 @@ impl Rig {
             Op::Forge(second, channel, slot, payload) => {
                 if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
                     track.honest = false;
-                    // Half of the payloads are values for which the host waits.
+                    // Half of the payloads are values that the host expects.
                     let likely = track.completed + 1 + payload % 4;
                     let (slot, payload) = if slot & 1 == 0 { (slot, payload) } else { ((likely - 1) as u8, likely) };
                     card.forge(track.physical, slot, payload);
@@ -254,7 +253,7 @@ impl Rig {
             }
             Op::Restore => {
                 let saved = channels.save();
-                *channels = Channels::restored(saved.clone(), LAYOUT).expect("what was saved");
+                *channels = Channels::restored(saved.clone(), LAYOUT).expect("the saved channels are valid");
                 assert_eq!(channels.save(), saved);
             }
             Op::Destroy(second) => self.destroy(vm_of(second)),
@@ -394,11 +393,14 @@ impl Rig {
         for doorbell in self.world.channels.pending_pull() {
             let backlog = self.world.channels.backlog(doorbell.vm, doorbell.virtual_channel);
             let pulled = self.pull(doorbell, 0);
-            assert!(backlog > 0 && pulled.is_none_or(|pulled| pulled.taken > 0), "there was nothing to pull");
+            assert!(
+                backlog > 0 && pulled.is_none_or(|pulled| pulled.taken > 0),
+                "a channel without entries to pull is pending"
+            );
         }
     }
 
-    /// Pulls a doorbell; returns `None` if the channel's ring has a fault.
+    /// Pulls a doorbell. Returns `None` if the channel's ring is faulted.
     fn pull(&mut self, doorbell: Doorbell, number: u64) -> Option<Pulled> {
         let key = (doorbell.vm, doorbell.virtual_channel.0);
         let before = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
@@ -406,7 +408,11 @@ impl Rig {
         let given = self.world.card.userd(doorbell.channel, userd::GP_PUT);
         let unfetched = self.world.card.unfetched(doorbell.channel).len() as u32 + (put + 512 - given) % 512;
         let result = self.world.stage(doorbell);
-        assert_eq!(self.world.card.userd(doorbell.channel, userd::GP_PUT), given, "the card receives nothing yet");
+        assert_eq!(
+            self.world.card.userd(doorbell.channel, userd::GP_PUT),
+            given,
+            "the card must not receive the entries yet"
+        );
         let after = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
         let Some(track) = self.tracks.get_mut(&key).filter(|track| track.physical == doorbell.channel) else {
             assert_eq!(result, Ok(Pulled::default()));
@@ -424,12 +430,12 @@ impl Rig {
         let next = track.start + track.taken.len() as u32;
         let wanted = track.allowed.0.wrapping_sub(next) & (track.entries - 1);
         let room = if before >= 256 { 0 } else { 510u32.saturating_sub(unfetched) };
-        // Reads the newly pulled entries from the host's own ring.
+        // Read the newly pulled entries from the host's own ring.
         let end = self.world.channels.bound(track.physical).unwrap().ring.host_index();
         let given: Vec<u64> = (put..put + (end + 512 - put) % 512)
             .map(|index| self.world.card.ring_entry(track.physical, index % 512))
             .collect();
-        assert_eq!(u32::from(!given.is_empty()), after - before, "one submission or none");
+        assert_eq!(u32::from(!given.is_empty()), after - before, "a pull makes at most one submission");
         let count = given.len().saturating_sub(1);
         if let Some((record, entries)) = given.split_last() {
             assert!(!entries.is_empty());
@@ -483,14 +489,14 @@ impl Rig {
         outcome
     }
 
-    /// Starts a waiting submission.
+    /// Starts a submission that waits.
     fn start(&mut self, at: usize) {
         let (key, serial, number, submission) = self.waiting.swap_remove(at);
         let World { channels, card, .. } = &mut self.world;
         let track = self.tracks.get_mut(&key).filter(|_| self.serials[&key] == serial);
         let physical = track.as_ref().map_or(ChannelId((submission.0 % 128) as u8), |track| track.physical);
         let started = channels.start(card, physical, submission);
-        let Some(track) = track else { return assert!(!started, "its binding no longer exists") };
+        let Some(track) = track else { return assert!(!started, "a submission of an ended binding cannot start") };
         assert_eq!(started, number > track.started);
         track.started = track.started.max(number);
     }
@@ -501,12 +507,12 @@ impl Rig {
             let key = (completion.vm, completion.channel.0);
             let track = self.tracks.get_mut(&key).expect("the channel is bound");
             assert_eq!(completion.physical, track.physical);
-            assert_eq!(completion.sequence, track.completed + 1, "in order, once each");
+            assert_eq!(completion.sequence, track.completed + 1, "completions are in order and not repeated");
             track.completed += 1;
             let (entries, _) = track.submissions[track.completed as usize - 1];
             assert_eq!(completion.entries, entries);
             assert_eq!(completion.completed_at, self.world.now);
-            assert!(track.started >= track.completed as usize, "it had been started");
+            assert!(track.started >= track.completed as usize, "a completed submission was started");
             let unit = &self.world.card.units[&track.physical.0];
             assert!(unit.records >= completion.sequence, "the card has fetched its record");
             if track.honest {
@@ -538,10 +544,10 @@ impl Rig {
                 self.worked.remove(vm);
             }
         }
-        // Collect VMs whose work has ended without a notification.
+        // Count the VMs whose work has ended and that were not notified.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
         assert!(engine >= 6 || news == 0, "no VM waits for an interrupt that was raised");
-        // End the round.
+        // End the round of notifications.
         self.completed();
     }
 }

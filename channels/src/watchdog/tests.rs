@@ -23,7 +23,7 @@ fn channel_without_progress_is_reported_once() {
     let physical = world.run(A, 3);
     work(&mut world, 4, Some(physical));
     assert_eq!(look(&mut world, 1000), []);
-    assert_eq!(look(&mut world, 1000 + LIMIT_NS), [], "no longer than permitted");
+    assert_eq!(look(&mut world, 1000 + LIMIT_NS), [], "the stall is not longer than permitted");
     let hang = Hang { engine: 4, vm: A, channel: VirtualChannelId(3), physical, for_ns: LIMIT_NS + 1 };
     assert_eq!(look(&mut world, 1001 + LIMIT_NS), [hang]);
     assert_eq!(look(&mut world, 2000 + 9 * LIMIT_NS), []);
@@ -41,10 +41,10 @@ fn channel_awaiting_semaphore_stalls_while_its_engine_works() {
     assert_eq!(
         (look(&mut world, 1000), look(&mut world, 1001 + LIMIT_NS)),
         (vec![], vec![]),
-        "no engine is running it"
+        "no engine is running the channel"
     );
     work(&mut world, 4, Some(physical));
-    assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time starts when an engine does");
+    assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time starts when an engine runs the channel");
     assert_eq!(look(&mut world, 2001 + 2 * LIMIT_NS).len(), 1);
 }
 
@@ -57,7 +57,7 @@ fn any_progress_restarts_stall_timer() {
     while world.card.fetch(physical) {}
     work(&mut world, 0, Some(physical));
     for now in 0..20 {
-        // The channel makes progress once per half limit: in the ring, in a range, or with a completion.
+        // The channel makes progress once every half limit: in the ring, in a range, or by completing.
         match now % 3 {
             0 => world.card.set_userd(physical, userd::GET, now as u32),
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
@@ -117,7 +117,7 @@ fn a_vm_has_its_own_limit() {
     assert_eq!(look(&mut world, 0), []);
     let hangs = look(&mut world, 11);
     assert_eq!(hangs.iter().map(|hang| (hang.vm, hang.for_ns)).collect::<Vec<_>>(), [(A, 11)]);
-    assert_eq!(look(&mut world, 100 * LIMIT_NS), [], "without a limit");
+    assert_eq!(look(&mut world, 100 * LIMIT_NS), [], "the VM has no limit");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn time_that_goes_back_is_no_time() {
     assert_eq!(watchdog.sample(0, Some(signature), Some(5), 100), None);
     assert_eq!(watchdog.sample(0, Some(signature), Some(5), 50), None);
     assert_eq!(watchdog.sample(0, Some(signature), Some(5), 106), Some(6));
-    assert_eq!(watchdog.sample(6, Some(signature), Some(5), 0), None, "there are six engines");
+    assert_eq!(watchdog.sample(6, Some(signature), Some(5), 0), None, "engine 6 does not exist");
 }
 
 fn stalled(world: &mut World, now: u64) -> Vec<Stall> {
@@ -177,7 +177,7 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
     world.enable(A, 0, false);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.enable(A, 0, true);
-    assert_eq!((wait(&mut world), wait(&mut world)), (0, 1), "now it waits for nothing");
+    assert_eq!((wait(&mut world), wait(&mut world)), (0, 1), "the channel no longer waits for anything");
 }
 
 #[test]

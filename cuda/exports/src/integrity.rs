@@ -12,7 +12,7 @@ use md2::Md2;
 use crate::result::INVALID_VALUE;
 use crate::{Device, driver};
 
-/// The key of the hash.
+/// Key of the hash.
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
 /// First word of the result for versions that end in 0.
 const FIRST_OF_0: u64 = 0x3341_181C_03CB_675C;
@@ -42,7 +42,7 @@ struct Process {
     addresses: Addresses,
 }
 
-/// Returns this process's result for `version` and the time in seconds.
+/// Returns this process's result for `version` and the time `seconds`.
 pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 16], i32> {
     let driver = driver()?;
     driver.ready()?;
@@ -58,14 +58,14 @@ pub fn answer(version: u32, seconds: u64, addresses: Addresses) -> Result<[u8; 1
     }
 }
 
-/// Returns a result that is the same for all processes.
+/// Returns a result that is the same in all processes.
 fn words(first: u64) -> [u8; 16] {
     (u128::from(SECOND) << 64 | u128::from(first)).to_le_bytes()
 }
 
-/// Returns a result that depends on the process, the time and the devices.
+/// Returns the result that depends on the process, the time and the devices.
 fn hash(version: u32, seconds: u64, process: &Process, devices: &[Device]) -> [u8; 16] {
-    // The type guarantees that the key has the length of a block.
+    // The type guarantees a key of one block.
     let mut mac = <SimpleHmac<Md2> as KeyInit>::new(&KEY.into());
     for half in [process.driver_version, version, process.process, process.thread] {
         mac.update(&half.to_le_bytes());

@@ -1,18 +1,18 @@
 //! The export tables of the guests' CUDA library: tables of functions that `cuGetExportTable` returns for a UUID.
 //!
-//! In addition to the driver API, NVIDIA's runtime and libraries use these tables to call the driver. The guest's
-//! library implements the tables inside the guest process, because most results depend on that process. The UUIDs, the
-//! slots and their behaviour were determined by measurements with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
-//! with driver 580.
+//! NVIDIA's runtime and libraries call the driver through these tables in addition to the driver API. The guest library
+//! implements the tables inside the guest process, because most results depend on that process. The UUIDs, the slots
+//! and their behaviour were determined by measurements with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card with
+//! driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
-//! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
+//! - `runtime` contains the functions that the runtime needs during its initialization: primary contexts, modules, and
 //!   buffers for tools.
-//! - `store` stores values of libraries per context. Nearly every runtime call reads such a value.
+//! - `store` keeps libraries' values for each context. Nearly every runtime call reads such a value.
 //! - `integrity` computes the result of the runtime's integrity query about the driver ([decision
 //!   143](../../../docs/decisions/143-integrity-answer.md)).
-//! - `refusal` fills slots of unknown meaning. They fail with "not supported", and the first call of each slot is
-//!   reported.
+//! - `refusal` fills slots of unknown meaning. Calls to them fail with "not supported", and the first call to each slot
+//!   is reported.
 //!
 //! The crate calls the guest library through the trait [`Driver`]. It does not create contexts or send messages.
 
@@ -35,7 +35,7 @@ use std::sync::OnceLock;
 pub mod result {
     /// The call succeeded.
     pub const SUCCESS: i32 = 0;
-    /// An argument is not valid.
+    /// An argument is invalid.
     pub const INVALID_VALUE: i32 = 1;
     /// A limit has been reached.
     pub const OUT_OF_MEMORY: i32 = 2;
@@ -47,20 +47,20 @@ pub mod result {
     pub const NOT_SUPPORTED: i32 = 801;
 }
 
-/// Identity of a device as used in the integrity result.
+/// Identity of a device, for the integrity result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// The result of `cuDeviceGetUuid`.
+    /// UUID from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// Attribute 50, the PCI domain.
+    /// PCI domain (attribute 50).
     pub domain: i32,
-    /// Attribute 33, the PCI bus.
+    /// PCI bus (attribute 33).
     pub bus: i32,
-    /// Attribute 34, the PCI device.
+    /// PCI device (attribute 34).
     pub device: i32,
 }
 
-/// The functions of the guest library that the tables need. Errors are result codes of the driver API.
+/// Functions of the guest library that the tables need. Errors are result codes of the driver API.
 pub trait Driver: Sync {
     /// Fails with code 3 before `cuInit` and in children of the process that called `cuInit`.
     fn ready(&self) -> Result<(), i32>;
@@ -68,28 +68,27 @@ pub trait Driver: Sync {
     /// Returns the result of `cuDriverGetVersion`.
     fn version(&self) -> u32;
 
-    /// Returns all devices of the process, ordered by number.
+    /// Returns all of the process's devices, ordered by number.
     fn devices(&self) -> Vec<Device>;
 
     /// Returns the handle of the device's primary context, even if the context is inactive.
     fn primary_context(&self, device: i32) -> Result<u64, i32>;
 
-    /// Returns the calling thread's current context. Nearly every runtime call uses this function.
+    /// Returns the calling thread's current context. Nearly every runtime call needs it.
     fn current_context(&self) -> Result<u64, i32>;
 
-    /// Returns the result of `cuCtxGetId` for a context that is not null. cuBLASLt calls this before each matrix
-    /// product.
+    /// Returns the result of `cuCtxGetId` for a non-null context. cuBLASLt calls this before each matrix product.
     fn context_id(&self, context: u64) -> Result<u64, i32>;
 
-    /// Loads an image into the current context, as `cuModuleLoadData` does. `image` points to a fat binary or to its
+    /// Loads an image into the current context, like `cuModuleLoadData`. `image` points to a fat binary or to its
     /// wrapper.
     fn load_module(&self, image: *const c_void) -> Result<u64, i32>;
 
-    /// Reports the first call of an unsupported slot: the table's UUID and the slot number.
+    /// Reports the first call to an unsupported slot, given the table's UUID and the slot number.
     fn refused(&self, table: &str, slot: usize);
 }
 
-/// The guest library. Static because the functions in the static tables use it.
+/// The guest library. Static, because the functions in the static tables use it.
 static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
 
 /// Sets the library that the tables use. Only the first call has an effect.

@@ -1,4 +1,4 @@
-//! Functions that the runtime calls during its initialisation.
+//! Functions that the runtime calls during its initialization.
 //!
 //! UNSAFETY: writes to the pointers that the runtime passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,17 +9,17 @@ use std::ffi::c_void;
 use crate::driver;
 use crate::result::{INVALID_VALUE, SUCCESS};
 
-/// Zeros in place of values that tools would write. Before each call, the runtime reads an entry, and calls tools if it
-/// is not zero.
+/// Zeros in place of values that tools would write. Before each call, the runtime reads an entry, and calls a tool if
+/// the entry is not zero.
 struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 
-// SAFETY: this crate never reads or writes the words. As in NVIDIA's driver, it only passes their address.
+// SAFETY: this crate never reads or writes the words. Like NVIDIA's driver, it only passes their address.
 unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
 
 /// Size of the first hook buffer, as reported to the runtime. Runtimes read beyond this number of bytes, so it must be
-/// the number of entries. A buffer with 8 bytes per entry is sufficient.
+/// the number of entries. Eight bytes per entry suffice.
 const HOOKS_SIZE: usize = 1024;
-/// Size of the second buffer.
+/// Size of the second hook buffer, as reported to the runtime.
 const FURTHER_HOOKS_SIZE: usize = 14;
 
 static HOOKS: Zeros<HOOKS_SIZE> = Zeros(UnsafeCell::new([0; HOOKS_SIZE]));
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     }
 }
 
-/// Slot 7 of the runtime's table. The runtime calls it at shutdown.
+/// Slot 7 of the runtime's table: called at the runtime's shutdown. Does nothing.
 pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     unsafe { put(to, context) }
 }
 
-/// Slot 4 of the table of identities: the result of `cuCtxGetId`, or 0 for a null context. cuBLASLt calls this function
-/// before each matrix product.
+/// Slot 4 of the context ID table: stores the result of `cuCtxGetId`, or 0 for a null context. cuBLASLt calls this
+/// function before each matrix product.
 ///
 /// # Safety
 ///
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
     unsafe { put(to, id) }
 }
 
-/// Slot 2 of the checks: reports that no launch check is active.
+/// Slot 2 of the launch checks: reports that no check is active.
 ///
 /// # Safety
 ///
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut
     unsafe { put(to, Ok(0)) }
 }
 
-/// Slot 3 of the checks: reports that the driver does not need any checks.
+/// Slot 3 of the launch checks: reports that the driver does not need any checks.
 pub extern "C" fn needed_checks() -> i32 {
     SUCCESS
 }

@@ -1,4 +1,4 @@
-//! The context store, in which libraries store values per context.
+//! The context store, in which libraries store values for each context.
 //!
 //! Nearly every runtime call reads the runtime's value for the current context. Therefore, repeated reads by a thread
 //! do not acquire a lock or allocate memory: each thread has a small cache, which is invalidated when any value
@@ -22,13 +22,13 @@ type Destructor = unsafe extern "C" fn(u64, u64, u64);
 #[derive(Clone, Copy)]
 struct Entry {
     context: u64,
-    /// The key, which is unique because it is an address in the library.
+    /// Key of the value. It is unique, because it is an address in the library.
     key: u64,
     value: u64,
     destructor: Option<Destructor>,
 }
 
-/// Maximum number of values in a process, which has one value per library and context.
+/// Maximum number of values in a process. Each library has one value per context.
 const MAX_VALUES: usize = 4096;
 
 /// All values. Reads that miss the cache search this list. A process typically has about ten values.
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
 fn find(context: u64, key: u64) -> Result<u64, i32> {
     let context = named(context)?;
     let changes = CHANGES.load(Ordering::Acquire);
-    // Also works in an exiting thread, because the cache has no destructor.
+    // Works in an exiting thread too, because the cache has no destructor.
     CACHE.with(|cache| {
         let cached = &cache[place(context, key)];
         let known = cached.get();
@@ -139,7 +139,7 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
             return Ok(known.value);
         }
         driver()?.ready()?;
-        // The number of changes was read before the value, so that a change in between invalidates the cache entry.
+        // The number of changes was read before the value, so a change in between invalidates the cache entry.
         let values = values();
         let entry = values.iter().find(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
         cached.set(Cached { changes, context, key, value: entry.value });
@@ -147,8 +147,8 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
     })
 }
 
-/// Removes all values of a context and calls their destructors, which may call the store. The guest library calls this
-/// function before the context's handle becomes invalid.
+/// Removes all of a context's values and calls their destructors, which may call the store. The guest library calls
+/// this function before the context's handle becomes invalid.
 pub fn forget(context: u64) {
     let ended: Vec<Entry> = {
         let mut values = values();

@@ -1,6 +1,6 @@
 //! The tables. Each consists of a word with the table's size in bytes, followed by functions.
 //!
-//! UNSAFETY: the statics contain function pointers and are never written.
+//! UNSAFETY: shares statics with function pointers between threads; they are never written.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -24,7 +24,7 @@ struct Table<const WORDS: usize>([Word; WORDS]);
 // SAFETY: a table contains numbers and function pointers, and is never written.
 unsafe impl<const WORDS: usize> Sync for Table<WORDS> {}
 
-/// A word with a function, or with the refusal for its slot.
+/// Returns a word with a function, or with the rejection for its slot.
 macro_rules! word {
     ($table:ident, $slot:literal) => {
         Word { function: refuse::<$table, $slot> as *const c_void }
@@ -49,7 +49,7 @@ static RUNTIME_TABLE: Table<13> = sized!(RUNTIME:
     7 = runtime::end, 8, 9, 10, 11, 12 = runtime::load_compilers);
 static HOOKS_TABLE: Table<7> = sized!(HOOKS: 1, 2 = runtime::hooks, 3, 4, 5, 6 = runtime::further_hooks);
 static TOOLS_TABLE: Table<3> = sized!(TOOLS: 1, 2 = runtime::current_context);
-/// This table has no size word. It begins with a function.
+/// The context store's table. It has no size word, and begins with a function.
 static STORE_TABLE: Table<4> =
     Table([word!(STORE, 0, store::put), word!(STORE, 1, store::delete), word!(STORE, 2, store::get), word!(STORE, 3)]);
 static INTEGRITY_TABLE: Table<3> = sized!(INTEGRITY: 1 = answer, 2);
@@ -57,10 +57,10 @@ static CHECKS_TABLE: Table<4> = sized!(CHECKS: 1, 2 = runtime::active_checks, 3 
 static IDENTITIES_TABLE: Table<16> =
     sized!(IDENTITIES: 1, 2, 3, 4 = runtime::context_id, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 
-/// Returns the table of a UUID, like `cuGetExportTable`. Returns `None` for an unknown UUID, for which
-/// `cuGetExportTable` fails with code 500.
+/// Returns the table with the given UUID, or `None` for an unknown UUID, for which `cuGetExportTable` fails with code
+/// 500.
 ///
-/// The UUID F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 must remain unknown, because the runtime skips its initialisation if
+/// The UUID F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 must remain unknown, because the runtime skips its initialization if
 /// this table exists.
 pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
     let number = u128::from_be_bytes(*uuid);
@@ -68,7 +68,7 @@ pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
     Some(pointer(index))
 }
 
-/// Slot 1 of the integrity table: writes the result for `version` and the time in seconds.
+/// Slot 1 of the integrity table: writes the result for `version` and the time `seconds`.
 ///
 /// # Safety
 ///

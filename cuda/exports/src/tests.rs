@@ -1,4 +1,4 @@
-//! Tests the tables as programs use them: finds tables by UUID and calls their slots.
+//! Tests the tables like programs use them: looks up tables by UUID, and calls their slots.
 //!
 //! UNSAFETY: calls slots with the signatures that the runtime expects.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +28,7 @@ thread_local! {
     static READY: Cell<bool> = const { Cell::new(true) };
 }
 
-/// The reported refusals.
+/// Reported calls to unsupported slots.
 static REFUSED: Mutex<Vec<(String, usize)>> = Mutex::new(Vec::new());
 
 struct Guest;
@@ -70,7 +70,7 @@ impl Driver for Guest {
     }
 }
 
-/// Returns the words of a table.
+/// Returns a pointer to a table's words.
 fn words(uuid: u128) -> *const usize {
     install(&Guest);
     table(&uuid.to_be_bytes()).expect("a known table").cast()
@@ -146,7 +146,7 @@ fn buffers_for_tools_are_zero() {
         let (mut at, mut bytes) = (null_mut(), 0);
         unsafe { slot(&raw mut at, &raw mut bytes) };
         assert_eq!(bytes, size);
-        // Runtimes treat the size as the number of entries, which have several bytes each.
+        // Runtimes treat the size as a number of entries, which have several bytes each.
         assert!(unsafe { std::slice::from_raw_parts(at, 8 * bytes) }.iter().all(|byte| *byte == 0));
     }
 }
@@ -204,7 +204,7 @@ fn integrity_answer_needs_a_ready_driver() {
     let (zero, one, two) = (ask(13_050), ask(13_051), ask(13_052));
     assert!(zero != one && one != two && zero != two);
     assert_eq!(ask(12_090), zero, "the first answer is constant");
-    assert_eq!(ask(13_052), two, "the third one is the same for the same question");
+    assert_eq!(ask(13_052), two, "the third answer is the same for the same query");
     assert_eq!(unsafe { answer(13_053, 1, &raw mut bytes) }, result::INVALID_VALUE);
 }
 
@@ -258,8 +258,8 @@ fn ended_context_loses_its_values_after_their_destructors() {
     assert_eq!(ENDED.load(Ordering::SeqCst), 70);
 }
 
-/// Threads read a value while another thread replaces it repeatedly. No reader may see an older value after a newer
-/// one.
+/// Reads a value in several threads while another thread replaces it repeatedly. No reader may see an older value after
+/// a newer one.
 #[test]
 fn replaced_value_reaches_all_threads_in_order() {
     const LAST: u64 = 20_000;

@@ -1,20 +1,21 @@
-//! Indices (in this crate) and UUIDs of the tables.
+//! The tables' indices in this crate, and their UUIDs.
 
 /// Number of tables.
 pub const COUNT: usize = 7;
-/// Index of the table of the runtime's functions. The following constants are also indices.
+/// Index of the table with the runtime's functions.
 pub const RUNTIME: usize = 0;
-/// Buffers for tools' callbacks.
+/// Index of the table with buffers for tools' callbacks.
 pub const HOOKS: usize = 1;
-/// The current context, for tools and cuBLASLt.
+/// Index of the table that returns the current context to tools and cuBLASLt.
 pub const TOOLS: usize = 2;
-/// Values of libraries per context.
+/// Index of the context store's table.
 pub const STORE: usize = 3;
-/// The runtime's integrity query about the driver.
+/// Index of the table with the runtime's integrity query.
 pub const INTEGRITY: usize = 4;
-/// Launch checks.
+/// Index of the table of launch checks.
 pub const CHECKS: usize = 5;
-/// Context IDs. The CUDA 13.5 runtime requires this table during initialisation, but does not call any slot.
+/// Index of the context ID table. The CUDA 13.5 runtime requires it during its initialization, but does not call any
+/// slot.
 pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.

@@ -25,9 +25,9 @@ struct Outside {
     reserved: BTreeMap<u64, u64>,
 }
 
-/// Static because the exported functions have no other state.
+/// Static, because the exported functions have no other state.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
-/// Number of allocations in [`OUTSIDE`], which most calls check instead of taking the lock.
+/// Number of allocations in [`OUTSIDE`]. Most calls check it instead of acquiring the lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Type of memory at an address.
@@ -35,9 +35,9 @@ static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
 pub enum Place {
     /// Card memory.
     Card,
-    /// Pinned memory of the program, which the card accesses at the same address.
+    /// The program's pinned memory, which the card accesses at the same address.
     Pinned,
-    /// Any other memory of the program.
+    /// The program's other memory.
     Pageable,
 }
 
@@ -63,7 +63,7 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
 /// # Errors
 /// Returns an error if the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
-    /// Static because the mappings belong to the process.
+    /// Static, because the mappings belong to the process.
     static RESERVED: AtomicBool = AtomicBool::new(false);
     if RESERVED.load(Ordering::Acquire) {
         return Ok(());
@@ -140,7 +140,7 @@ mod tests {
         assert!(!add(own, 64), "the program's own pages are refused");
         let free = 0x1234_5678_0000;
         assert!(add(free + 100, 5000));
-        assert!(add(free + 6000, 5000), "pages that two allocations share");
+        assert!(add(free + 6000, 5000), "two allocations may share a page");
         let places = [free + 99, free + 100, free + 5099, free + 5100, free + 6000, ADDRESSES.start, PINNED_ADDRESSES];
         let expected =
             [Place::Pageable, Place::Card, Place::Card, Place::Pageable, Place::Card, Place::Card, Place::Pinned];

@@ -1,5 +1,5 @@
-//! The program's live allocations by `cuMemAlloc` and `cuMemAllocPitch`. With these records, the library answers some
-//! queries and frees memory without waiting for the worker.
+//! The program's live allocations from `cuMemAlloc` and `cuMemAllocPitch`. With these records, the library answers some
+//! queries, and frees memory without waiting for the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -15,7 +15,7 @@ pub struct Allocation {
     pub device: u32,
 }
 
-/// Allocations, keyed by start address. Static because the exported functions have no other state.
+/// Allocations, keyed by start address. Static, because the exported functions have no other state.
 static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
 
 fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {
@@ -27,7 +27,7 @@ pub fn add(address: u64, allocation: Allocation) {
     lock().insert(address, allocation);
 }
 
-/// Removes the allocation with this start address. Returns false if none exists.
+/// Removes the allocation with the given start address. Returns false if none exists.
 pub fn remove(address: u64) -> bool {
     lock().remove(&address).is_some()
 }

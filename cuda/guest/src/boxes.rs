@@ -1,5 +1,5 @@
-//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages and pieces of
-//! the staging blob; all other copies are forwarded to the worker.
+//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or pieces of
+//! the staging blob. All other copies are forwarded to the worker.
 //!
 //! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -39,7 +39,7 @@ enum Form {
     ThreeDimensions,
 }
 
-/// Stream of a copy, and whether the call waits for the copy.
+/// Stream of a copy, and a flag that is set if the call waits for the copy.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     stream: u64,
@@ -85,7 +85,7 @@ fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<()
     let (two, three) = (two.as_ptr().addr() as u64, three.as_ptr().addr() as u64);
     let Order { stream, wait } = order;
     match (form, wait) {
-        // Without pinned memory, the driver does not wait for the copy.
+        // The driver does not wait for copies without pinned memory.
         (Form::Unaligned, _) if is_local && stream == 0 => return invoke(index!("cuMemcpy2DUnaligned_v2+"), &[two]),
         (Form::ThreeDimensions, true) => invoke(index!("cuMemcpy3DAsync_v2+"), &[three, stream])?,
         (Form::ThreeDimensions, false) => return invoke(index!("cuMemcpy3DAsync_v2-"), &[three, stream]),
@@ -136,7 +136,7 @@ fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Encodes a message: the piece, and the copy end on the card.
+/// Encodes a message: the staging piece, and the card's end of the copy.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);
@@ -153,7 +153,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
                 let first = message.len();
                 message.resize(first + bytes.div_ceil(8) as usize, 0);
                 let room = message.get_mut(first..).unwrap_or_default().as_mut_ptr().addr() as u64;
-                pack(&copy, room)
+                pack(&copy, bytes, room)
             })
         });
     }
@@ -161,7 +161,7 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     while let Some(part) = parts.next() {
         thread::with(|thread| {
             let piece = copies::take_piece(connection, thread)?;
-            let packing = pack(&part, piece.address);
+            let packing = pack(&part, bytes, piece.address);
             let is_last = wait && parts.peek().is_none();
             copies::finish(connection, thread, own::COPY_BOX, is_last, |message| {
                 message.extend(words(piece.number, stream, &part, false));
@@ -173,16 +173,15 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     Ok(())
 }
 
-/// Copies the rows of a part contiguously to `address`.
-fn pack(part: &BoxCopy, address: u64) -> Result<(), i32> {
+/// Copies the rows of a part of a copy of `all` bytes contiguously to `address`.
+fn pack(part: &BoxCopy, all: u64, address: u64) -> Result<(), i32> {
     let copy = BoxCopy { to: packed(address, part), ..*part };
-    // SAFETY: the program's copy reads these rows; the buffer has space for their bytes.
-    for_each_row(&copy, |row| unsafe {
-        std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
-    })
+    // SAFETY: the program's copy reads these rows, and the buffer has space for them.
+    for_each_row(&copy, |row| unsafe { copies::copy_part(all, row.from, row.to, row.bytes as u64) })
 }
 
 fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), i32> {
+    let bytes = copy.bytes().ok_or(INVALID_VALUE)?;
     let mut copied = Ok(());
     thread::with(|thread| {
         let parts = parts(copy, PIECE_BYTES);
@@ -191,11 +190,10 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
         };
         copies::receive(connection, thread, own::COPY_BOX, parts, write, |part, memory| {
             let copy = BoxCopy { from: packed(memory, part), ..*part };
-            // SAFETY: the worker has filled the piece, which only this call uses; the destination belongs to the
+            // SAFETY: the worker has filled the piece, which only this call uses. The destination belongs to the
             // program.
-            let result = for_each_row(&copy, |row| unsafe {
-                std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
-            });
+            let result =
+                for_each_row(&copy, |row| unsafe { copies::copy_part(bytes, row.from, row.to, row.bytes as u64) });
             if result.is_err() {
                 copied = result;
             }
@@ -204,12 +202,12 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
     copied
 }
 
-/// Reads a structure of the program.
+/// Reads a structure from the program's memory.
 fn structure<const N: usize>(address: u64) -> Result<[u64; N], i32> {
     if address == 0 {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the program passes a structure of this size.
+    // SAFETY: the program passes a pointer to a structure of this size.
     Ok(unsafe { (address as *const [u64; N]).read_unaligned() })
 }
 

@@ -1,5 +1,5 @@
 //! Caches results that change only through the program's own calls: context limits and function occupancies. Each
-//! result is queried from the worker only once, because the reply waits for all earlier messages.
+//! result is queried from the worker only once, because the reply must wait for all earlier messages.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,14 +39,14 @@ struct Answers {
     changes: u64,
 }
 
-/// Static because the exported functions have no other state.
+/// Static, because the exported functions have no other state.
 static ANSWERS: Mutex<Answers> = Mutex::new(Answers { all: None, changes: 0 });
 
 fn lock() -> MutexGuard<'static, Answers> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Drops all cached results, after a call that may change them.
+/// Drops all cached results. Called after a call that may change them.
 pub fn clear() {
     let mut answers = lock();
     answers.changes += 1;
@@ -59,8 +59,7 @@ fn change(frame: &Frame) -> i32 {
     result
 }
 
-/// Returns the result of a call. The call's first argument is the result pointer, followed by `count` further
-/// arguments.
+/// Returns the result of a call. The call's first argument is the result pointer; `count` arguments follow.
 fn answer(frame: &Frame, count: usize) -> Result<u64, i32> {
     if frame.arg(0) == 0 {
         return Err(INVALID_VALUE);

@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Number of objects created so far, by kind. Static because handles are unique within the process.
+/// Number of objects created so far, by kind. Static, because handles are unique within the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.
@@ -24,20 +24,21 @@ pub fn fresh(kind: Kind) -> u64 {
     handle(kind, count + if kind == Kind::Context { 256 } else { 1 })
 }
 
-/// Returns the index of a call's description by name. The name ends with a mark if another module completes the call.
+/// Returns the index of a call's description by name. The name ends with a suffix (`+` or `-`) if another module
+/// completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// Static because the name is looked up only once.
+        /// Static, so that the name is looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};
 }
 pub(crate) use index;
 
-/// Calls that were rejected. Static because each call is reported only once.
+/// Calls that were rejected. Static, because each call is reported only once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
-/// Prints a message at the first call of a function that is not available in guests.
+/// Prints a message at the first call to a function that is not available in guests.
 pub fn report_refused(name: &'static str) {
     let Ok(mut refused) = REFUSED.lock() else { return };
     if !refused.contains(&name) {
@@ -72,8 +73,7 @@ fn fixed_words(call: &Call) -> usize {
     call.args.iter().map(words).sum()
 }
 
-/// Sends a call with these arguments. Stores its results, and the handle of a new object, through the pointers among
-/// the arguments.
+/// Sends a call. Stores its results, and the handle of a new object, through the pointers among the arguments.
 ///
 /// # Errors
 /// Returns the call's error.
@@ -102,7 +102,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
         if answer.code != 0 {
             return Err(answer.code);
         }
-        // The driver has returned an object that already has a handle. The handle is the last word of the reply.
+        // If the driver has returned an object that already has a handle, the reply's last word is that handle.
         if let Some((_, made)) = &mut encoded.new
             && answer.words(connection) > encoded.result_words
         {
@@ -151,10 +151,10 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
     perform(index, &mut args, false)
 }
 
-/// Handle of the calling thread's own default stream.
+/// Handle of the per-thread default stream.
 pub const PER_THREAD: u64 = 2;
 
-/// Context of each stream. Static because the exported functions have no other state.
+/// Context of each stream. Static, because the exported functions have no other state.
 static STREAM_CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 
 /// Records the context of a new stream.
@@ -162,7 +162,7 @@ pub fn remember_stream(stream: u64, context: u32) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
 }
 
-/// Returns the stream to send in a message. The worker uses an ordinary blocking stream for a thread's own default
+/// Returns the stream to send in a message. For a per-thread default stream, the worker uses an ordinary blocking
 /// stream, because one worker thread serves all threads.
 pub fn resolve_stream(stream: u64, per_thread: bool) -> Result<u64, i32> {
     if stream != PER_THREAD && !(per_thread && stream == 0) {
@@ -188,7 +188,7 @@ pub fn stream_context(stream: u64) -> Option<u32> {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).get(&stream).copied()
 }
 
-/// Removes a stream.
+/// Removes the record of a stream.
 pub fn forget_stream(stream: u64) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }

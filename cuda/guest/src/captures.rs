@@ -1,7 +1,7 @@
-//! Tracks open captures. While none is open, no stream is capturing, and the worker need not be queried.
+//! Tracks open captures. While none is open, no stream is being captured, and the worker need not be queried.
 //!
-//! PyTorch queries the capture state of a stream dozens of times per step, and each reply of the worker would wait for
-//! all earlier messages.
+//! PyTorch queries a stream's capture state dozens of times per step, and each reply from the worker would wait for all
+//! earlier messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -22,7 +22,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 ];
 
 /// Streams with open captures. Other streams may join a capture through events, so the worker is queried about every
-/// stream while a capture is open. Static because the exported functions have no other state.
+/// stream while a capture is open. Static, because the exported functions have no other state.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -60,7 +60,7 @@ fn state(stream: u64) -> Result<(i32, u64), i32> {
     Ok((status, if status == 0 { 0 } else { id }))
 }
 
-/// Returns true if no capture is open and the stream exists, which means that the stream is not capturing.
+/// Returns true if no capture is open, so that the stream is not being captured. Fails if the stream does not exist.
 fn is_idle(stream: u64) -> Result<bool, i32> {
     ready()?;
     if OPEN_COUNT.load(Ordering::Acquire) > 0 {

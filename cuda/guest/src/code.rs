@@ -36,15 +36,15 @@ const WRAPPER: u32 = 0x4662_43b1;
 const FAT_BINARY: u32 = 0xba55_ed50;
 /// Magic number of an ELF file.
 const ELF: u32 = 0x464c_457f;
-/// JIT options that refer to buffers of the program: logs and their sizes. They are omitted.
+/// JIT options that refer to the program's buffers: logs and their sizes. They are not sent.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
 /// JIT option that returns the compilation time. A link would store it later, when the program's memory may no longer
 /// be valid.
 const TIME_OPTION: u32 = 2;
-/// Maximum number of options.
+/// Maximum number of JIT options.
 const MAX_OPTIONS: usize = 64;
 
-/// Held from an image's first part until the call that uses the image. Static because the exported functions have no
+/// Held from an image's first part until the call that uses the image. Static, because the exported functions have no
 /// other state.
 static LOADING: Mutex<()> = Mutex::new(());
 
@@ -87,7 +87,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
 /// Sends an image in several parts.
 ///
 /// # Safety
-/// The image must be readable for this number of bytes.
+/// The image must be readable for `bytes` bytes.
 unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), i32> {
     if bytes > own::MAX_IMAGE_BYTES {
         return Err(OUT_OF_MEMORY);
@@ -102,7 +102,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
                 message.resize(first + part.div_ceil(8), 0);
                 let room = message.get_mut(first..).ok_or(INVALID_VALUE)?;
                 let from = (image + done as u64) as *const u8;
-                // SAFETY: the buffer has this size; the source is guaranteed by the caller.
+                // SAFETY: the buffer has this size, and the caller guarantees the source.
                 unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), part) };
                 Ok(())
             })
@@ -112,7 +112,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
     Ok(())
 }
 
-/// Sends an image, and then the call that uses it. The call handles a null image.
+/// Sends an image, unless it is null, and then the call that uses it.
 fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,13 +144,13 @@ fn load_data(frame: &Frame) -> i32 {
     code(load(frame.arg(0), frame.arg(1)))
 }
 
-/// JIT options, excluding those that refer to buffers of the program.
+/// JIT options, excluding those that refer to the program's buffers.
 pub struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
 }
 
-/// Reads options.
+/// Reads JIT options.
 ///
 /// # Safety
 /// Both lists must have `count` elements.
@@ -199,7 +199,7 @@ fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
         // SAFETY: the program passes valid arguments. Arguments from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // Omit library options: they refer to tables of the program, or promise that the image remains in memory.
+        // Omit library options, which refer to the program's tables or promise that the image remains in memory.
         let [jits, jit_kinds, jit_values] = jit.arguments();
         let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))

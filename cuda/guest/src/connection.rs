@@ -20,12 +20,12 @@ use crate::{addresses, report, transport};
 /// Time for which a thread spins for a reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// The worker of this process.
+/// Connection to this process's worker.
 pub struct Connection {
     pub transport: Box<dyn Transport>,
     pub control: Shared,
     ring: Mutex<Producer<Shared, Shared>>,
-    /// Bit mask of unused areas.
+    /// Bit mask of unused reply areas.
     areas: AtomicU64,
     /// Set if each call waits for its reply, for programs that check for errors immediately.
     synchronous: bool,
@@ -34,10 +34,10 @@ pub struct Connection {
 /// Environment variable that makes each call wait for its reply if set to `1`.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static because the exported functions have no other state. `Err` is the result of every call. The value is never
-/// freed; in a child process, the pointer is null again.
+/// Static, because the exported functions have no other state. If it is `Err`, every call returns this error. The value
+/// is never freed; in a child process, the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
-/// Function to call when the worker starts. Static because it is set when the library is loaded.
+/// Function to call when the worker starts. Static, because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
 /// Set while a thread starts the worker. Not a lock, because a child could inherit it locked.
 static STARTING: AtomicBool = AtomicBool::new(false);
@@ -55,7 +55,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
             std::thread::yield_now();
             continue;
         }
-        // Another thread may have started the worker in the meantime.
+        // Another thread may have started the worker meanwhile.
         if known().is_none() {
             CONNECTION.store(Box::into_raw(Box::new(start())), Ordering::Release);
         }
@@ -141,7 +141,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the reply's data in the slot.
+    /// Returns the first `words` words of the reply's data, which are in the slot.
     pub fn inline(&self, connection: &Connection, words: usize) -> [u64; slots::INLINE_WORDS] {
         let mut data = [0; slots::INLINE_WORDS];
         connection.control.read(slots::data(self.slot), data.get_mut(..words).unwrap_or_default());
@@ -162,7 +162,7 @@ impl Answer {
     }
 }
 
-/// An area in use by a call.
+/// A reply area in use by a call.
 pub struct Area(u16, &'static AtomicU64);
 
 impl Drop for Area {
@@ -179,8 +179,8 @@ impl Area {
 }
 
 impl Connection {
-    /// Returns an error if the worker or the context was lost, or if an earlier call of the thread without a reply has
-    /// failed.
+    /// Returns an error if the worker or the context was lost, or if an earlier call without a reply from the same
+    /// thread has failed.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -197,7 +197,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Acquires an area. Waits while all areas are in use.
+    /// Acquires a reply area. Waits while all areas are in use.
     pub fn area(&'static self) -> Area {
         loop {
             let free = self.areas.load(Ordering::Acquire);

@@ -267,7 +267,7 @@ fn destroy(frame: &Frame) -> i32 {
     }))
 }
 
-/// Returns the handle of a device's primary context, active or not.
+/// Returns the handle of a device's primary context, even if the context is inactive.
 pub fn primary_handle(device: u32) -> Result<u64, i32> {
     checked(device)?;
     if find(device + 1).is_err() {
@@ -319,7 +319,7 @@ fn end_primary(device: u32, call: usize, all: bool) -> Result<(), i32> {
     let at = checked(device)?;
     let is_last = |references: u32| references == 1 || (all && references > 0);
     if primary().get(at).is_some_and(|(references, _)| is_last(*references)) {
-        // Destructors of libraries may call CUDA functions, so do not hold a lock here.
+        // Libraries' destructors may call CUDA functions, so do not hold a lock here.
         cuda_exports::forget_context(handle(Kind::Context, device + 1));
     }
     let mut primary = primary();

@@ -31,13 +31,13 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpyWithAttributesAsync", copy_with_attributes),
 ];
 
-/// Maximum number of parts in flight per call that copies to the program.
+/// Maximum number of parts in flight per copy from the card.
 const DEPTH: usize = 8;
 
 /// The staging blob, and the uses of its pieces.
 struct Staging {
     blob: Blob,
-    /// Number of started uses of each piece.
+    /// Number of uses started for each piece.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
     /// Next piece for copies to the card. Copies from the card use the remaining pieces, one call at a time.
     next: AtomicU64,
@@ -47,9 +47,9 @@ struct Staging {
 /// Number of pieces for copies to the card. The others are for copies from the card.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// Static because the exported functions have no other state.
+/// Static, because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Held while the blob is created; static for the same reason.
+/// Held while the blob is created. Static for the same reason.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.
@@ -79,7 +79,7 @@ fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Sta
 /// Appends the program's bytes as words.
 ///
 /// # Safety
-/// `from` must point to this many bytes of the program.
+/// `from` must be readable for `bytes` bytes.
 unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     let words = bytes.div_ceil(8);
     message.reserve(words);
@@ -91,11 +91,11 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
-/// Copies a part of a copy of `all` bytes.
+/// Copies `bytes` bytes, which are part of a copy of `all` bytes. Large copies bypass the caches.
 ///
 /// # Safety
-/// Both addresses must be valid for this many bytes, and the ranges must not overlap.
-unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
+/// Both addresses must be valid for `bytes` bytes, and the ranges must not overlap.
+pub unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
     let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -122,7 +122,7 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
         while done < bytes {
             let part = (bytes - done).min(staging::PIECE_BYTES);
             let piece = take_piece(connection, thread)?;
-            // SAFETY: only this call uses the piece until the worker completes its use; the source belongs to the
+            // SAFETY: only this call uses the piece until the worker completes its use. The source belongs to the
             // program.
             unsafe { copy_part(bytes, from + done, piece.address, part) };
             let words = [piece.number, to + done, part, stream];
@@ -187,7 +187,7 @@ pub fn receive<P>(
     let (mut begun, mut failed) = (0, Ok(()));
     let mut pending = VecDeque::new();
     loop {
-        // The worker fills the next pieces while one is copied out.
+        // Let the worker fill the next pieces while one is copied out.
         while failed.is_ok() && pending.len() < DEPTH {
             let Some(part) = parts.next() else { break };
             let piece = IN_PIECES + begun % DEPTH as u64;
@@ -202,7 +202,7 @@ pub fn receive<P>(
             }
         }
         let Some((expected, piece, part)) = pending.pop_front() else { break };
-        // After a failure, only wait for the other pieces, because the next copy uses them.
+        // After a failure, still wait for the remaining pieces, because the next copy reuses them.
         let code = connection.end(expected, None)?.code;
         if code != 0 {
             failed = Err(code);
@@ -211,7 +211,7 @@ pub fn receive<P>(
             take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
         }
     }
-    // Also check for the error of a piece if a later reply has overwritten its reply.
+    // A later reply may have overwritten a piece's error, so also check the deferred error.
     let replaced = connection.check(thread.slot()?);
     failed.and(replaced)
 }
@@ -224,7 +224,7 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
             message.extend([piece, from + done, part_bytes(*done), stream]);
         };
         receive(connection, thread, own::COPY_OUT, parts, write, |done, memory| {
-            // SAFETY: the worker has filled the piece, which only this call uses; the destination belongs to the
+            // SAFETY: the worker has filled the piece, which only this call uses. The destination belongs to the
             // program.
             unsafe { copy_part(bytes, memory, to + done, part_bytes(*done)) };
         })
@@ -276,7 +276,7 @@ const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
 /// `CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL`: the program may reuse the source when the call returns.
 const DURING_CALL: u32 = 2;
 
-/// Copies in a stream, with the required source access order.
+/// Copies in stream order, with the given source access order.
 fn ordered(to: u64, from: u64, bytes: u64, stream: u64, order: u32) -> Result<(), i32> {
     if !ORDERS.contains(&order) {
         return Err(INVALID_VALUE);
@@ -328,8 +328,8 @@ fn batch(frame: &Frame) -> i32 {
     code(copy_batch(frame, 7))
 }
 
-/// Handles the first version of the call, which also returns the index of the failed copy. `SIZE_MAX` means that the
-/// failure is not specific to a copy.
+/// Handles the first version of the call, which also returns the index of the failed copy. Returns `SIZE_MAX`, which
+/// means that the failure is not specific to a copy.
 fn batch_with_failure(frame: &Frame) -> i32 {
     let result = code(copy_batch(frame, 8));
     if result != 0 {

@@ -12,12 +12,12 @@ pub struct Frame {
     pub stack: *const u64,
     /// Index of the call's description.
     pub index: usize,
-    /// Set for the per-thread variant of a function, which uses the thread's own default stream.
+    /// Set for a function variant that uses the per-thread default stream.
     pub per_thread: bool,
 }
 
 impl Frame {
-    /// Returns an argument. The called function must have it.
+    /// Returns an argument, which the called function must have.
     pub fn arg(&self, index: usize) -> u64 {
         // SAFETY: the stub stored six registers, and the caller pushed the other arguments before the return address.
         unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }

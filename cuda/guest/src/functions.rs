@@ -40,13 +40,13 @@ pub struct Parameters {
 #[derive(Debug, Default)]
 pub struct Record {
     parameters: OnceLock<Parameters>,
-    /// Attributes for the first device queried. Bit 32 is set if the value is known.
+    /// Attributes on the first device queried. Bit 32 is set if the value is known.
     attributes: [AtomicU64; ATTRIBUTES],
     /// Handle of the kernel's function, or 0 if unknown.
     function: AtomicU64,
 }
 
-/// Static: the records never move and are never freed, so readers do not need a lock.
+/// Pages of records. Static, and records are never moved or freed, so readers do not need a lock.
 static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
 /// Returns the record of a function.
@@ -60,7 +60,7 @@ pub fn record(function: u64) -> Result<&'static Record, i32> {
     if page.is_null() {
         let new: Box<[Record]> = (0..PAGE).map(|_| Record::default()).collect();
         let new = Box::leak(new).as_mut_ptr();
-        // If another thread was faster, use its page, and leak this one.
+        // If another thread was faster, use its page and leak this one.
         page =
             place.compare_exchange(page, new, Ordering::AcqRel, Ordering::Acquire).map_or_else(|other| other, |_| new);
     }
@@ -154,7 +154,7 @@ fn function_attribute(frame: &Frame) -> i32 {
 
 fn set(function: u64, attribute: u32, value: i32, call: impl FnOnce() -> Result<(), i32>) -> i32 {
     code(record(function).and_then(|record| {
-        // Skip the call, because libraries set the same value before each launch.
+        // Libraries set the same value before each launch, so skip redundant calls.
         if record.known(attribute) == Some(value) {
             return Ok(());
         }

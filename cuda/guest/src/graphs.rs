@@ -1,6 +1,6 @@
-//! Executable graphs: the older variants of their functions.
+//! Older variants of functions for executable graphs.
 //!
-//! UNSAFETY: reads and writes structures of the program.
+//! UNSAFETY: reads and writes the program's structures.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use crate::call::{code, index, invoke, resolve_stream, to};
@@ -58,7 +58,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
         let upload = resolve_stream(parameters.stream, frame.per_thread)
             .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
         if let Err(error) = upload {
-            // The program never receives a handle for the graph.
+            // Destroy the graph, because the program does not receive a handle for it.
             let _ = invoke(index!("cuGraphExecDestroy"), &[made]);
             return error;
         }

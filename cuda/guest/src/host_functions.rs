@@ -1,4 +1,4 @@
-//! Stream-ordered host functions of the program. The worker posts their numbers, and one thread of this library runs
+//! The program's stream-ordered host functions. The worker posts their numbers, and one of this library's threads runs
 //! them.
 //!
 //! UNSAFETY: calls function pointers from the program, and blocks the thread's signals.
@@ -25,7 +25,7 @@ type HostFunction = unsafe extern "C" fn(*mut c_void);
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, i32, *mut c_void);
 
-/// A function of the program.
+/// One of the program's functions.
 #[derive(Clone, Copy)]
 enum Function {
     Host(HostFunction),
@@ -41,12 +41,12 @@ struct Pending {
 }
 
 /// Enqueued functions, keyed by number, and the last number used. A function is removed after it has run, unless it is
-/// part of a graph. Static because two threads share the list.
+/// part of a graph. Static, because two threads share the list.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
-/// Maximum number of enqueued functions.
+/// Maximum number of registered functions.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Registers a function of the program, and calls `send` with its number. Removes the function if it cannot be sent.
+/// Registers one of the program's functions, and calls `send` with its number. Removes the function if `send` fails.
 pub fn register<T>(function: u64, data: u64, send: impl FnOnce(u64) -> Result<T, i32>) -> Result<T, i32> {
     if function == 0 {
         return Err(INVALID_VALUE);

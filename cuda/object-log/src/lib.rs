@@ -1,12 +1,12 @@
-//! The log of a guest program's CUDA objects. A new worker executes its entries again, and the program continues there.
+//! The log of a guest program's CUDA objects. A new worker replays it, and the program continues there.
 //!
-//! - [`Log`] has one entry for each call that created or changed an object that exists, or that such an object depends
-//!   on. `cuda_calls::replay` has the treatment of each call. The log is compacted as it grows, and its size is
+//! - [`Log`] has one entry for each call that created or changed a live object, or an object on which one depends.
+//!   `cuda_calls::replay` defines the treatment of each call. The log is compacted as it grows, and its size is
 //!   bounded.
-//! - [`SavedState`] is the log and the other state of a worker in a file. The next worker decodes it, and trusts it as
-//!   little as the guest's ring.
+//! - [`SavedState`] is a worker's log and other state in a file. The next worker decodes it, and trusts it no more than
+//!   the guest's ring.
 //!
-//! The crate does not call the driver and does no I/O. The contents of memory are not a part of the log.
+//! The crate does not call the driver and does no I/O. The log does not contain memory contents.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ pub use saved::{Image, Malformed, SavedBlob, SavedState, Step, StepKind};
 use cuda_calls::CALLS;
 use worker_link::Obstacle;
 
-/// Returns the text for operators about an obstacle, with the name of the call.
+/// Describes an obstacle for operators, with the name of the call.
 pub fn describe(obstacle: Obstacle) -> String {
     match obstacle {
         Obstacle::Object(op) => {

@@ -1,7 +1,7 @@
-//! The log: which messages created the objects that exist, and changed them.
+//! The log: the messages that created the live objects and changed them.
 //!
-//! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. An
-//! object that has ended stays in the log while another entry depends on it, together with the call that ended it.
+//! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. A
+//! destroyed object stays in the log while another entry depends on it, together with the call that destroyed it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,43 +17,44 @@ use crate::saved::{Image, Step, StepKind};
 
 /// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Maximum size of all messages, in words, with the same condition.
+/// Maximum total size of the messages, in words. The same applies to half of it.
 const MAX_WORDS: usize = 8 << 20;
-/// Maximum size of all images, in bytes. The worker keeps them in its memory.
+/// Maximum total size of the images, in bytes. The worker keeps them in its memory.
 const MAX_IMAGE_BYTES: usize = 512 << 20;
 /// Number of entries below which the log is not compacted.
 const MIN_COMPACTED: usize = 4096;
-/// Maximum number of searches for the groups of captures that a replay needs. After them, all groups are kept.
+/// Maximum number of passes that search for the capture groups that a replay needs. After the last pass, all groups are
+/// kept.
 const MAX_SEARCHES: usize = 16;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u64 = 2;
 
-/// Number of an entry. The entry that creates an object identifies the object.
+/// Number of an entry. An object is identified by the entry that creates it.
 type Id = u64;
 
-/// Identification of an object that exists.
+/// Key that identifies a live object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Handle(u64),
     Address(u64),
     Blob(u64),
-    /// A number of the driver; `true` for surfaces.
+    /// A number assigned by the driver; `true` for surfaces.
     Number(bool, u64),
 }
 
 /// Effect of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Creates an object. The object is also a part of its owner, if it has one.
+    /// Creates an object. The object is a part of its owner, if it has one.
     Creates {
         owner: Option<Id>,
     },
-    /// Returns a known object once more, so that it must be destroyed once more.
+    /// Returns a known object again, which must then be destroyed once more.
     Again(Id),
     Destroys(Id),
     /// Changes an object, or the program.
     Changes(Option<Id>),
-    /// Is a part of a group of captures.
+    /// Is a part of a capture group.
     Captures,
 }
 
@@ -63,76 +64,76 @@ struct Entry {
     step: Step,
     /// Objects on which the message depends.
     uses: Vec<Id>,
-    /// True if another entry depends on the object that this entry creates.
+    /// Set if another entry depends on the object that this entry creates.
     used: bool,
-    /// Entries that return the object once more.
+    /// Entries that return the object again.
     again: Vec<Id>,
-    /// Number of the group of captures that contains the entry, or whose graph it creates; 0 if there is none.
+    /// Number of the capture group that contains the entry, or whose graph it creates; 0 if none.
     group: u64,
-    /// Last entry that creates an object from the entry's object, or captures it.
+    /// Last entry that creates an object from this entry's object, or captures it.
     last_use: Id,
-    /// True if the message cannot be executed again.
+    /// Set if the message cannot be replayed.
     refused: bool,
     /// Key of the changed part, if a later change replaces this change.
     part: Option<Part>,
 }
 
-/// The changed part: the call, the object, and words of the message.
+/// Key of a changed part: the call, the object, and words of the message.
 type Part = (u16, Option<Id>, Vec<u64>);
 
-/// Effects of a successful call that the message alone does not show.
+/// Effects of a successful call that are not evident from its message.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     /// Handle of the object that the call returned.
     pub made: Option<u64>,
-    /// True if the object existed before, under this handle.
+    /// Set if the object already existed under this handle.
     pub is_known: bool,
-    /// Handle of the object with which the new object ends.
+    /// Handle of the object that owns and ends the new object.
     pub owner: Option<u64>,
-    /// Handle of the object that the call destroyed, or to which it released a reference.
+    /// Handle of the object that the call destroyed or released.
     pub dropped: Option<u64>,
     /// Handles of all objects that have ended.
     pub ended: &'a [u64],
-    /// Arguments for the driver.
+    /// Arguments that were passed to the driver.
     pub values: &'a [u64; MAX_ARGUMENTS],
     /// Results of the call.
     pub results: &'a [u64],
-    /// The last image of the program, and its size in bytes.
+    /// The program's last image, and its size in bytes.
     pub image: (&'a [u64], usize),
-    /// True if the call's work has become a part of a capture.
+    /// Set if the call's work was captured.
     pub is_captured: bool,
-    /// Number of captures that are open after the call.
+    /// Number of open captures after the call.
     pub captures: u64,
 }
 
-/// The log of a program.
+/// A program's log.
 #[derive(Debug)]
 pub struct Log {
     entries: BTreeMap<Id, Entry>,
     next: Id,
     live: HashMap<Key, Id>,
     parts: HashMap<Part, Id>,
-    /// Events with timing, by handle, each with true if it was recorded.
+    /// Events with timing, by handle. The value is true if the event was recorded.
     clocks: HashMap<u64, bool>,
-    /// Number of the current group of captures: the captures that were open at the same time, and the work of all of
-    /// them. A replay repeats a whole group.
+    /// Number of the current capture group: captures that were open at the same time, and all of their work. A replay
+    /// repeats whole groups.
     group: u64,
-    /// True if a part of the current group cannot be repeated.
+    /// Set if a part of the current group cannot be repeated.
     is_group_broken: bool,
     /// Number of open captures.
     captures: u64,
     words: usize,
     image_bytes: usize,
-    /// Number of entries at which the log is compacted.
+    /// Number of entries at which the log is compacted next.
     compacted_at: usize,
     is_full: bool,
     treatments: Vec<Replay>,
     event_create: usize,
     event_records: [usize; 2],
     pitch: usize,
-    /// Calls that return a module of a library or of a function again each time.
+    /// Indices of calls that return the module of a library or function, the same one each time.
     module_queries: [usize; 2],
-    /// Calls that return the address of a variable.
+    /// Indices of calls that return the address of a variable.
     name_queries: [usize; 2],
 }
 
@@ -155,7 +156,7 @@ impl Default for Log {
             image_bytes: 0,
             compacted_at: MIN_COMPACTED,
             is_full: false,
-            // A call without a treatment prevents replays.
+            // A call without a defined treatment prevents replays.
             treatments: CALLS.iter().map(|call| replay(call).unwrap_or(Replay::Refused(Ended::Never))).collect(),
             event_create: index("cuEventCreate"),
             event_records: ["cuEventRecord", "cuEventRecordWithFlags"].map(index),
@@ -166,20 +167,20 @@ impl Default for Log {
     }
 }
 
-/// Returns true if the program destroys each reference to objects of this kind.
+/// Returns true if objects of this kind are reference-counted, and the program must release each reference.
 fn is_counted(kind: Kind) -> bool {
     !matches!(kind, Kind::Function | Kind::Node | Kind::Gpu | Kind::Array)
 }
 
 impl Log {
-    /// Records a described call that has succeeded. `words` are the words of its message after the route.
+    /// Records a described call that has succeeded. `words` contains the message's words after the route.
     pub fn described(&mut self, call: usize, route: Route, words: &[u64], outcome: &Outcome<'_>) {
         let Some(treatment) = self.treatments.get(call).copied() else { return };
         if treatment == Replay::Nothing {
             return;
         }
         if treatment == Replay::Work {
-            // A captured record has no time, unless it has the flag `CU_EVENT_RECORD_EXTERNAL`.
+            // A captured event record has no time, unless it has the flag `CU_EVENT_RECORD_EXTERNAL`.
             let is_external = words.get(2).is_some_and(|flags| flags & 1 == 1);
             if self.event_records.contains(&call) && (!outcome.is_captured || is_external) {
                 let recorded = words.first().and_then(|event| self.clocks.get_mut(event));
@@ -192,7 +193,7 @@ impl Log {
         if self.is_full {
             return;
         }
-        // The graph would own the memory.
+        // A captured allocation belongs to the graph, so it cannot be repeated.
         if outcome.is_captured && matches!(treatment, Replay::Allocates | Replay::Frees) {
             self.break_captures();
         }
@@ -221,7 +222,7 @@ impl Log {
                 let id = self.next;
                 self.captures = outcome.captures;
                 self.create(Key::Handle(made), step(self), None, self.is_group_broken);
-                // The step also ends the capture, so it stays while another graph of the group is needed.
+                // The step also ends the capture, so keep it while another graph of the group is needed.
                 if let Some(entry) = self.entries.get_mut(&id) {
                     (entry.group, entry.used) = (self.group, true);
                 }
@@ -302,7 +303,7 @@ impl Log {
         }
     }
 
-    /// Records work that has become a part of a capture, or the begin of a capture.
+    /// Records captured work, or the start of a capture.
     fn capture(&mut self, step: Step) {
         let id = self.next;
         self.push(step, Role::Captures, None, false);
@@ -311,13 +312,13 @@ impl Log {
         }
     }
 
-    /// Records that the open captures contain work that cannot be repeated, or that one of them has failed.
+    /// Records that an open capture has failed, or contains work that cannot be repeated.
     pub fn break_captures(&mut self) {
         self.is_group_broken = true;
     }
 
-    /// Records a message of [`own`] that has succeeded. Work must be a part of a capture. `made` is the handle of a new
-    /// node, and `owner` is the handle of its graph.
+    /// Records a successful message of [`own`]. Work must be captured. `made` is the handle of a new node, and `owner`
+    /// is the handle of its graph.
     pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
         if self.is_full {
             return;
@@ -337,21 +338,21 @@ impl Log {
         }
     }
 
-    /// Records that a blob is not pinned any longer.
+    /// Records that a blob is no longer pinned.
     pub fn unpinned(&mut self, blob: u32) {
         self.end(Key::Blob(blob.into()));
     }
 
-    /// Returns the image of a message that uses one.
+    /// Returns the image that a message uses, if any.
     fn image_of(&self, call: usize, words: &[u64], (image, bytes): (&[u64], usize)) -> Option<Arc<Image>> {
         let call = CALLS.get(call)?;
         let at = call.args.iter().position(|arg| *arg == Arg::Image)?;
-        // The word is 0 if the program passes no image. No longer argument is before it, except a new handle.
+        // The image's word is 0 if the program passes none. All arguments before it have one word, except a new handle.
         let uses = call.args.iter().take(at).all(|arg| matches!(arg, Arg::New(_))).then(|| words.get(at)).flatten();
         (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
     }
 
-    /// Returns the objects whose handles a message contains, and its context.
+    /// Returns the message's context, and the objects whose handles it contains.
     fn uses(&mut self, step: &Step) -> Vec<Id> {
         let context = Route::from_word(step.route).context;
         let context = (context != 0).then(|| handle(Kind::Context, context));
@@ -388,7 +389,7 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            // Compacting the log for almost every entry would be slow.
+            // Do not compact a nearly full log, because this would happen for almost every entry.
             if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();
@@ -396,20 +397,20 @@ impl Log {
         }
     }
 
-    /// Stops recording, because the program has too many objects.
+    /// Stops recording because the program has too many objects.
     fn overflow(&mut self) {
         *self = Self { is_full: true, ..Self::default() };
     }
 
     fn create(&mut self, key: Key, step: Step, owner: Option<u64>, refused: bool) {
-        // An object under this key has ended without a call, for example with its context.
+        // An earlier object with this key has ended without a call, for example with its context.
         self.end(key);
         let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
         let id = self.next;
         self.live.insert(key, id);
         self.push(step, Role::Creates { owner }, None, refused);
         if let Some(entry) = self.entries.get_mut(&id) {
-            // An entry that depends on the owner depends on its parts.
+            // An entry that depends on the owner also depends on its parts.
             entry.used = owner.is_some();
         }
     }
@@ -421,7 +422,7 @@ impl Log {
             None => (route.context != 0).then_some(context),
         };
         let id = target.and_then(|target| self.live.get(&Key::Handle(target)).copied());
-        // The object has ended with its context, or is a default object.
+        // The object is a default object, or has ended with its context.
         if change.target.is_some() && id.is_none() {
             return;
         }
@@ -430,7 +431,7 @@ impl Log {
             let named = words.filter(|(at, _)| mask >> at & 1 == 1).map(|(_, word)| *word);
             (step.op, id, named.collect())
         });
-        // A graph has the value at its creation.
+        // A graph keeps the value at the time of its creation.
         let uses = change.target.and(id).and_then(|id| self.entries.get(&id));
         let last_use = uses.map_or(0, |entry| entry.last_use);
         if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part))
@@ -462,7 +463,7 @@ impl Log {
         }
     }
 
-    /// Records a call that destroys an object or releases a reference to it.
+    /// Records a call that destroys an object, or releases a reference to it.
     fn destroy(&mut self, dropped: u64, step: Step, ended: &[u64]) {
         let Some(id) = self.live.get(&Key::Handle(dropped)).copied() else { return };
         if !ended.contains(&dropped) {
@@ -478,7 +479,8 @@ impl Log {
         }
         let Some(entry) = self.entries.get(&id) else { return };
         if entry.used {
-            // The context of the creation exists at this time, if the context of the call does not.
+            // Use the context of the object's creation, because the context of the call may not exist at this point of
+            // the replay.
             let step = Step { route: entry.step.route, image: None, ..step };
             self.push(step, Role::Destroys(id), None, false);
         }
@@ -490,7 +492,7 @@ impl Log {
         let mut groups = HashSet::default();
         for _ in 0..MAX_SEARCHES {
             let (kept, found) = self.needed_with(&groups);
-            // A group that is found late has earlier entries and later ones.
+            // Repeat the search, because a newly found group has more entries.
             if found.len() == groups.len() {
                 return kept;
             }
@@ -499,7 +501,7 @@ impl Log {
         self.needed_with(&(1..=self.group).collect()).0
     }
 
-    /// Returns the entries that a replay needs if it repeats these groups of captures, and all groups that it needs.
+    /// Returns the entries that a replay needs if it repeats these capture groups, and all groups that it needs.
     fn needed_with(&self, groups: &HashSet<u64>) -> (Vec<Id>, HashSet<u64>) {
         let mut groups = groups.clone();
         if self.captures > 0 {
@@ -517,7 +519,7 @@ impl Log {
                 Role::Captures => groups.contains(&entry.group),
                 Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
                 Role::Changes(None) => true,
-                // Only the end shows if the entry's object is needed.
+                // The remaining entries determine whether this entry's object is needed.
                 Role::Destroys(_) => {
                     kept.push(*id);
                     continue;
@@ -548,7 +550,7 @@ impl Log {
         removed.into_iter().for_each(|id| self.remove(id));
     }
 
-    /// Returns the steps of a replay.
+    /// Returns the replay's steps.
     ///
     /// # Errors
     /// Returns the first obstacle, if the program cannot continue in another worker.
@@ -571,7 +573,7 @@ impl Log {
         Ok(self.entries.values().map(|entry| entry.step.clone()).collect())
     }
 
-    /// Records memory that a replay has allocated.
+    /// Records memory allocated by a replay.
     pub fn restored(&mut self, step: &Step) {
         if let [address, _] = *step.words {
             self.create(Key::Address(address), step.clone(), None, false);
@@ -579,7 +581,7 @@ impl Log {
     }
 }
 
-/// Returns the handle of the object that a step creates, if it is the step of a described call.
+/// Returns the kind and handle of the object that a step creates, if the step is a described call.
 pub fn created_by(step: &Step) -> Option<(Kind, u64)> {
     let call = CALLS.get(usize::from(step.op))?;
     if step.kind != StepKind::Message || !matches!(replay(call), Some(Replay::Creates | Replay::EndsCapture)) {

@@ -1,4 +1,4 @@
-//! The state of a worker in the words of a file.
+//! A worker's state, encoded as the words of a file.
 
 use std::sync::Arc;
 
@@ -6,22 +6,22 @@ use foldhash::HashMap;
 
 /// First word of the state: "objlog" and the version of the format.
 const MAGIC: u64 = 0x0001_676f_6c6a_626f;
-/// Words of a step before its own words.
+/// Number of words of a step before those of its message.
 const STEP_WORDS: usize = 4;
-/// Image of a step without one.
+/// Image index of a step without an image.
 const NO_IMAGE: u64 = u64::MAX;
 
-/// An image of a module: its words, followed by at least one zero byte, and its size in bytes.
+/// A module image: its words, followed by at least one zero byte, and its size in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// The bytes, in words; the last word is padded with zeros.
+    /// The image's bytes as words. The last word is padded with zeros.
     pub words: Vec<u64>,
-    /// Number of bytes.
+    /// Size of the image in bytes.
     pub bytes: usize,
 }
 
 impl Image {
-    /// Returns the bytes.
+    /// Returns the image's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         bytes.truncate(self.bytes);
@@ -32,14 +32,14 @@ impl Image {
 /// Kind of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepKind {
-    /// Executes a message again.
+    /// Executes a message.
     Message,
-    /// Like [`Self::Message`]; the message returns an object that exists.
+    /// Executes a message that returns an existing object.
     Again,
-    /// Allocates memory. The words are its address and its size in bytes; the file has its contents.
+    /// Allocates memory. The words are its address and its size in bytes. The file contains its contents.
     Memory,
-    /// Writes a variable of a module or library. The words are the handle, the variable's size in bytes, the size of
-    /// its name in bytes, and the name; the file has the contents.
+    /// Writes a variable of a module or library. The words are the handle, the variable's size in bytes, the length of
+    /// its name in bytes, and the name. The file contains its contents.
     Variable,
 }
 
@@ -48,45 +48,45 @@ pub enum StepKind {
 pub struct Step {
     /// Kind of the step.
     pub kind: StepKind,
-    /// Number of the message.
+    /// Operation number of the message.
     pub op: u16,
-    /// Second word of the message.
+    /// Second word of the message (the route).
     pub route: u64,
-    /// The other words of the message.
+    /// Remaining words of the message.
     pub words: Vec<u64>,
-    /// The image that the message uses.
+    /// Image that the message uses.
     pub image: Option<Arc<Image>>,
 }
 
-/// A blob of the window.
+/// A blob in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedBlob {
-    /// Identifier in messages.
+    /// Identifier of the blob in messages.
     pub id: u32,
-    /// Kind, as a number.
+    /// Kind of the blob, as a number.
     pub kind: u32,
-    /// Serial number.
+    /// Serial number of the blob.
     pub serial: u32,
-    /// Offset in the window.
+    /// Offset in the window, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
 }
 
-/// State of a worker.
+/// Saved state of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedState {
-    /// Process of the program in the guest.
+    /// The program's process ID in the guest.
     pub process: u32,
-    /// Position up to which the ring has been read.
+    /// Read position in the ring.
     pub tail: u64,
-    /// Number of functions of the guest that have run.
+    /// Number of the guest's host functions that have run.
     pub callbacks: u64,
-    /// Address for the next reservation without a wish.
+    /// Address for the next reservation without a requested address.
     pub next_reservation: u64,
     /// The image that is being received in parts.
     pub image: Image,
-    /// Number of replies of each slot that has any.
+    /// Number of replies, for each slot that has any.
     pub replies: Vec<(u16, u64)>,
     /// All blobs.
     pub blobs: Vec<SavedBlob>,
@@ -94,7 +94,7 @@ pub struct SavedState {
     pub steps: Vec<Step>,
 }
 
-/// Words that are not the state of a worker of this version.
+/// Error for words that are not the state of a worker of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the file has no state of a worker of this version")]
 pub struct Malformed;
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         Ok(words)
     }
 
-    /// Reads the number of elements of a list whose elements have at least `words` words.
+    /// Reads the length of a list whose elements have at least `words` words.
     fn count(&mut self, words: usize) -> Result<usize, Malformed> {
         let count: usize = self.short()?;
         if count > self.0.len() / words { Err(Malformed) } else { Ok(count) }
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         let bytes: usize = self.short()?;
         let count = self.count(1)?;
         let words = self.words(count)?.to_vec();
-        // The driver reads text up to a zero byte.
+        // Text must be NUL-terminated.
         let fits = bytes <= words.len().saturating_sub(1) * 8 && words.last().is_none_or(|last| *last == 0);
         if fits { Ok(Image { words, bytes }) } else { Err(Malformed) }
     }
@@ -293,7 +293,7 @@ mod tests {
             let mut words = state().encode();
             let at = at % words.len();
             words[at] = value;
-            // A list is never longer than the words.
+            // No list is longer than the input.
             if let Ok(found) = SavedState::decode(&words) {
                 prop_assert!(found.steps.len() + found.blobs.len() + found.replies.len() <= words.len());
             }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig, TenantId};
 
-/// Replies to requests from `input` until `input` ends. Programs then keep their memory and search for the next owner.
+/// Serves requests from `input` until its end. Programs then keep their memory and try to reconnect to the next owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.
@@ -45,11 +45,11 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner that receives requests as lines, and the folder of its MPS servers.
+/// An owner controlled through request lines, and the folder of its MPS servers.
 pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
-    /// Starts the owner that the first line describes. `open` finds its card. If `watches` is set, monitors the
+    /// Starts the owner with the settings in the first line. `open` opens its card. If `watches` is set, monitors the
     /// processes that use the card.
     pub(crate) fn open(
         line: &str,
@@ -93,7 +93,7 @@ impl Pipe {
         Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
     }
 
-    /// Replies to one line.
+    /// Handles one request line.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
             Ok(request) => answer(&mut self.0, self.1.as_deref(), request).unwrap_or_else(Answer::Failed),
@@ -125,12 +125,12 @@ fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balanc
     Ok((rules.scheduler, balance, quanta))
 }
 
-/// Error of a request after the end of the owner's thread.
+/// Error for requests after the owner's thread has ended.
 const ENDED: &str = "the owner has ended";
-/// Error of moves with a driver that cannot make them.
+/// Error for moves that the driver does not support.
 const NO_MOVES: &str = "NVIDIA's driver cannot move programs between cards: install version 580 or later";
 
-/// Returns the tenant with a name.
+/// Returns the tenant called `name`.
 fn known(server: &Server, name: String) -> Result<TenantId, String> {
     let found = server.call(move |core| core.tenant(&name).ok_or_else(|| format!("there is no tenant `{name}`")));
     found.ok_or(ENDED)?
@@ -229,9 +229,8 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
     }
 }
 
-/// Runs `attempt`, which promises memory of the card to a tenant. If other tenants use that memory in excess of their
-/// guarantees, starts to evict it. In this case the inner error is returned immediately, so that the owner can reply to
-/// other requests.
+/// Runs `attempt`, which guarantees card memory to a tenant. If other tenants use this memory beyond their own
+/// guarantees, starts to evict it and immediately returns the inner error, so that the owner can serve other requests.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -251,7 +250,7 @@ fn promise<T: Send + 'static>(
     }
 }
 
-/// Returns the described tenant, and the access rights of its socket.
+/// Returns the tenant's settings in the core's form, and the access rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
     let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
@@ -379,7 +378,7 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // No receiver exists for the actions.
+            // Nothing executes the actions.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));

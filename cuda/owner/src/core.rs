@@ -1,18 +1,17 @@
 //! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. The core does no I/O and calls no
+//! [`Core::handle`] handles one [`Event`] at a given time and appends [`Action`]s. The core does no I/O and calls no
 //! driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
-//! moves of tenants to other cards (`moves`),
-//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
-//! (`share_groups`), and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
+//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`share_groups`) and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
 //! [`tenancy::Deadlines`].
 //!
-//! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
-//! events do the rest, and [`Core::next_wakeup`] requests one immediately. All other work is bounded by the size of the
-//! message; see the table in `cuda-protocol`.
+//! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
+//! Later events perform the rest, and [`Core::next_wakeup`] requests the next one immediately. All other work is
+//! bounded by the size of the message; see the table in `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -66,21 +65,21 @@ use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
 /// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
-/// cannot determine if processes were late.
+/// cannot tell whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time after the last request for a guarantee during which memory is moved for this guarantee.
+/// Time for which memory is still evicted for a guarantee after the last request for that guarantee, in ns.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
-/// Time after a move during which no memory is pinned for the stock, in ns. A move in several parts has gaps of a few
-/// milliseconds, and pinning holds the driver's locks for as long.
+/// Time after a move before memory is pinned for the stock again, in ns. A move in several batches has gaps of a few
+/// milliseconds, and pinning holds the driver's locks for about that time.
 const RESTOCK_NS: u64 = 200_000_000;
 
-/// Units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
+/// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range of numbers that one owner assigns.
+/// Length of the number range from which one owner assigns.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -94,35 +93,35 @@ pub struct CardConfig {
     pub chunk_bytes: u64,
     /// Size of the host memory that is pinned in advance, in bytes.
     pub host_ready_bytes: u64,
-    /// `cuDeviceGetUuid` of the card.
+    /// UUID of the card, from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
     /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
-    /// Quanta of tenants whose working sets do not fit together.
+    /// Settings of memory quanta, for tenants whose working sets do not fit together.
     pub quanta: QuantaConfig,
-    /// The scheduler.
+    /// Settings of the scheduler.
     pub time: TimeConfig,
-    /// Turns.
+    /// Settings of turns.
     pub turns: TurnsConfig,
-    /// Groups of tenants that may use the card at the same time.
+    /// Settings of groups of tenants that may use the card at the same time.
     pub groups: GroupConfig,
-    /// Number of the card, for tenants with several cards.
+    /// Number that identifies the card to the owners of other cards.
     pub number: CardId,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant with a better latency class exists, whose work may have to wait for this work.
+    /// The same limit while a tenant of a better latency class exists, because its work may have to wait for this work.
     pub run_ahead_urgent_us: u32,
-    /// Idle time after which a turn ends while other tenants use the card, in microseconds. The next tenant is prepared
-    /// the same time before the last work of an ending turn completes.
+    /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the time by which the
+    /// next tenant is prepared before the last work of an ending turn completes.
     pub idle_us: u32,
     /// Time limit for a process to reply to an order about its memory, in ns.
     pub patience_ns: u64,
-    /// Action on processes that bypass the owner to use the card.
+    /// Action on processes that use the card without the owner.
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
-    /// Amount by which the values of NVML and the driver may exceed the accounts of a process, and of the card, in
-    /// bytes. The amount covers modules, and memory that the driver needs itself.
+    /// Bytes by which the values from NVML and the driver may exceed the accounts of a process or of the card. They
+    /// cover modules and the driver's own memory.
     pub margin_bytes: u64,
 }
 
@@ -155,7 +154,7 @@ impl CardConfig {
     }
 }
 
-/// Reasons for which a card cannot be set up with these settings.
+/// Reason why a card cannot be set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// The memory settings are invalid.
@@ -166,7 +165,7 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// Use of one index of a tenant's memory.
+/// Memory at one index of a tenant.
 #[derive(Debug)]
 enum Body {
     /// A chunk.
@@ -176,7 +175,7 @@ enum Body {
         number: u64,
         /// Processes that use the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
-        /// The chunk must not move.
+        /// Set if the chunk must not move.
         pinned: bool,
     },
     /// Memory of a chunk's size that the driver allocated for the tenant's processes, and that cannot move.
@@ -201,12 +200,12 @@ impl Body {
     }
 }
 
-/// A tenant.
+/// State of a tenant.
 #[derive(Debug)]
 struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
-    /// Unused indices.
+    /// Unused memory indices.
     indices: indices::Indices,
     /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
@@ -222,13 +221,13 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// The tenant's last abandoned programs.
+    /// The tenant's most recently abandoned programs.
     given_up: VecDeque<GivenUp>,
-    /// Set if the tenant will be removed as soon as its programs have ended.
+    /// Set if the tenant is to be removed when its programs have exited.
     retired: bool,
-    /// Time of the last request to let the tenant leave for another card.
+    /// Time of the last request to move the tenant to another card, in ns.
     leaving: Option<u64>,
-    /// Reason for which the last program could not leave for another card, or come from one.
+    /// Reason why the last program could not be moved to or from another card.
     obstacle: Option<String>,
     past: accounts::Past,
 }
@@ -237,7 +236,7 @@ struct Tenant {
 #[derive(Debug)]
 pub struct Core {
     config: CardConfig,
-    /// Host memory for chunks and windows, at most the amount in `config`.
+    /// Size of the host memory for chunks and windows, in bytes; at most the size in `config`.
     host_bytes: u64,
     table: ChunkTable,
     /// Decides which memory is on the card, and moves the chunks of processes.
@@ -257,7 +256,7 @@ pub struct Core {
     /// Process whose requests were last retried.
     retried: SessionId,
     releases: fixed::Releases,
-    /// Pieces of a previous owner's processes that are being mapped.
+    /// Pieces being mapped that processes of a previous owner have reported.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
     /// Units of work done for the current event, and in total.
     spent: usize,
@@ -283,21 +282,21 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys with which tokens are made.
+    /// Secret keys from which tokens are derived.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
     /// Abandoned processes that have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
-    /// Processes that have left for another card, while NVML lists them.
+    /// Processes that have moved to another card and that NVML still lists here.
     moved: BTreeSet<u32>,
     incidents: given_up::Incidents,
     servers: mps::Servers,
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from the numbers of other owners.
+    /// Creates a card without tenants. `seed` makes its numbers differ from those of other owners.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.
@@ -370,7 +369,7 @@ impl Core {
         self.config.on_stranger = treatment;
     }
 
-    /// Assigns a number to a piece that a message contains.
+    /// Assigns a number to a piece received in a message.
     pub fn piece_number(&mut self) -> PieceId {
         self.pieces.number()
     }
@@ -413,7 +412,7 @@ impl Core {
         self.steps += units as u64;
     }
 
-    /// Returns true if this event may do deferrable work.
+    /// Returns true if this event may perform more deferrable work.
     fn may_work(&self) -> bool {
         self.spent < WORK_AT_ONCE
     }
@@ -441,7 +440,7 @@ impl Core {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
 
-    /// Takes the actions since the last call, in order.
+    /// Takes the actions added since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -458,7 +457,7 @@ impl Core {
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
         let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
-        // Limit the clock's step, however late the event is.
+        // Wake at least every `STEP_MOST`, because the clock ignores the rest of a longer gap.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 
@@ -506,7 +505,7 @@ impl Core {
         Ok(id)
     }
 
-    /// Removes a tenant as soon as its connections have ended. If `kills` is set, its programs are killed at once;
+    /// Removes a tenant as soon as its connections have ended. If `kills` is set, its programs are killed immediately;
     /// otherwise they only lose their connections. Returns the tenant's processes.
     ///
     /// # Errors
@@ -528,8 +527,7 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules for sharing the card, which apply immediately. The host memory stays limited to the amount at
-    /// the start.
+    /// Changes the rules for sharing the card with immediate effect. Host memory stays limited to its size at startup.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if a setting of the scheduler is out of bounds.
@@ -574,8 +572,8 @@ impl Core {
         Ok(())
     }
 
-    /// Starts to free memory for a guarantee that was refused, for at most `PROMISE_NS`. Returns false if freeing
-    /// memory would not help.
+    /// Frees memory for a rejected guarantee during the next `PROMISE_NS`. Returns false if freeing memory would not
+    /// help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
         if wanted > left {
@@ -588,13 +586,13 @@ impl Core {
         true
     }
 
-    /// Stops freeing memory, because the guarantee was given or is no longer wanted.
+    /// Stops freeing memory, because the guarantee was granted or is no longer requested.
     pub fn promised(&mut self) {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant, which apply immediately. The tenant's name and its user do not change. If the
-    /// tenant uses more than a lower memory size, it keeps this memory, and gets no further memory.
+    /// Changes a tenant's limits with immediate effect. The tenant's name and user do not change. A tenant that uses
+    /// more than a reduced memory size keeps its memory, but gets no more.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the limits cannot be met.
@@ -614,8 +612,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns abandoned processes of a tenant with this name that still run, either because they cannot be killed or
-    /// because they have not exited yet.
+    /// Returns the abandoned processes of a tenant with this name that still run: they cannot be killed, or have not
+    /// exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
@@ -633,7 +631,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles consequences of the event until none are left.
+    /// Handles the consequences of an event until none are left.
     fn follow_up(&mut self) {
         self.end_forgotten_moves();
         self.go_on_working();

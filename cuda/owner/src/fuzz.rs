@@ -33,7 +33,7 @@ impl Input<'_> {
         usize::from(self.byte()) % bound.max(1)
     }
 
-    /// Returns a number that is usually small, and sometimes beyond all bounds.
+    /// Returns a number that is usually small, and sometimes out of bounds.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,
@@ -131,7 +131,7 @@ impl World {
         let kind = format!("{message:?}");
         self.heard.extend(kind.split([' ', '(']).next().map(str::to_owned));
         for piece in pieces {
-            assert!(self.pieces.contains_key(piece), "{piece:?} is sent and does not exist");
+            assert!(self.pieces.contains_key(piece), "{piece:?} is sent, but does not exist");
             let tenant = program.tenant.expect("only tenants get memory");
             assert_eq!(*self.seen.entry(*piece).or_insert(tenant), tenant, "{piece:?} belonged to another tenant");
         }
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Makes a worker execute its next task. If `fails` is set, the driver has no memory or cannot copy.
+    /// Executes the workers' next task. If `fails` is set, the allocation or the copy fails.
     fn work_on(&mut self, fails: bool) {
         match self.work.pop_front() {
             Some(Action::Make { piece, memory, .. }) => {
@@ -164,7 +164,7 @@ impl World {
             Some(Action::Drop { piece }) => drop(self.pieces.remove(&piece)),
             Some(Action::Copy { batch, pieces, to }) => {
                 for (from, into) in pieces {
-                    assert!(self.pieces.contains_key(&from), "{from:?} is copied and does not exist");
+                    assert!(self.pieces.contains_key(&from), "{from:?} is copied, but does not exist");
                     assert_eq!(self.pieces.get(&into), Some(&to));
                 }
                 self.event(Event::Copied { batch, done: !fails, ns: 1000 });
@@ -251,7 +251,7 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        // Sometimes use a number of this owner, which may be unassigned.
+                        // Sometimes use a number from this owner's range that may be unassigned.
                         let given = self.core.last_number();
                         let id = match input.byte() {
                             near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
@@ -305,7 +305,7 @@ impl World {
         }
         self.core.audit_empty();
         let left: Vec<_> = self.pieces.iter().filter(|(_, memory)| **memory == Memory::Device).collect();
-        assert!(left.is_empty(), "pieces of the card without an owner are left: {left:?}");
+        assert!(left.is_empty(), "card pieces without an owner are left: {left:?}");
     }
 }
 
@@ -329,7 +329,7 @@ fn play(data: &[u8]) -> BTreeSet<String> {
             0 => world.connect(&mut input),
             1 => {
                 let sessions: Vec<_> = world.programs.keys().copied().collect();
-                // Two of three programs remain connected.
+                // In two of three cases, no program disconnects.
                 if let Some(&session) = sessions.get(input.below(3 * sessions.len())) {
                     world.programs.remove(&session);
                     world.event(Event::Gone { session });
@@ -404,7 +404,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     Tenant {
         name: name.into(),
         memory_bytes: chunks.saturating_mul(CHUNK),
-        // Most tenants have no window.
+        // Most tenants do not have a window.
         window_bytes: if chunks % 16 == 15 { chunks.saturating_mul(CHUNK) } else { 0 },
         memory: MemoryShare {
             quota: (input.byte() & 1 == 0).then(|| input.number().saturating_mul(CHUNK)),

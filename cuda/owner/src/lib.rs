@@ -3,13 +3,13 @@
 //!
 //! Modules:
 //! - [`core`]: the state machine that makes all decisions about the tenants' chunks, moves, and turns;
-//! - [`control`]: requests from the daemon, whose child this process is;
+//! - [`control`]: requests from the daemon, which is this process's parent;
 //! - [`server`]: the socket to which programs connect (`cuda-protocol`), and the threads that call the driver.
 //!
-//! Chunks are allocations of the owner. Programs import them and map them at addresses of their own, and the owner
-//! copies them through its own mappings. To move chunks, the owner quiesces a program and copies its chunks, and the
-//! program maps the copies at the same addresses. `vram` decides about moves, and `sched::turns` about turns; both are
-//! independent of CUDA.
+//! The owner allocates chunks. Programs import them and map them at their own addresses, and the owner copies them
+//! through its own mappings. To move chunks, the owner quiesces a program and copies its chunks, and the program maps
+//! the copies at the same addresses. `vram` decides about moves, and `sched::turns` about turns; both are independent
+//! of CUDA.
 //!
 //! This crate accesses GPUs only through `owner-driver`, and does not make decisions about cards that the mediator
 //! itself owns.

@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one serves the socket and decides, and workers call the driver.
 //!
 //! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
-//! other function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on
-//! the card, one makes and releases pieces in host memory, and two copy, one for each direction.
+//! other function that may block. Each worker executes its orders in sequence: one worker allocates and releases pieces
+//! on the card, one allocates and releases pieces in host memory, and two copy, one in each direction.
 
 mod clients;
 mod limits;
@@ -36,13 +36,13 @@ use std::time::{Duration, Instant};
 use vram::TenantId;
 use workers::Workers;
 
-/// Maximum number of notifications from other threads that are handled before processes are served.
+/// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
 /// Time for programs of an earlier daemon to reconnect, before other programs get memory.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
-/// Reasons for which an owner cannot start.
+/// Reason why an owner cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The card's settings are invalid.
@@ -59,7 +59,7 @@ pub enum ServerError {
     System(#[from] io::Error),
 }
 
-/// Cause of a log line.
+/// Tenant or user that causes a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// A tenant's programs.
@@ -70,19 +70,19 @@ enum Cause {
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// Reasons for which the serving thread wakes.
+/// Message that wakes the serving thread.
 enum Note {
     Event(Event),
-    /// A piece could not be allocated. The string is the reason to report.
+    /// A piece could not be allocated. The string is the reason.
     Failed(PieceId, String),
-    /// A call of the driver reported that the card was reset or has failed.
+    /// A driver call reported that the card was reset or has failed.
     CardLost(String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
     Unlisten(TenantId),
     Mps(MpsOptions),
     Links(OwnerLinks),
-    /// Cards whose owners this owner must reach, with their sockets.
+    /// Cards to whose owners this owner must connect, with their sockets.
     LinkWith(BTreeMap<CardId, PathBuf>),
     /// Processes of a tenant that has moved here from another card.
     Expect(TenantId, Vec<u32>),
@@ -105,7 +105,8 @@ impl Notes {
     }
 }
 
-/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and seek a new owner.
+/// A running owner of a card. Dropping this value stops the owner. Programs then keep their memory and try to connect
+/// to the next owner.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -114,12 +115,12 @@ pub struct Server {
     driver: Arc<dyn Driver>,
     /// The cards of each tenant with several cards.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
-    /// Sockets of tenants that move to this card, until the owner listens on them.
+    /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
 }
 
 impl Server {
-    /// Takes over a card and listens at `socket`; an existing file is replaced. If `journal` is set, waits for programs
+    /// Takes over a card and listens on `socket`, replacing an existing file. If `journal` is set, waits for programs
     /// of a previous owner before other programs get memory.
     ///
     /// # Errors
@@ -186,7 +187,7 @@ impl Server {
         Ok(Self { notes, sockets, thread: Some(thread), users: None, driver, gangs, held_sockets })
     }
 
-    /// Monitors the processes that use the card, and their use, through NVML and the driver. `driver` is the path of
+    /// Monitors the processes that use the card, and their memory, through NVML and the driver. `driver` is the path of
     /// the driver's library; NVML's library is in the same folder.
     ///
     /// # Errors
@@ -454,7 +455,7 @@ impl Serving {
         }
     }
 
-    /// Writes a log line, unless its cause exceeds the rate limit.
+    /// Writes a log line, unless its cause has exceeded the rate limit.
     fn warn(&mut self, cause: Option<Cause>, write: impl FnOnce(u64)) {
         let now = self.now();
         if let Some(left_out) = cause.map_or(Some(0), |cause| self.lines.may_write(cause, now)) {
@@ -536,23 +537,23 @@ impl Serving {
     }
 }
 
-/// Exits with [`cuda_control::CARD_LOST`], because a lost context cannot be restored in the same process.
+/// Exits with [`cuda_control::CARD_LOST`], because a process cannot restore a lost context.
 fn end_for_lost_card(error: &str) {
     tracing::error!(
         error,
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // Objects of the driver can no longer be released, and the driver's own exit handlers may wait for the card.
+    // The driver's objects can no longer be released, and its exit handlers may wait for the card.
     std::process::exit(cuda_control::CARD_LOST);
 }
 
-/// Results of one wait.
+/// Result of one wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,
     sessions: Vec<SessionId>,
-    /// True if a link to the owner of another card is ready.
+    /// Set if a link to the owner of another card is ready.
     links: bool,
 }
 

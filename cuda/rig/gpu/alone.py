@@ -1,6 +1,7 @@
-"""The library alone on a real card: what the driver exports, costs, and results while chunks move. Writes one JSON file.
+"""Tests the library alone on a real card: exported functions, costs, and results while chunks move. Writes one JSON
+file.
 
-Usage: alone.py FOLDER OUT.json [SECONDS]: FOLDER has libcuda.so (ours), cuda-scripted-owner and symbols.txt.
+Usage: alone.py FOLDER OUT.json [SECONDS]: FOLDER contains libcuda.so (ours), cuda-scripted-owner and symbols.txt.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ def facts():
     f["exported"] = len(real)
     f["not_in_table"] = sorted(real - ours)
     f["not_in_driver"] = len(ours - real)
-    # Functions that cuGetProcAddress answers by another address than the symbol's.
+    # Functions for which cuGetProcAddress returns another address than the symbol's.
     cuda = ctypes.CDLL(DRIVER)
     cuda.cuInit(0)
     other = []
@@ -98,7 +99,7 @@ def environment(mode):
 
 
 def program(mode, name, repeats=5, limit=120, owner=()):
-    """One run of a program; its answer goes to the report."""
+    """Runs a program once, and adds its result to the report."""
     if time.time() + 15 > END:
         return None
     served = Owner(*owner) if mode not in ("plain", "passed") else None
@@ -118,7 +119,7 @@ def program(mode, name, repeats=5, limit=120, owner=()):
     if served:
         try:
             run["counts"] = served.counts()
-        except Exception as error:  # The report says so, and the next run begins anew.
+        except Exception as error:  # The report contains the error, and the next run continues.
             run["counts"] = repr(error)
             served.child.kill()
     REPORT["runs"].append(run)

@@ -12,37 +12,37 @@ from dataclasses import dataclass, replace
 from harness import CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Gone, Limits, OwnerSettings, Process, Raw, Rig
 
 CHUNK_MIB = 2
-# `decode` is the measured tenant. `small` is the tenant of programs that exceed a limit, `large` that of the others.
+# `decode` is the measured tenant. Programs that exceed a limit belong to `small`, and the others to `large`.
 DECODE, SMALL, LARGE = "decode", "small", "large"
 SMALL_MIB = 2048
 OWNER = OwnerSettings(
     card_mib=76_800, host_mib=4096, chunk_mib=CHUNK_MIB,
     tenants=(f"{DECODE}:8192", f"{SMALL}:{SMALL_MIB}", f"{LARGE}:76800"),
-    # Shorter than the defaults of 10 s, so that a round is short.
+    # Shorter than the defaults of 10 s, to keep rounds short.
     more=("--max-run-ms", "2000", "--patience-ms", "2000"),
-    # Programs that hold more past the accounts than their tenant may have are killed, not only reported.
+    # Kill programs whose unaccounted memory exceeds their tenant's limit, instead of only reporting them.
     if_known=("--kill-strangers",))
-# As the packaged unit was: no right to signal programs of other users.
+# Like an earlier packaged unit: without permission to signal other users' programs.
 OWNER_WITHOUT_KILL = replace(OWNER, limits=Limits(without_capabilities=(CAP_KILL,)))
-# A card that `decode` and a hoarder fill, where every further chunk has to come from the hoarder.
+# A card that `decode` and a hoarder fill, so every further chunk must be taken from the hoarder.
 SMALL_CARD = replace(OWNER, card_mib=8192, tenants=(f"{DECODE}:8192", f"{LARGE}:8192"),
                      more=(*OWNER.more, "--quanta", "off"))
-# The kernel bounds descriptors in flight for users without these capabilities, at the limit of open files.
+# For users without these capabilities, the kernel limits descriptors in flight to the limit on open files.
 FEW_DESCRIPTORS = replace(OWNER, limits=Limits((CAP_SYS_ADMIN, CAP_SYS_RESOURCE), 4096))
 OTHER_UID = 4242
 
 SILENT = {"quiesce": "Silence", "redirect": "Silence", "stop": "Silence"}
 HONEST = {"quiesce": "Honest", "redirect": "Honest", "stop": "Honest"}
 
-# Acts until a time of `time.monotonic`, and returns a report.
+# Acts until the given time of `time.monotonic`, and returns a report.
 Scenario = Callable[[Raw, float], dict]
 
 
 class Attack:
-    """A neighbour that is ready."""
+    """A started neighbour."""
 
     def act(self, until: float) -> None:
-        """Acts, and returns at `until` (`time.monotonic`) at the earliest."""
+        """Acts, and returns no earlier than `until` (`time.monotonic`)."""
         raise NotImplementedError
 
     def end(self) -> dict:
@@ -67,7 +67,7 @@ class CudaProgram(Attack):
         try:
             self.process.say("go")
         except Gone:
-            pass  # Its report says how it ended.
+            pass  # Its report contains how it ended.
         sleep_until(until)
 
     def end(self) -> dict:
@@ -81,7 +81,7 @@ class CudaProgram(Attack):
 
 
 class StoppedProgram(CudaProgram):
-    """A busy program that a signal stops after a second."""
+    """A busy program that is stopped by a signal after a second."""
 
     def act(self, until: float) -> None:
         super().act(time.monotonic() + 1)
@@ -96,7 +96,7 @@ class StoppedProgram(CudaProgram):
 
 
 class RawClient(Attack):
-    """A client without the library that follows a scenario."""
+    """A client without the library that executes a scenario."""
 
     def __init__(self, rig: Rig, scenario: Scenario, uid: int | None = None):
         self._raw, self._scenario, self._report = Raw.start(rig, uid), scenario, {}
@@ -119,7 +119,7 @@ def names(messages: list) -> list[str]:
 
 
 def keep_turn(through: str) -> Scenario:
-    """Waits for a turn, and does not answer when it has to end."""
+    """Waits for a turn, and does not reply to the order to end it."""
 
     def act(raw: Raw, until: float) -> dict:
         link = raw.connect(SILENT, through)
@@ -133,7 +133,7 @@ def keep_turn(through: str) -> Scenario:
 
 
 def allocate(raw: Raw, link: int, chunks: int, within_s: float = 5) -> list[int]:
-    """Allocates chunks; returns those that came in time."""
+    """Allocates chunks, and returns those that arrived in time."""
     raw.send(link, {"Allocate": {"request": 1, "card": 0, "chunks": chunks}})
     found: list[int] = []
     until = time.monotonic() + within_s
@@ -150,7 +150,7 @@ def allocate(raw: Raw, link: int, chunks: int, within_s: float = 5) -> list[int]
 
 
 def hoard(manner: dict[str, str]) -> Scenario:
-    """Takes most of the card and gives nothing back."""
+    """Allocates most of the card, and never frees it."""
 
     def act(raw: Raw, until: float) -> dict:
         link = raw.connect(manner)
@@ -164,7 +164,7 @@ def hoard(manner: dict[str, str]) -> Scenario:
 
 
 def keep_descriptors(raw: Raw, until: float) -> dict:
-    """Frees chunks and keeps their descriptors, which keep the memory."""
+    """Frees chunks but keeps their descriptors, which keep the memory allocated."""
     link = raw.connect(HONEST)
     raw.hello(link, SMALL)
     freed = 0
@@ -181,19 +181,19 @@ def keep_descriptors(raw: Raw, until: float) -> dict:
 
 
 def share_chunks(raw: Raw, link: int, count: int, exports: int = 1) -> list[int]:
-    """Allocates chunks and exports them `exports` times; returns the last token."""
+    """Allocates chunks and exports them `exports` times. Returns the last token."""
     chunks = allocate(raw, link, count)
     raw.send(link, {"Export": {"request": 2, "chunks": chunks[:count]}}, exports)
     return raw.wait_for(link, "Shared")["share"]
 
 
 def flood_opens(raw: Raw, until: float) -> dict:
-    """Opens a shared chunk up to 160,000 times. Its descriptors are closed at once; the opens stay."""
+    """Opens a shared chunk up to 160,000 times. Closes the descriptors immediately, but leaves the chunk open."""
     link = raw.connect(HONEST)
     raw.hello(link, LARGE)
     share = share_chunks(raw, link, 1, exports=1600)
     opened, refused, closed = 0, 0, False
-    # A queue takes fewer messages than that without a reader: an owner ends a connection with a full queue.
+    # Send fewer messages than a queue holds without a reader, because the owner closes connections with a full queue.
     batch = 128
     while opened + refused < 160_000 and time.monotonic() < until - 0.5 and not closed:
         sent = raw.send(link, {"Open": {"request": 3, "share": share}}, batch)
@@ -207,7 +207,7 @@ def flood_opens(raw: Raw, until: float) -> dict:
 
 
 def flood_fixed(raw: Raw, until: float) -> dict:
-    """Fixes 70 GiB and gives them back, repeatedly."""
+    """Repeatedly requests 70 GiB of fixed memory and returns it."""
     link = raw.connect(HONEST)
     raw.hello(link, LARGE)
     memory, rounds = {"card": 0, "kind": "Managed", "bytes": 70 << 30}, 0
@@ -221,7 +221,7 @@ def flood_fixed(raw: Raw, until: float) -> dict:
 
 
 def leave_unread(raw: Raw, until: float) -> dict:
-    """Has descriptors sent to connections that it never reads."""
+    """Makes the owner send descriptors over connections that it never reads."""
     link = raw.connect(HONEST)
     raw.hello(link, LARGE)
     share = share_chunks(raw, link, 64)
@@ -235,7 +235,7 @@ def leave_unread(raw: Raw, until: float) -> dict:
 
 
 def connect_silently(raw: Raw, until: float) -> dict:
-    """Makes 5,000 connections that never send a message."""
+    """Opens 5,000 connections, and never sends a message over them."""
     made = 0
     while made < 5000 and time.monotonic() < until - 0.3:
         try:
@@ -251,15 +251,16 @@ class Neighbour:
     """A row of the table."""
 
     name: str
-    # Item of the list of hostile programs that it belongs to; 0: none.
+    # Number in the list of hostile programs, or 0.
     number: int
     start: Callable[[Rig], Attack] | None
     owner: OwnerSettings | None = OWNER
-    # Part of the card's time that the decode loop has a right to next to it.
+    # Share of the card's time to which the decode loop is entitled next to it.
     entitlement: float = 1.0
-    # Seconds that it acts.
+    # Duration of its activity in seconds.
     seconds: float = 3.0
-    # The decode loop starts when the neighbour is at work already. A program that is alone is not measured.
+    # The decode loop starts when the neighbour is already working. The owner does not measure the work of a lone
+    # program.
     comes_first: bool = False
 
 
@@ -278,14 +279,14 @@ NEIGHBOURS = (
     Neighbour("a connection made by a child that exited", 2, raw(keep_turn("Child")), seconds=5),
     Neighbour("a program stopped in its turn", 4, lambda rig: StoppedProgram(rig, LARGE, "busy"), entitlement=0.5,
               seconds=5),
-    # 60 s a kernel; its limit is 2 s.
+    # A kernel of 60 s; the limit is 2 s.
     Neighbour("a kernel that does not end", 0, program(LARGE, "busy", "--kernel-us", 60_000_000), entitlement=0.5,
               seconds=5),
     Neighbour("memory freed, descriptors kept", 7, raw(keep_descriptors), seconds=4),
     Neighbour("compressible memory, mapped and released", 8, program(SMALL, "compressible", "--mib", 8192)),
     Neighbour("NVIDIA's driver called past the library", 9,
               lambda rig: CudaProgram(rig, SMALL, "direct", "--mib", 8192, "--driver", rig.driver), entitlement=0.5),
-    # Nothing is held, so only NVML's use of the card shows it.
+    # It does not allocate memory, so only the utilization reported by NVML reveals it.
     Neighbour("work past the library, without a turn", 9,
               lambda rig: CudaProgram(rig, SMALL, "direct", "--mib", 0, "--driver", rig.driver), entitlement=0.5,
               seconds=9),

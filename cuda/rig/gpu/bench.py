@@ -1,8 +1,9 @@
-"""Tenants that share a real card, each figure beside its baseline. Writes one JSON file.
+"""Benchmarks tenants that share a real card. Each figure has its baseline next to it. Writes one JSON file.
 
-Usage: bench.py FOLDER[,FOLDER] OUT.json [SECONDS [PATTERN [ROUNDS]]]: only parts whose names match PATTERN run. FOLDER has
-libcuda.so (ours), cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` runs it. With several folders, as before and
-after a change, each part runs with each of them in turn, and all of it ROUNDS times, as far as there is time.
+Usage: bench.py FOLDER[,FOLDER] OUT.json [SECONDS [PATTERN [ROUNDS]]]: only parts whose names match PATTERN run. FOLDER
+contains libcuda.so (ours), cuda-owner and cuda-scripted-owner. `cargo xtask bench cuda` runs it. With several folders,
+such as before and after a change, each part runs with each of them in turn, and all parts run ROUNDS times, if time
+permits.
 """
 
 import array
@@ -28,7 +29,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 REPORT = {"started": time.time(), "parts": {}}
 SOCKET = "/tmp/gpu-mediator-cuda.socket"
 SECONDS = 4
-# One in a hundred of what comes every 50 ms is not seen in less.
+# The 99th percentile of events every 50 ms needs at least this time.
 WAIT_SECONDS = 12
 LOGS = os.environ.get("GPU_MEDIATOR_BENCH_LOGS") or tempfile.mkdtemp(prefix="gpu-mediator-")
 
@@ -112,10 +113,10 @@ def job(tenant, *command):
 
 
 def go(children, limit=40):
-    """Waits until all are ready and lets them begin together; when they do."""
+    """Waits until all are ready, and makes them begin at the same time. Returns that time."""
     until = min(END, time.time() + limit)
     for child in children:
-        # Only the one line is there, so nothing is held back in the reader.
+        # Each child has printed only one line, so no further data is in the reader's buffer.
         if not select.select([child.stdout], [], [], max(0.1, until - time.time()))[0]:
             continue
         child.stdout.readline()
@@ -124,7 +125,7 @@ def go(children, limit=40):
         try:
             child.stdin.write(f"{begin}\n")
             child.stdin.flush()
-        except OSError:  # What became of it is told by its end.
+        except OSError:  # `finish` reports the failure.
             pass
     return begin
 
@@ -145,14 +146,14 @@ def finish(child, limit):
 
 
 def run(name, work, ours):
-    # All shares need what one gets alone.
+    # All shares are relative to the rate of a lone program.
     wanted = name == "alone" and "share" in PATTERN or re.search(PATTERN, name)
     if time.time() + 20 > END or not wanted:
         return
     begin = time.time()
     try:
         result = work()
-    except Exception as error:  # One part that fails must not take the others with it.
+    except Exception as error:  # A failing part must not stop the others.
         result = {"error": repr(error)}
     result["part_s"] = round(time.time() - begin, 1)
     if ours and len(FOLDERS) > 1:
@@ -166,7 +167,7 @@ PARTS = []
 
 
 def part(name, work, ours=True):
-    """A part; the library and the owner have no part in those that are not `ours`."""
+    """Adds a part. Parts that are not `ours` run without the library and the owner."""
     PARTS.append((name, work, ours))
 
 
@@ -179,7 +180,7 @@ def run_all():
                     run(name, work, ours)
 
 
-# About 0.06, 0.08, 1, 4.5, 9 and 21 ms of the card's time a burst.
+# Bursts of about 0.06, 0.08, 1, 4.5, 9 and 21 ms of card time.
 SHORT, SHORTISH, MIDDLE, LONGISH, LONG, LONGEST = (1024, 1), (1408, 1), (2048, 3), (4864, 1), (6144, 1), (8192, 1)
 ALONE = {}
 
@@ -195,7 +196,7 @@ def alone():
 
 
 def loops(owner, jobs, idle=None):
-    """Jobs are (tenant, size); shares are of what one alone gets, by the programs' own counts."""
+    """Runs jobs, given as (tenant, size). Shares are relative to a lone job, by the programs' own counts."""
     served = Owner(*owner) if owner else None
     children = [job(tenant if owner else None, "loop", *size, SECONDS) for tenant, size in jobs]
     beside = [job(idle, "idle", SECONDS)] if idle else []
@@ -214,7 +215,7 @@ def loops(owner, jobs, idle=None):
 
 
 def switches(owner):
-    """What lies between kernels of one tenant, and between those of two, by the card's own clock, in microseconds."""
+    """Measures the gaps between kernels of one tenant and between those of two, in microseconds of the card's clock."""
     served = Owner(*owner) if owner else None
     paths = [f"{LOGS}/spin-{name}" for name in "ab"]
     children = [job(name if owner else None, "spin", SECONDS, path) for name, path in zip("ab", paths)]
@@ -232,7 +233,7 @@ def switches(owner):
     gaps = {"within": [], "between": []}
     for (_, end, who), (begin, _, next_who) in zip(times, times[1:]):
         gaps["within" if who == next_who else "between"].append((begin - end) / 1000)
-    # The first's part of the kernels that ended in each window of 500 ms.
+    # The first program's share of the kernels that completed in each window of 500 ms.
     windows = {}
     for begin, end, who in times:
         windows.setdefault((end - times[0][0]) // 500_000_000, [0, 0])[who] += 1
@@ -265,12 +266,12 @@ def tenants(*weights):
 
 
 def fill(owner, jobs, serial=False):
-    """Jobs are (tenant, GiB, rounds, pause). Seconds from the common begin to the last result, and to the end of the last
-    process, without Python's start. Only the second treats both ways of running alike: a process that ends holds the
-    memory of the next one up, in turns as well as one after the other."""
+    """Runs jobs, given as (tenant, GiB, rounds, pause). Returns the seconds from the common start to the last result
+    and to the exit of the last process, without Python's start. Only the second value is comparable between both ways
+    of running: an exiting process delays the next one's memory, in turns as well as in series."""
     served = Owner(*owner) if owner else None
     if served:
-        time.sleep(3)  # Until the owner has pinned its stock of host memory, which holds the driver up.
+        time.sleep(3)  # Until the owner has pinned its stock of host memory, which blocks the driver.
     total, ended, answers = 0, 0, []
     groups = [[j] for j in jobs] if serial else [jobs]
     for group in groups:
@@ -288,8 +289,8 @@ def fill(owner, jobs, serial=False):
 
 
 def pauses(card_mib):
-    """Gaps between the bursts of a small tenant while 20 GiB of one that is idle leave the card for a third one, which fills
-    as much; and the same on a card on which all of that fits."""
+    """Measures the gaps between a small tenant's bursts while 20 GiB of an idle tenant are evicted for a third one,
+    which allocates as much, and the same on a card on which everything fits."""
     served = Owner("--card-mib", card_mib, "--host-mib", 26624, "--host-ready-mib", 22528, "--chunk-mib", 16,
                    "--tenant", "a:22528", "--tenant", "b:22528", "--tenant", "c:4096")
     time.sleep(6)  # Until the owner has pinned its stock of host memory.
@@ -320,7 +321,7 @@ def pauses(card_mib):
 
 
 def takeover():
-    """The owner is killed under a program that works, and another one takes its place."""
+    """Kills the owner while a program works, and starts another one."""
     plain = job(None, "fill", 4, 300, 0.01)
     go([plain])
     right = finish(plain, 40)
@@ -347,13 +348,13 @@ def twice():
 
 
 def paired(name, pairs, repeats):
-    """A program alone under the owner against without the library, turn by turn in pairs of processes."""
+    """Compares a lone program under the owner with one without the library, in pairs of processes that take turns."""
     def begin(tenant):
         return lambda: start(tenant, f"{HERE}/programs.py", name, repeats, "turns", errors=subprocess.DEVNULL,
                              first=lockstep.settle, PYTHONHASHSEED="0")
 
     found, noise, hashes = [], [], set()
-    # Every third pair, from the second on, has no library at all.
+    # Every third pair, from the second on, runs both without the library.
     for number in range(pairs + (pairs + 1) // 2):
         if time.time() + 35 > END:
             break
@@ -369,7 +370,7 @@ def paired(name, pairs, repeats):
 
 
 def calls(rounds=5):
-    """Nanoseconds of single calls, the shortest mean of several runs each way, in turns."""
+    """Measures single calls in ns: the lowest mean of several alternating runs with and without the library."""
     best = {"plain": {}, "ours": {}}
     for number in range(2 * rounds):
         mode = ("plain", "ours")[number % 2]
@@ -386,7 +387,7 @@ def calls(rounds=5):
 
 
 def suspended():
-    """A tenant that does not answer is taken off the card by NVIDIA's checkpoint, for another one that needs its memory."""
+    """Suspends an unresponsive tenant through NVIDIA's checkpoint, because another one needs its memory."""
     served = Owner(*SMALL, "--suspend", "--patience-ms", 2000)
     mute = subprocess.Popen([f"{FOLDER}/cuda-program", "stall", "--mib", "9216"], env=environment("a"),
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -407,7 +408,7 @@ SEGMENTS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 def moving(name, more):
-    """Results while 16 chunks of 2 MiB move every 5 ms."""
+    """Compares results while 16 chunks of 2 MiB move every 5 ms."""
     plain = finish(start(None, f"{HERE}/programs.py", name, 2, **more), 60)
     served = Owner("--quota-mib", 16384, "--device-mib", 16384, "--chunk-mib", 2, "--relocate-ms", 5, "--batch", 16,
                    scripted=True)
@@ -416,7 +417,7 @@ def moving(name, more):
 
 
 def told():
-    """What NVIDIA's own tool says of the card's memory to a tenant, without a program and with one that holds 4 GiB."""
+    """Returns the memory that nvidia-smi reports to a tenant, without a program and with one that uses 4 GiB."""
     ask = ["nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits"]
 
     def says(tenant, command):
@@ -437,7 +438,7 @@ def told():
 
 
 def shared():
-    """Processes that share memory, with each of PyTorch's allocators, while another tenant needs the card."""
+    """Runs processes that share memory, with each of PyTorch's allocators, while another tenant needs the card."""
     result = {}
     for title, more in (("plain", {}), ("expandable segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})):
         without = finish(start(None, f"{HERE}/shared.py", **more), 60)

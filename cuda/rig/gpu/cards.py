@@ -1,11 +1,12 @@
 """Measures tenants with several cards next to the same programs without the library; writes one JSON file.
 
 Usage: cards.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES] [--smoke] [--logs FOLDER]. FOLDER
-has mediatord, mediatorctl, cuda-owner and libcuda.so (ours). `cargo xtask bench cards` builds and runs it. It needs two
-cards and a `python3` with PyTorch. `--smoke` runs one round of a few cases. `--logs` keeps the logs of all processes.
+contains mediatord, mediatorctl, cuda-owner and libcuda.so (ours). `cargo xtask bench cards` builds and runs it. It
+needs two cards and a `python3` with PyTorch. `--smoke` runs one round of a few cases. `--logs` keeps the logs of all
+processes.
 
-Each case starts a daemon with two cards and the programs of `collective.py`, with and without the library. Where one
-program works at a time, the two take turns to be measured, in pairs whose order alternates.
+Each case starts a daemon with two cards and the programs of `collective.py`, with and without the library. If one
+program works at a time, both are measured in turn, in pairs whose order alternates.
 """
 
 import argparse
@@ -24,25 +25,25 @@ from daemon import Cards, Daemon, Program, Session, Tenant, check_build, plain_e
 from harness import Gone, conditions, find_driver, options
 
 CARDS = (0, 1)
-# Cards of a machine with fewer are refused. All cases together use less than this of each card.
+# Required free memory per card. All cases use less than this.
 NEEDED_MIB = 65536
 MEMORY_MIB, HOST_MIB = 49152, 2048
 QUOTA_MIB = 24576
-# TIMEOUT: a measurement takes a few seconds. NCCL gives an operation up after 60 s.
+# TIMEOUT: a measurement takes a few seconds. NCCL aborts an operation after 60 s.
 ANSWER_S = 45
-# TIMEOUT: with memory that does not fit, a tenant waits for quanta.
+# TIMEOUT: if the memory does not fit, a tenant waits for its quantum.
 FULL_ANSWER_S = 90
-# Time that a case takes at most, if nothing hangs.
+# Maximum duration of a case in seconds, if nothing hangs.
 LONGEST_CASE_S = 50
 SIZES = tuple(8**power for power in range(1, 11))
-# Time that programs are measured, and after which they all have work in flight.
+# Duration of a measurement, and time after which all programs have work in flight.
 WINDOW_S, SETTLING_S = 4.0, 0.7
 LARGE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
 class Target:
-    """A limit for a figure."""
+    """A target for a figure."""
 
     limit: float
     at_least: bool = False
@@ -59,7 +60,7 @@ LOST = Target(0.03)
 
 @dataclass
 class Run:
-    """A case that is measured."""
+    """A case in progress."""
 
     session: Session
     build: Path
@@ -70,7 +71,7 @@ class Run:
         return self.session.start_daemon(self.build, self.driver, cards, tenants)
 
     def pair(self, workload: str, devices: tuple[int, ...] = CARDS) -> tuple[Program, Program]:
-        """Starts the same program without the library, and as the only tenant."""
+        """Starts the same program without the library and as the only tenant."""
         native = self.session.start("native", workload, devices, None)
         self.daemon((Tenant("a", CARDS, QUOTA_MIB),))
         tenant = self.session.start("tenant", workload, devices, "a")
@@ -80,7 +81,7 @@ class Run:
 
 
 def alternate(native: Program, tenant: Program, command: dict, pairs: int) -> tuple[list[list[dict]], list[list[dict]]]:
-    """Gives both programs the same command in turns. Returns the answers of all processes for each pair."""
+    """Sends both programs the same command in turn. Returns the replies of all processes for each pair."""
     found: dict[str, list[list[dict]]] = {native.name: [], tenant.name: []}
     for number in range(pairs):
         for program in (native, tenant) if number % 2 == 0 else (tenant, native):
@@ -89,12 +90,12 @@ def alternate(native: Program, tenant: Program, command: dict, pairs: int) -> tu
 
 
 def slowest(answers: list[list[dict]], key: str) -> list[float]:
-    """Returns the longest time of each command's processes."""
+    """Returns, for each command, the longest time of its processes."""
     return [max(answer[key] for answer in one) for one in answers]
 
 
 def ratio(of: list[float], to: list[float]) -> float:
-    """Returns the median ratio of pairs."""
+    """Returns the median of the pairs' ratios."""
     return round(statistics.median(one / other for one, other in zip(of, to)), 4)
 
 
@@ -125,10 +126,10 @@ def all_reduce(run: Run, workload: str, devices: tuple[int, ...]) -> None:
             "waited_ratio": ratio(slowest(with_library, "waited_us"), slowest(with_library_off, "waited_us")),
             **{name: {"us": (us := statistics.median(slowest(answers, "us"))),
                       "waited_us": statistics.median(slowest(answers, "waited_us")),
-                      # For two processes, the bus carries each byte once in each direction.
+                      # With two processes, each byte crosses the bus once in each direction.
                       "bus_gb_s": round(size / us / 1e3, 3)} for name, answers in times.items()},
             "right": all(answer["right"] for answers in times.values() for one in answers for answer in one)}
-        # A case that fails at a size has the sizes before it.
+        # If a case fails at a size, the results of smaller sizes are kept.
         large = [one["bandwidth_ratio"] for one in sizes.values() if one["bytes"] >= LARGE_BYTES]
         run.result["figures"] = {"bandwidth_ratio": min(one["bandwidth_ratio"] for one in sizes.values())}
         run.result["figures"] |= {"bandwidth_ratio_from_2_mib": min(large)} if large else {}
@@ -144,7 +145,7 @@ def all_reduce_in_one_process(run: Run) -> None:
 
 
 def training(run: Run) -> None:
-    """Compares the time of training steps, and the weights after all of them."""
+    """Compares the times of training steps, and the final weights."""
     native, tenant = run.pair("training")
     alternate(native, tenant, {"do": "train", "steps": 5}, pairs=1)
     times = [slowest(answers, "ms") for answers in alternate(native, tenant, {"do": "train", "steps": 30}, pairs=6)]
@@ -154,7 +155,7 @@ def training(run: Run) -> None:
 
 
 def decoding(run: Run, workload: str) -> None:
-    """Compares the time of decoding, and all tokens."""
+    """Compares the decoding times and all tokens."""
     native, tenant = run.pair(workload)
     alternate(native, tenant, {"do": "decode", "sequences": 1}, pairs=1)
     answers = alternate(native, tenant, {"do": "decode", "sequences": 4}, pairs=5)
@@ -176,7 +177,7 @@ def decoding_with_graphs(run: Run) -> None:
 
 
 def peers(run: Run) -> None:
-    """Compares the parts of a process that uses both cards."""
+    """Compares the phases of a process that uses both cards."""
     native, tenant = run.pair("peers", CARDS[:1])
     run.result["peer_access"] = {one.name: one.ask({"do": "look"}, ANSWER_S)[0]["peer_access"]
                                  for one in (native, tenant)}
@@ -193,9 +194,9 @@ def peers(run: Run) -> None:
 
 
 def rates(programs: list[Program], window_s: float = WINDOW_S) -> list[float]:
-    """Lets programs work at the same time. Returns the work of each per second in the window in which all do.
+    """Runs programs concurrently. Returns each one's work per second in the window in which all are working.
 
-    Of a program with several processes, all count the same blocks.
+    All processes of a program count the same blocks.
     """
     begin = time.monotonic() + 0.3
     start, end = begin + SETTLING_S, begin + SETTLING_S + window_s
@@ -211,7 +212,7 @@ def rates(programs: list[Program], window_s: float = WINDOW_S) -> list[float]:
 
 
 def work_between(ends: list[float], start: float, end: float) -> float:
-    """Returns the number of blocks between two times, with parts of blocks at both."""
+    """Returns the number of blocks completed between two times, including fractions of blocks."""
     def done(at: float) -> float:
         count = sum(one <= at for one in ends)
         if count == 0 or count == len(ends):
@@ -228,7 +229,7 @@ def card_states(daemon: Daemon) -> dict[str, list[dict]]:
 
 
 def gained(before: dict[str, list[dict]], after: dict[str, list[dict]]) -> dict:
-    """Returns the difference of counters between two calls of `card_states`."""
+    """Returns the differences of the counters between two results of `card_states`."""
     counters = ("used_ns", "turns", "cancelled", "gather_ns", "rest_ns")
     return {name: {late["card"]: {key: late[key] - early[key] for key in counters if key in late}
                    | ({"longest_gather_ns": late["longest_gather_ns"]} if "longest_gather_ns" in late else {})
@@ -236,7 +237,7 @@ def gained(before: dict[str, list[dict]], after: dict[str, list[dict]]) -> dict:
 
 
 def two_gangs(run: Run, weights: tuple[int, int]) -> None:
-    """Compares the shares of two programs that saturate both cards with their weights."""
+    """Compares the shares of two programs that saturate both cards with the tenants' weights."""
     names = ("a", "b")
     natives = [run.session.start(f"native-{name}", "saturating", CARDS, None) for name in names]
     daemon = run.daemon(tuple(Tenant(name, CARDS, QUOTA_MIB, weight) for name, weight in zip(names, weights)))
@@ -251,9 +252,9 @@ def two_gangs(run: Run, weights: tuple[int, int]) -> None:
 
 
 def shares(programs: list[Program], daemon: Daemon | None = None) -> dict:
-    """Returns the rates of two equal programs together, relative to that of the first alone.
+    """Returns the rates of two equal concurrent programs, relative to that of the first alone.
 
-    With a daemon, also returns the owners' counters of the time together.
+    With a daemon, also returns the owners' counters for the concurrent phase.
     """
     alone, = rates(programs[:1], window_s=2.0)
     before = card_states(daemon) if daemon else {}
@@ -272,11 +273,11 @@ def two_gangs_with_weights_3_to_1(run: Run) -> None:
 
 
 def gang_next_to_singles(run: Run) -> None:
-    """Compares the shares of a program of both cards with those of a program on each card."""
+    """Compares the share of a program on both cards with those of two programs on one card each."""
     placed = {"gang": CARDS, "first": CARDS[:1], "second": CARDS[1:]}
     natives = [run.session.start(f"native-{name}", "saturating", cards, None) for name, cards in placed.items()]
     daemon = run.daemon(tuple(Tenant(name, cards, QUOTA_MIB) for name, cards in placed.items()))
-    # A tenant of one card sees it as device 0.
+    # A tenant with one card sees it as device 0.
     tenants = [run.session.start(f"tenant-{name}", "saturating", cards if len(cards) > 1 else (0,), name)
                for name, cards in placed.items()]
     run.session.await_ready()
@@ -298,7 +299,7 @@ def gang_next_to_singles(run: Run) -> None:
 
 
 def more_than_fits(run: Run) -> None:
-    """Compares two programs whose memory does not fit on the cards together with one after the other."""
+    """Compares running two programs, whose memory does not fit together, concurrently and in series."""
     each_mib, passes, card_mib = 6144, 12, 9216
     native = run.session.start("native", "filling", CARDS, None)
     daemon = run.daemon((Tenant("a", CARDS, 8192), Tenant("b", CARDS, 8192)), Cards(len(CARDS), card_mib, 8192))
@@ -335,7 +336,7 @@ def more_than_fits(run: Run) -> None:
 
 
 def spread_programs(run: Run) -> None:
-    """Compares the work of four programs on one card with that of two on each card."""
+    """Compares the work of four programs on one card with that of two programs on each of two cards."""
     on_first, moved = ("p0", "p1", "p2", "p3"), ("q2", "q3")
     natives = [run.session.start(f"native-{name}", "saturating", CARDS[:1], None) for name in on_first]
     natives += [run.session.start(f"native-{name}", "saturating", CARDS[1:], None) for name in moved]
@@ -360,7 +361,7 @@ class Case:
     name: str
     measure: Callable[[Run], None]
     targets: dict[str, Target] = field(default_factory=dict)
-    # True if `--smoke` runs it.
+    # Set if `--smoke` runs it.
     is_smoke: bool = False
 
 
@@ -381,7 +382,7 @@ CASES = (
 
 
 class Bench:
-    """All cases in rounds."""
+    """Runs all cases in rounds."""
 
     def __init__(self, arguments: argparse.Namespace, logs: Path):
         self._build, self._driver, self._logs = arguments.build.resolve(), find_driver(), logs.resolve()
@@ -408,7 +409,7 @@ class Bench:
         self._json.write_text(json.dumps(self.report, indent=1) + "\n")
 
     def _warm_up(self) -> float:
-        """Starts PyTorch once, which reads its files from disk."""
+        """Starts PyTorch once, so that its files are in the page cache."""
         begin = time.monotonic()
         program = "import torch, torch.distributed; print(torch.ones(1, device='cuda').item())"
         found = subprocess.run([sys.executable, "-c", program], env=self._environment, capture_output=True, text=True)
@@ -420,13 +421,13 @@ class Bench:
         begin = time.monotonic()
         logs = self._logs / f"{number}-{re.sub('[^a-z0-9]+', '-', case.name)}"
         logs.mkdir(parents=True, exist_ok=True)
-        # Paths of sockets are short.
+        # Socket paths are limited in length.
         with tempfile.TemporaryDirectory(dir="/tmp", prefix="c") as name:
             session = Session(Path(name), logs, self._environment)
             run = Run(session, self._build, self._driver)
             try:
                 case.measure(run)
-            except Exception as error:  # A case that cannot be measured does not stop the others.
+            except Exception as error:  # A failing case does not stop the others.
                 run.result["error"] = f"{type(error).__name__}: {error}"[:1200]
                 run.result["diagnosis"] = attempt(session.diagnosis)
             finally:
@@ -440,21 +441,21 @@ class Bench:
 
 
 def attempt(look: Callable[[], dict]) -> dict:
-    """Returns a description, or the reason why there is none."""
+    """Returns a description, or the error of obtaining it."""
     try:
         return look()
-    except Exception as error:  # The failure that is described matters more.
+    except Exception as error:  # The original failure matters more.
         return {"error": repr(error)[:300]}
 
 
 def shown(result: dict) -> dict:
-    """Returns the part of a result that is printed."""
+    """Returns the part of a result to print."""
     keys = ("figures", "right", "missed", "error", "case_s")
     return {key: result[key] for key in keys if result.get(key) not in (None, [])}
 
 
 def card_facts() -> list[str]:
-    """Returns the links between the cards. Ends the program on a machine with too few or too small cards."""
+    """Returns the links between the cards. Exits if the machine has too few cards or too little free memory."""
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     free = [int(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()]
     if len(free) < len(CARDS) or min(free[: len(CARDS)]) < NEEDED_MIB:
@@ -465,7 +466,7 @@ def card_facts() -> list[str]:
 
 
 def summary(rounds: list[dict]) -> dict:
-    """Returns the median, the least and the most of each figure over the rounds, and the missed targets."""
+    """Returns the median, minimum and maximum of each figure over the rounds, and the missed targets."""
     found: dict = {}
     for case in CASES:
         results = [one[case.name] for one in rounds if case.name in one]

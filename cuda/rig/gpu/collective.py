@@ -1,8 +1,8 @@
-"""A program that uses two cards, as one process for each card or as one process: the workloads of `cards.py`.
+"""The workloads of `cards.py`: a program that uses two cards, with one process per card or with one process.
 
 Usage: collective.py WORKLOAD --device NUMBER [--rank NUMBER --ranks COUNT --rendezvous FILE]. Each line of standard
-input is a JSON object: `do` names a method of the workload, and the other keys are its arguments. The program answers
-with one line of JSON. The end of standard input ends it, and SIGUSR1 makes it print the stacks of its threads.
+input is a JSON object: `do` names a method of the workload, and the other keys are its arguments. The program replies
+with one line of JSON. It exits at the end of standard input, and prints its threads' stacks on SIGUSR1.
 
 The results depend only on the arguments, so that runs with and without the library can be compared.
 """
@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-# TIMEOUT: only a collective operation whose peer is gone takes this long.
+# TIMEOUT: only a collective operation whose peer has exited takes this long.
 COLLECTIVE_S = 60
-# Size of the largest all-reduce.
+# Size of the largest all-reduce in bytes.
 LARGEST_BYTES = 1 << 30
 MAX_OPERATION = 2  # `ncclMax`
 
@@ -39,7 +39,7 @@ def card(number: int) -> torch.device:
 
 
 def finish() -> None:
-    """Waits until both cards have ended this process's work."""
+    """Waits until both cards have completed this process's work."""
     for number in range(torch.cuda.device_count()):
         if torch.cuda.memory_reserved(number):
             torch.cuda.synchronize(number)
@@ -54,7 +54,7 @@ def digest(tensors: list[torch.Tensor]) -> str:
 
 
 class Place:
-    """The card of this process, and its place among the processes of the program."""
+    """The card of this process, and its rank within the program."""
 
     def __init__(self, device: int, rank: int, ranks: int, rendezvous: str):
         self.rank, self.ranks = rank, ranks
@@ -71,20 +71,20 @@ class Place:
         self.meet()
 
     def meet(self) -> None:
-        """Waits until all processes are here."""
+        """Waits until all processes have called this."""
         if self.ranks > 1:
             dist.all_reduce(torch.ones(1, device=self.card))
         self.wait()
 
     def wait(self) -> None:
-        """Waits until the card has ended this process's work."""
+        """Waits until the card has completed this process's work."""
         torch.cuda.synchronize(self.card)
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(device=self.card).manual_seed(seed)
 
     def normal(self, rows: int, columns: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Returns a random matrix, whose products with vectors have about their length."""
+        """Returns a random matrix that approximately preserves the length of vectors."""
         matrix = torch.empty(rows, columns, device=self.card, dtype=dtype)
         return matrix.normal_(std=columns**-0.5, generator=self.generator(seed))
 
@@ -94,14 +94,14 @@ class Place:
 
 
 class AllReduce:
-    """All-reduce operations of two processes."""
+    """All-reduce operations between two processes."""
 
     def __init__(self, place: Place):
         self._place = place
         self._words = torch.empty(LARGEST_BYTES // 4, device=place.card)
 
     def measure(self, size: int, count: int, waited: int) -> dict:
-        """Checks one operation of `size` bytes, and measures `count` in a row, and `waited` that are waited for."""
+        """Checks one operation of `size` bytes. Measures `count` operations in a row, and `waited` synchronous ones."""
         words = self._words[: size // 4]
         words.fill_(self._place.rank + 1)
         dist.all_reduce(words)
@@ -114,7 +114,7 @@ class AllReduce:
 
 
 class AllReduceInOneProcess:
-    """All-reduce operations of one process, which has both cards."""
+    """All-reduce operations in one process that uses both cards."""
 
     def __init__(self, place: Place):
         self._cards = [card(number) for number in range(2)]
@@ -140,7 +140,7 @@ class AllReduceInOneProcess:
 
 def timed(operation: Callable[[], object], meet: Callable[[], None], wait: Callable[[], None], count: int,
           waited: int) -> dict:
-    """Returns the time of an operation in microseconds: in a row, and with a wait for each."""
+    """Returns the time per operation in microseconds: in a row, and synchronously."""
     for _ in range(5):
         operation()
     meet()
@@ -160,7 +160,7 @@ def timed(operation: Callable[[], object], meet: Callable[[], None], wait: Calla
 
 
 class Block(torch.nn.Module):
-    """A layer of a transformer."""
+    """A transformer layer."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -173,14 +173,14 @@ class Block(torch.nn.Module):
         batch, length, width = state.shape
         heads = self.attention(self.first(state)).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        # Written out, because fused kernels may add in any order.
+        # Not fused, because fused kernels may add in any order.
         weights = (query @ key.transpose(-1, -2) * (width // self._heads) ** -0.5).softmax(dim=-1)
         state = state + self.merge((weights @ value).transpose(1, 2).reshape(batch, length, width))
         return state + self.narrow(functional.gelu(self.widen(self.second(state))))
 
 
 class Training:
-    """Training of a transformer with DistributedDataParallel."""
+    """Trains a transformer with DistributedDataParallel."""
 
     LAYERS, WIDTH, HEADS, BATCH, LENGTH = 6, 1024, 16, 8, 256
 
@@ -215,7 +215,7 @@ class Training:
 
 
 class Decoding:
-    """A language model whose layers are divided between the cards, and which decodes token by token."""
+    """Decodes token by token with a language model whose layers are split between the cards."""
 
     LAYERS, WIDTH, HEADS, INNER, VOCABULARY, TOKENS = 12, 2048, 16, 5632, 8192, 64
     GRAPH = False
@@ -262,8 +262,8 @@ class Decoding:
         self._on_host.copy_(self._token, non_blocking=True)
 
     def _captured(self) -> Callable[[], None]:
-        """Returns a function that replays the step as a graph."""
-        # A new stream does not wait for the stream that has filled the weights.
+        """Captures the step. Returns a function that replays it as a graph."""
+        # A new stream does not wait for the stream that initialized the weights.
         self._place.wait()
         stream = torch.cuda.Stream()
         with torch.inference_mode(), torch.cuda.stream(stream):
@@ -271,14 +271,14 @@ class Decoding:
                 self._step()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Threads of NCCL call the driver meanwhile.
+        # NCCL's threads may call the driver during the capture.
         with torch.inference_mode(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step()
         return graph.replay
 
     @torch.inference_mode()
     def decode(self, sequences: int) -> dict:
-        """Decodes sequences, and returns their time and a checksum of all tokens."""
+        """Decodes sequences. Returns the times and a checksum of all tokens."""
         self._place.meet()
         tokens, gaps = [], []
         begin = last = time.perf_counter()
@@ -306,7 +306,7 @@ class DecodingWithGraphs(Decoding):
 
 
 class Saturating:
-    """Matrix products, and with several processes all-reduce operations, that keep the cards busy."""
+    """Keeps the cards busy with matrix products and, with several processes, all-reduce operations."""
 
     SIDE, REDUCED_BYTES, UNITS = 8192, 64 << 20, 4
 
@@ -322,7 +322,7 @@ class Saturating:
         self._submit(0, 0.0).synchronize()
 
     def _submit(self, number: int, ends: float) -> torch.cuda.Event:
-        """Submits a block. Its flag becomes 1 if one of the processes wants to end."""
+        """Submits a block. Its flag becomes 1 if any of the processes wants to stop."""
         for _ in range(self.UNITS):
             torch.mm(self._first, self._second, out=self._product)
             if self._place.ranks > 1:
@@ -336,13 +336,13 @@ class Saturating:
         return event
 
     def run(self, begin: float, until: float) -> dict:
-        """Works between two times of the monotonic clock. Returns the times at which blocks ended."""
+        """Works between two times of the monotonic clock. Returns the completion times of the blocks."""
         self._place.meet()
         while time.monotonic() < begin:
             time.sleep(0.0005)
         ends: list[float] = []
         events = [self._submit(0, 0.0)]
-        # All processes find the flag of the same block set, so that they submit equally many blocks.
+        # All processes see the flag in the same block, so they submit the same number of blocks.
         while True:
             number = len(events)
             events.append(self._submit(number, float(time.monotonic() >= until)))
@@ -355,7 +355,7 @@ class Saturating:
 
 
 class Filling:
-    """Integer operations on several GiB of each card, with an all-reduce of a part of them."""
+    """Integer operations on several GiB on each card, with an all-reduce of a part."""
 
     BYTES, REPEATS, REDUCED_WORDS = 128 << 20, 40, 4 << 20
 
@@ -390,7 +390,7 @@ class Filling:
 
 
 class Peers:
-    """Copies and kernels of one process that use the memory of both cards."""
+    """Copies and kernels in one process that use both cards' memory."""
 
     BYTES, SIDE, STEPS = 256 << 20, 4096, 40
 
@@ -414,14 +414,14 @@ class Peers:
         return [self._source, self._target]
 
     def _kernels(self) -> list[torch.Tensor]:
-        """Copies a transposed matrix: with peer access, one card's kernel writes the memory of the other."""
+        """Copies a transposed matrix: with peer access, one card's kernel writes to the other card's memory."""
         for _ in range(20):
             self._turned.copy_(self._wide.t())
             self._wide.copy_(self._turned.t())
         return [self._wide, self._turned]
 
     def _pipeline(self) -> list[torch.Tensor]:
-        """Computes alternately on both cards, each with the result of the other."""
+        """Computes alternately on both cards, each time from the other card's result."""
         first, second = self._cards
         state = torch.ones(self.SIDE, self.SIDE, device=first, dtype=torch.bfloat16)
         for _ in range(self.STEPS):
@@ -430,7 +430,7 @@ class Peers:
         return [state]
 
     def part(self, name: str) -> dict:
-        """Runs one of the parts `copies`, `kernels` and `pipeline`."""
+        """Runs one of the phases `copies`, `kernels` and `pipeline`."""
         work = {"copies": self._copies, "kernels": self._kernels, "pipeline": self._pipeline}[name]
         finish()
         begin = time.perf_counter()
@@ -454,7 +454,7 @@ def serve(workload: object, answers: TextIO) -> None:
 def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    # Libraries, such as NCCL, print to standard output.
+    # Libraries such as NCCL print to standard output, so redirect it to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -477,7 +477,7 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         print(json.dumps({"error": f"{type(error).__name__}: {error}"[:600]}), file=answers, flush=True)
-        # Destructors of a broken communicator may wait for the other process.
+        # Destructors of a broken communicator may wait for the other process indefinitely.
         os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""`mediatord` with several cards, and programs with one process for each card, for measurements on real cards."""
+"""Runs `mediatord` with several cards, and programs with one process per card, for measurements on real cards."""
 
 import concurrent.futures
 import json
@@ -17,24 +17,24 @@ from harness import HERE, LIBC, Gone, Process
 PR_SET_PDEATHSIG = 1
 FILES = ("mediatord", "mediatorctl", "cuda-owner", "libcuda.so")
 LIBRARY_NAMES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so")
-# TIMEOUT: the driver opens a card within several seconds.
+# TIMEOUT: the driver initializes a card within several seconds.
 DAEMON_START_S = 90
-# TIMEOUT: PyTorch and NCCL start in 20 s, twelve processes at once in a minute.
+# TIMEOUT: PyTorch and NCCL start in 20 s, and twelve concurrent processes in a minute.
 START_S = 120
 # TIMEOUT: a request to the daemon takes milliseconds.
 CONTROL_S = 30
-# TIMEOUT: programs end within a second. After a failure, some of them may wait for others forever.
+# TIMEOUT: programs exit within a second. After a failure, some of them may wait for others forever.
 END_S = 8
 LOG_TAIL = 1500
-# NVLink multicast is off, also for programs without the library: not every machine has it, and the library refuses it.
-# Processes meet through the loopback device.
+# NVLink multicast is off, even without the library: not every machine has it, and the library rejects it. Processes
+# connect over the loopback interface.
 VARIABLES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
              "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "OMP_NUM_THREADS": "2",
              "PYTHONUNBUFFERED": "1"}
 
 
 def check_build(folder: Path) -> None:
-    """Ends the program if the folder lacks a file."""
+    """Exits if the folder lacks a file."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         sys.exit(f"{folder} has no {', '.join(missing)}: build with `cargo build --release -p mediatord -p mediatorctl "
@@ -42,14 +42,14 @@ def check_build(folder: Path) -> None:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill the calling process when the measurement ends."""
+    """Makes the kernel kill the calling process when its parent exits."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def plain_environment() -> dict[str, str]:
     """Returns the environment of programs without the library."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MEDIATOR_CUDA")}
-    # An operator may ask for more messages of NCCL.
+    # Users may request more messages from NCCL.
     return {"NCCL_DEBUG": "WARN"} | variables | VARIABLES
 
 
@@ -59,7 +59,7 @@ def tail(text: str, length: int = LOG_TAIL) -> str:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant of one or more cards."""
+    """A tenant with one or more cards."""
 
     name: str
     cards: tuple[int, ...]
@@ -75,12 +75,12 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Cards:
-    """Settings of the cards: memory on each card, and host memory for each card."""
+    """Settings of the cards: memory and host memory per card, in MiB."""
 
     count: int
     card_mib: int
     host_mib: int
-    # Further lines of each card's table.
+    # Additional lines in each card's table.
     more: str = ""
 
     def tables(self, driver: Path) -> str:
@@ -90,7 +90,7 @@ class Cards:
 
 
 class Daemon:
-    """A daemon that serves. Its sockets are in `folder`, whose path is short, and its log is in `logs`."""
+    """A running daemon. Its sockets are in `folder`, whose path must be short, and its log is in `logs`."""
 
     def __init__(self, build: Path, driver: Path, folder: Path, logs: Path, cards: Cards, tenants: Sequence[Tenant],
                  environment: Mapping[str, str]):
@@ -131,7 +131,7 @@ class Daemon:
         raise Gone(f"mediatord was not ready within {DAEMON_START_S} s: {tail(self.process.said())}")
 
     def _await_served(self) -> None:
-        """Waits until the owners serve all tenants, and the owners of a gang's cards are linked."""
+        """Waits until the owners serve all tenants and the owners of a gang's cards are connected."""
         until = time.monotonic() + CONTROL_S
         while True:
             shown = [self.show(tenant.name) for tenant in self._tenants]
@@ -160,7 +160,7 @@ class Daemon:
         return {tenant.name: self.show(tenant.name) for tenant in self._tenants}
 
     def command(self, tenant: str, program: Sequence[object]) -> list[object]:
-        """Returns the command that starts a program of a tenant."""
+        """Returns the command that starts a tenant's program."""
         return [*self._control("run", "--tenant", tenant, "--library", str(self._library)), "--", *program]
 
     def environment(self) -> dict[str, str]:
@@ -180,7 +180,7 @@ def is_served(tenant: dict) -> bool:
 
 
 class Program:
-    """Processes that execute the same commands."""
+    """A program's processes, which execute the same commands."""
 
     def __init__(self, name: str, processes: list[Process], tenant: str | None):
         self.name, self.processes, self.tenant = name, processes, tenant
@@ -191,7 +191,7 @@ class Program:
             process.say(json.dumps(command))
 
     def answers(self, timeout_s: float) -> list[dict]:
-        """Returns the answer of each process. Raises `Gone` as soon as one of them fails."""
+        """Returns the reply of each process. Raises `Gone` as soon as one of them fails."""
         pool = concurrent.futures.ThreadPoolExecutor(len(self.processes))
         try:
             found = [pool.submit(answer, process, timeout_s) for process in self.processes]
@@ -201,7 +201,7 @@ class Program:
         except Gone as error:
             raise Gone(f"{self.name}: {error}") from None
         finally:
-            # Threads that still wait end when the processes are killed.
+            # Threads that are still waiting end when the processes are killed.
             pool.shutdown(wait=False)
 
     def ask(self, command: dict, timeout_s: float) -> list[dict]:
@@ -216,7 +216,7 @@ class Program:
             process.close_input()
 
     def state(self) -> dict:
-        """Returns the state of each process, after it has printed the stacks of its threads."""
+        """Makes each process print its threads' stacks. Returns the processes' states."""
         for process in self.processes:
             if process.is_alive():
                 process.child.send_signal(signal.SIGUSR1)
@@ -234,7 +234,7 @@ def answer(process: Process, timeout_s: float) -> dict:
 
 
 def threads(pid: int) -> list[str]:
-    """Returns the name, the state and the wait in the kernel of each thread of a process that is not idle."""
+    """Returns the name, state and kernel wait channel of each thread of a process that is not idle."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
@@ -248,7 +248,7 @@ def threads(pid: int) -> list[str]:
 
 
 class Session:
-    """A daemon and programs of one case. Raises `Gone` if one of them ends or does not answer."""
+    """The daemon and programs of one case. Raises `Gone` if one of them exits or does not reply."""
 
     def __init__(self, folder: Path, logs: Path, environment: Mapping[str, str], script: Path = HERE / "collective.py"):
         self._folder, self._logs, self._script = folder, logs, script
@@ -263,7 +263,7 @@ class Session:
         return self.daemon
 
     def start(self, name: str, workload: str, devices: Sequence[int], tenant: str | None) -> Program:
-        """Starts a program with a process for each device: as a tenant's, or without the library."""
+        """Starts a program with one process per device, as a tenant or without the library."""
         rendezvous = self._folder / f"{name}.meet"
         processes = []
         for rank, device in enumerate(devices):
@@ -297,7 +297,7 @@ class Session:
         return found
 
     def warnings(self) -> dict:
-        """Returns the ends of logs that are not empty. Of the daemon's log, only warnings and errors count."""
+        """Returns the ends of non-empty logs, and only the warnings and errors of the daemon's log."""
         logs = {process.log.stem: process.said() for program in self.programs for process in program.processes}
         # The daemon reports programs without the library, because it does not manage them.
         known = tuple(f" pid={process.child.pid} " for program in self.programs if program.tenant is None
@@ -309,7 +309,7 @@ class Session:
         return {name: tail(text, 400) for name, text in logs.items() if text.strip()}
 
     def end(self) -> None:
-        # All at the same time, because processes of a program wait for each other.
+        # End all of them concurrently, because the processes of a program wait for each other.
         for program in self.programs:
             program.close()
         until = time.monotonic() + END_S

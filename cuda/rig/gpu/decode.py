@@ -1,8 +1,8 @@
-"""A language model that decodes token by token: the tenant whose neighbours `neighbours.py` measures.
+"""A language model that decodes token by token: the tenant that `neighbours.py` measures.
 
 The model is a transformer of about 950 million parameters in bf16 with random weights. It decodes with batch size 1,
-and each token is one CUDA graph. After `SEQUENCE_TOKENS` tokens it starts the same sequence again, so every sequence
-must have the tokens of the first. A thread asks the driver for `PROBE_BYTES` every `PROBE_INTERVAL_S` meanwhile.
+and each token is one CUDA graph. After `SEQUENCE_TOKENS` tokens it restarts the same sequence, so every sequence
+must have the same tokens as the first. Meanwhile, a thread allocates `PROBE_BYTES` every `PROBE_INTERVAL_S`.
 
 Standard input controls it: `begin` starts a measurement, `end` ends it and prints it as one line of JSON, and the end
 of standard input ends the program. `begin MS` decodes at most one token each MS milliseconds; a gap is then the time
@@ -32,18 +32,18 @@ PROBE_INTERVAL_S = 0.1
 
 @dataclass
 class Answers:
-    """Times until the driver answered the probe: allocations, and questions about the memory that is free."""
+    """Latencies of the probe's calls: allocations, and queries of the free memory."""
 
     allocations_ms: list[float] = field(default_factory=list)
     questions_ms: list[float] = field(default_factory=list)
     refused: int = 0
-    # Time since the call that has not returned yet.
+    # Time since the start of the pending call.
     pending_ms: float = 0.0
 
 
 @dataclass
 class Measurement:
-    """Tokens between `begin` and `end`."""
+    """Results between `begin` and `end`."""
 
     seconds: float
     tokens: int
@@ -59,7 +59,7 @@ class Measurement:
 
 
 class Probe:
-    """Asks for memory in a thread of its own."""
+    """Allocates memory in a separate thread."""
 
     def __init__(self, driver: Driver, context: int):
         self._driver, self._context = driver, context
@@ -176,7 +176,7 @@ class TorchDecoder:
         return graph
 
     def restart(self) -> None:
-        """Goes back to the first token of the sequence."""
+        """Returns to the first token of the sequence."""
         self._token.fill_(FIRST_TOKEN)
         self._position.zero_()
 
@@ -196,7 +196,7 @@ def checksum(tokens: list[int]) -> str:
 
 
 class Loop:
-    """Decodes sequences and compares each of them with the first."""
+    """Decodes sequences, and compares each of them with the first."""
 
     def __init__(self, decoder, probe: Probe):
         self._decoder, self._probe = decoder, probe
@@ -208,10 +208,10 @@ class Loop:
         return checksum([self._decoder.decode() for _ in range(SEQUENCE_TOKENS)])
 
     def measure(self, commands: "queue.Queue[str | None]", pace_s: float = 0) -> Measurement:
-        """Decodes until the next command, at most one token each `pace_s`."""
+        """Decodes until the next command, at most one token every `pace_s` seconds."""
         tokens, gaps, sequences, wrong = [], [], 0, 0
         self._probe.begin()
-        # The first call that waits for a turn counts.
+        # Include the first call, which waits for a turn.
         begin = last = due = time.perf_counter()
         self._decoder.restart()
         while commands.empty():

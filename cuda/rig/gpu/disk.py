@@ -1,12 +1,12 @@
-"""Measures `gdev-crypt` on a real card: on the CPU and on the card by request size, and next to a program that computes.
+"""Measures `gdev-crypt` on a real card: on the CPU and on the card by request size, and next to a busy program.
 
-Usage: disk.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER has libcuda.so (ours), cuda-owner and
-gdev-crypt. `cargo xtask bench disk` runs it.
+Usage: disk.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES]. FOLDER contains libcuda.so (ours),
+cuda-owner and gdev-crypt. `cargo xtask bench disk` runs it.
 
-A client writes and reads a file in memory over NBD, one request at a time. The first part has the sizes of Gdev's
-figures 8 and 9; the second has figure 10: writes while another program keeps the card busy, without the library, as
+A client writes and reads a file in memory over NBD, one request at a time. The first part uses the sizes of Gdev's
+figures 8 and 9; the second repeats figure 10: writes while another program keeps the card busy, without the library, as
 tenants of equal weight, and with the latency class `interactive`. After each case the client reads everything through
-a server without a card, which must return the bytes that were written.
+a server without a card, which must return the written bytes.
 """
 
 import argparse
@@ -26,15 +26,15 @@ from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions,
 
 VOLUME_BYTES = 64 << 20
 REQUEST_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-# Size of the requests next to another program: eight of the pages that Gdev's file system encrypts at once.
+# Size of the requests next to another program: Gdev's file system encrypts eight pages per request.
 BUSY_BYTES = (128 << 10, 1 << 20)
-# Each size is written and read for this time.
+# Duration of the writes and of the reads of each size, in seconds.
 MEASURED_S = 0.6
 BUSY_MEASURED_S = 1.5
-# Lengths of the other program's kernels in microseconds.
+# Durations of the other program's kernels in microseconds.
 KERNELS_US = (200, 2000)
 CRYPT, SEARCH = "crypt", "search"
-# TIMEOUT: a request waits for a turn of the other program, which lasts less than a second.
+# TIMEOUT: a request may wait for the other program's turn, which lasts less than a second.
 REPLY_TIMEOUT_S = 30
 
 READ, WRITE, DISCONNECT = 0, 1, 2
@@ -44,7 +44,7 @@ EXPORT_NAME = 1
 
 
 class Client:
-    """A client of the NBD protocol with one request in flight."""
+    """An NBD client with one request in flight."""
 
     def __init__(self, path: Path):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -87,7 +87,7 @@ class Client:
 
 
 class Server:
-    """A `gdev-crypt` with its file in memory, and a client."""
+    """A `gdev-crypt` whose file is in memory, and a client."""
 
     def __init__(self, rig: Rig, folder: Path, device: bool, tenant: str | None):
         path = folder / "volume"
@@ -99,7 +99,7 @@ class Server:
         command = [rig.build.folder / "gdev-crypt", "--file", path, "--key-file", folder / "key",
                    "--socket", folder / "disk.sock"]
         if device:
-            # All requests go to the card, so that each size shows the card's speed.
+            # Process all requests on the card, so that each size shows the card's speed.
             command += ["--device", "cuda", "--device-min-bytes", "512"]
         self.process: Process = rig.start(command, tenant)
         line = self.process.line(timeout_s=60)
@@ -110,20 +110,20 @@ class Server:
     def end(self) -> None:
         self.client.end()
         said = self.process.said()
-        # The server ends with its process only.
+        # The server does not exit by itself.
         self.process.kill()
         if "the card failed" in said:
             raise Gone(said[-400:])
 
 
 def pattern(offset: int, count: int) -> bytes:
-    """Returns the bytes that are written at an offset."""
+    """Returns the bytes to write at an offset."""
     block = hashlib.sha256(str(offset).encode()).digest()
     return block * (count // len(block))
 
 
 def rate(client: Client, command: int, size: int, seconds: float) -> dict:
-    """Returns the throughput of requests of a size in MiB per second, and their longest time in ms."""
+    """Returns the throughput of requests of a given size in MiB/s, and the longest latency in ms."""
     data = {offset: pattern(offset, size) for offset in range(0, VOLUME_BYTES, size)} if command == WRITE else {}
     offsets, done, longest = range(0, VOLUME_BYTES, size), 0, 0.0
     begin = before = time.perf_counter()
@@ -140,7 +140,7 @@ def rate(client: Client, command: int, size: int, seconds: float) -> dict:
 
 
 def check(rig: Rig, folder: Path, writer: Client, size: int, device: bool, tenant: str | None) -> None:
-    """Writes the whole volume once, and compares it with what a server without a card reads."""
+    """Writes the whole volume once, and compares it with the data read by a server without a card."""
     for offset in range(0, VOLUME_BYTES, size):
         writer.write(offset, pattern(offset, size))
     reader = Server(rig, folder_with(folder, "reader"), False, None)
@@ -153,7 +153,7 @@ def check(rig: Rig, folder: Path, writer: Client, size: int, device: bool, tenan
 
 
 def folder_with(folder: Path, name: str) -> Path:
-    """Returns a folder for another server of the same volume."""
+    """Returns a folder for another server with the same volume."""
     other = folder / name
     other.mkdir(exist_ok=True)
     for file in ("volume", "key"):
@@ -197,13 +197,13 @@ def beside(rig: Rig, folder: Path, device: bool, tenants: tuple[str | None, str 
         server.end()
 
 
-# Name, card, tenant of the server, class of the server; None is a program without the library.
+# Name, use of the card, the server's tenant, and its class; a tenant of None means without the library.
 WAYS = (("cpu", False, None, None), ("hardware", True, None, None), ("equal", True, CRYPT, "normal"),
         ("interactive", True, CRYPT, "interactive"))
 
 
 class Bench:
-    """All cases in rounds."""
+    """Runs all cases in rounds."""
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path):
         self._rig = Rig(Build("this", arguments.build.resolve()), find_driver(), scratch)
@@ -243,7 +243,7 @@ class Bench:
             for _ in range(self._rounds):
                 self.report["rounds"].append({})
                 for name, device, tenant, tenant_class in WAYS:
-                    if name != "equal":  # Alone, the class makes no difference.
+                    if name != "equal":  # The class has no effect on a lone program.
                         self._case(f"{name}, by size", lambda folder: by_size(self._rig, folder, device, tenant),
                                    tenant_class)
                 for kernel_us in KERNELS_US:
@@ -256,7 +256,7 @@ class Bench:
 
 
 def summary(rounds: list[dict]) -> dict:
-    """Returns the median, the least and the most of each throughput over the rounds, in MiB per second."""
+    """Returns the median, minimum and maximum of each throughput over the rounds, in MiB/s."""
     samples: dict[str, list[float]] = {}
     for one in rounds:
         for name, result in one.items():

@@ -1,4 +1,4 @@
-"""NVIDIA's driver API through ctypes: the few calls that the programs of `neighbours.py` make."""
+"""The part of NVIDIA's driver API that the programs of `neighbours.py` call, through ctypes."""
 
 import ctypes
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -9,7 +9,7 @@ EVENT_DISABLE_TIMING = 2
 ACCESS_READ_WRITE = 3
 DEVICE_LOCATION = 1
 
-# Spins for `us` microseconds of the card's clock in every thread, then adds `us` to a word.
+# Spins for `us` microseconds of the card's clock in every thread, and then adds `us` to a word once.
 SPIN_PTX = b"""
 .version 7.0
 .target sm_70
@@ -44,7 +44,7 @@ done:
 
 
 class CudaError(Exception):
-    """A call of the driver failed."""
+    """A driver call failed."""
 
     def __init__(self, call: str, code: int):
         super().__init__(f"{call} failed with {code}")
@@ -70,7 +70,7 @@ class AccessDescription(ctypes.Structure):
 
 
 class Driver:
-    """A driver's library. Every method raises `CudaError` if the driver refuses the call."""
+    """A driver library. Every method raises `CudaError` if the driver call fails."""
 
     def __init__(self, path: str = "libcuda.so.1"):
         self._library = ctypes.CDLL(path)
@@ -81,7 +81,7 @@ class Driver:
             raise CudaError(name, code)
 
     def make_context(self) -> int:
-        """Makes the primary context of device 0 current and returns it."""
+        """Makes the primary context of device 0 current, and returns it."""
         device, context = c_int(), c_void_p()
         self.call("cuInit", c_uint(0))
         self.call("cuDeviceGet", ctypes.byref(device), c_int(0))
@@ -106,7 +106,7 @@ class Driver:
         self.call("cuMemFree_v2", c_uint64(address))
 
     def memory(self) -> tuple[int, int]:
-        """Returns the free and the total bytes."""
+        """Returns the free and the total memory in bytes."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value

@@ -1,4 +1,4 @@
-"""Owners, programs of tenants and raw clients as processes, for measurements on a real card."""
+"""Runs owners, tenant programs and raw clients as processes, for measurements on a real card."""
 
 import argparse
 import ctypes
@@ -21,18 +21,18 @@ HERE = Path(__file__).resolve().parent
 PR_CAPBSET_DROP = 24
 CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 5, 21, 24
 LIBC = ctypes.CDLL(None, use_errno=True)
-# Descriptors that a hostile client holds at most.
+# Maximum number of descriptors that a hostile client keeps open.
 CLIENT_OPEN_FILES = 400_000
-# Messages of the library that say that the owner ended the connection.
+# Messages of the library about the loss of its connection to the owner.
 LOST_CONNECTION = ("connection to the owner ended", "owner refuses", "owner cannot be reached")
 
 
 class Gone(Exception):
-    """A process ended or does not answer."""
+    """A process has exited or does not reply."""
 
 
 def find_driver() -> Path:
-    """Returns NVIDIA's library."""
+    """Returns the path of NVIDIA's library."""
     for pattern in ("/usr/local/nvidia/lib*/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"):
         for path in glob.glob(pattern):
             return Path(path)
@@ -40,7 +40,7 @@ def find_driver() -> Path:
 
 
 def options(description: str, seconds: int) -> argparse.ArgumentParser:
-    """Returns a parser of the options that `cargo xtask bench` passes to a measurement of cases."""
+    """Returns a parser for the options that `cargo xtask bench` passes to measurements."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
@@ -53,7 +53,7 @@ def options(description: str, seconds: int) -> argparse.ArgumentParser:
 
 def parse_arguments(description: str, seconds: int, more: Callable[[argparse.ArgumentParser], object] | None = None
                     ) -> argparse.Namespace:
-    """Returns the options that `cargo xtask bench` passes to a measurement of cases, and those that `more` adds."""
+    """Parses the options that `cargo xtask bench` passes to measurements, and those that `more` adds."""
     parser = options(description, seconds)
     if more is not None:
         more(parser)
@@ -61,7 +61,7 @@ def parse_arguments(description: str, seconds: int, more: Callable[[argparse.Arg
 
 
 def conditions(commit: str) -> dict:
-    """Returns the start of a report: the time, the card, the commit, and the processors."""
+    """Returns the header of a report: the time, the card, the commit, and the processors."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     return {"started": time.time(),
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -77,7 +77,7 @@ class Limits:
     open_files: int | None = None
 
     def apply(self) -> None:
-        """Restricts the calling process; `exec` makes the dropped capabilities effective."""
+        """Restricts the calling process. The dropped capabilities take effect at `exec`."""
         for capability in self.without_capabilities:
             if LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
                 raise OSError(ctypes.get_errno(), "prctl")
@@ -86,7 +86,7 @@ class Limits:
 
 
 def raise_open_files() -> None:
-    """Raises the limit of open files of the calling process to `CLIENT_OPEN_FILES`, or as far as it may."""
+    """Raises the calling process's limit on open files to `CLIENT_OPEN_FILES`, or to the permitted maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (CLIENT_OPEN_FILES, max(most, CLIENT_OPEN_FILES)))
@@ -95,7 +95,7 @@ def raise_open_files() -> None:
 
 
 class Process:
-    """A process that is controlled through lines of its standard input and output."""
+    """A process that is controlled through lines on its standard input and output."""
 
     def __init__(self, command: Sequence[object], environment: Mapping[str, str], log: Path,
                  before: Callable[[], None] | None = None):
@@ -125,7 +125,7 @@ class Process:
     def line(self, timeout_s: float) -> str:
         """Returns the next line.
 
-        Raises `Gone` if the process ends, or prints no line within `timeout_s`.
+        Raises `Gone` if the process exits, or does not print a line within `timeout_s`.
         """
         try:
             line = self._lines.get(timeout=timeout_s)
@@ -140,7 +140,7 @@ class Process:
         return self.child.poll() is None
 
     def fate(self) -> str:
-        """Says how the process ended."""
+        """Describes how the process ended."""
         try:
             code = self.child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -152,14 +152,14 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def close_input(self) -> None:
-        """Closes its standard input, which asks it to end."""
+        """Closes its standard input, which requests it to exit."""
         try:
             self.child.stdin.close()
         except OSError:
             pass
 
     def end(self, timeout_s: float = 10) -> None:
-        """Closes its standard input and waits; kills it after `timeout_s`."""
+        """Closes its standard input and waits for its exit. Kills it after `timeout_s`."""
         self.close_input()
         try:
             self.child.wait(timeout=timeout_s)
@@ -174,7 +174,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Build:
-    """A folder with `libcuda.so`, `cuda-owner` and `cuda-raw` of one build."""
+    """A folder with `libcuda.so`, `cuda-owner` and `cuda-raw` from one build."""
 
     name: str
     folder: Path
@@ -189,12 +189,12 @@ class OwnerSettings:
     chunk_mib: int
     tenants: tuple[str, ...]
     more: tuple[str, ...] = ()
-    # Options that an owner of an earlier build does not have, where two builds are compared.
+    # Options that the owner of an earlier build may lack when two builds are compared.
     if_known: tuple[str, ...] = ()
     limits: Limits = Limits()
 
     def arguments(self, known: str) -> list[str]:
-        """Returns the arguments, with those of `if_known` that the text `known` has."""
+        """Returns the arguments, and those of `if_known` that the text `known` contains."""
         sizes = {"--card-mib": self.card_mib, "--host-mib": self.host_mib, "--chunk-mib": self.chunk_mib}
         words = [word for option, value in sizes.items() for word in (option, str(value))]
         return [*words, *(word for tenant in self.tenants for word in ("--tenant", tenant)), *self.more,
@@ -202,13 +202,13 @@ class OwnerSettings:
 
 
 class Rig:
-    """Starts the processes of one build on one card. Files are in `folder`."""
+    """Starts processes of one build on one card. Files are in `folder`."""
 
     def __init__(self, build: Build, driver: Path, folder: Path):
         self.build, self.driver, self.folder = build, driver, folder
         self.socket = folder / "socket"
         self._started: list[Process] = []
-        # Clients of other users reach the socket.
+        # Allow other users' clients to reach the socket.
         folder.chmod(0o711)
         self._front = folder / f"front-{build.name}"
         self._front.mkdir(exist_ok=True)
@@ -217,7 +217,7 @@ class Rig:
             (self._front / name).symlink_to(build.folder / "libcuda.so")
 
     def environment(self, tenant: str | None) -> dict[str, str]:
-        """Returns the environment of a program: of a tenant, or without the library."""
+        """Returns the environment of a program, as a tenant or without the library."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MEDIATOR_CUDA")}
         variables["PYTHONUNBUFFERED"] = "1"
         if tenant is not None:
@@ -228,7 +228,7 @@ class Rig:
 
     def start(self, command: Sequence[object], tenant: str | None, before: Callable[[], None] | None = None,
               variables: Mapping[str, str] | None = None) -> Process:
-        """Starts a process with further variables in its environment; `end` ends it at the latest."""
+        """Starts a process with additional environment variables. `end` kills it if it still runs."""
         log = self.folder / f"{self.build.name}-{len(self._started)}-{Path(str(command[0])).name}.log"
         process = Process(command, self.environment(tenant) | dict(variables or {}), log, before)
         self._started.append(process)
@@ -236,11 +236,11 @@ class Rig:
 
     def python(self, tenant: str | None, script: str, *arguments: object,
                variables: Mapping[str, str] | None = None) -> Process:
-        """Starts a Python program of this folder."""
+        """Starts a Python program from this folder."""
         return self.start([sys.executable, HERE / script, *arguments], tenant, variables=variables)
 
     def end(self) -> None:
-        """Kills every process that is left."""
+        """Kills all processes that still run."""
         for process in self._started:
             if process.is_alive():
                 process.child.send_signal(signal.SIGCONT)
@@ -248,7 +248,7 @@ class Rig:
 
 
 class Owner:
-    """An owner that serves."""
+    """A running owner."""
 
     def __init__(self, rig: Rig, settings: OwnerSettings):
         rig.socket.unlink(missing_ok=True)
@@ -260,7 +260,7 @@ class Owner:
         rig.socket.chmod(0o666)
 
     def accounts(self, timeout_s: float = 20) -> dict:
-        """Returns the accounts, with each tenant under its name, and the time until the owner answered."""
+        """Returns the accounts, with the tenants by name, and the time until the owner replied."""
         begin = time.perf_counter()
         accounts = self._ask("accounts", timeout_s)
         accounts["answered_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
@@ -268,7 +268,7 @@ class Owner:
         return accounts
 
     def change(self, tenant: str, settings: Mapping[str, object]) -> None:
-        """Changes settings of a tenant: `weight`, `guarantee_permille`, `class` and `sharing`."""
+        """Changes a tenant's settings: `weight`, `guarantee_permille`, `class` and `sharing`."""
         self._ask(json.dumps({"tenant": tenant, **settings}), 20)
 
     def _ask(self, line: str, timeout_s: float) -> dict:
@@ -292,7 +292,7 @@ class Raw:
         return cls(rig.start(command, None, raise_open_files))
 
     def ask(self, command: dict | str, timeout_s: float = 60) -> dict | str:
-        """Sends a command of `cuda_rig::raw` and returns the answer."""
+        """Sends a command of `cuda_rig::raw`, and returns the reply."""
         self.process.say(json.dumps(command))
         answer = json.loads(self.process.line(timeout_s))
         if isinstance(answer, dict) and "Failed" in answer:
@@ -300,27 +300,27 @@ class Raw:
         return answer
 
     def connect(self, manner: dict[str, str] | None = None, through: str = "Itself") -> int:
-        """Connects. Without a manner, nothing reads the connection."""
+        """Connects. Without a manner, no thread reads the connection."""
         return self.ask({"Connect": {"through": through, "manner": manner}})["Link"]
 
     def send(self, link: int, message: dict, times: int = 1) -> int:
-        """Sends a message; returns how often the connection took it."""
+        """Sends a message `times` times. Returns the number of successful sends."""
         return self.ask({"Say": {"link": link, "message": message, "times": times}})["Sent"]
 
     def hello(self, link: int, tenant: str) -> None:
-        """Sends the first message of a program."""
+        """Sends a program's first message."""
         hello = {"version": self._versions, "pid": self.process.child.pid, "instance": link + 1, "tenant": tenant,
                  "program": "hostile", "adopts": False}
         self.send(link, {"Hello": hello})
 
     def hear(self, link: int, count: int, within_s: float) -> tuple[list, bool]:
-        """Waits for `count` messages. Returns them, and true if the owner closed the connection."""
+        """Waits for `count` messages. Returns them, and true if the owner has closed the connection."""
         command = {"Hear": {"link": link, "count": count, "within_ms": int(within_s * 1e3)}}
         heard = self.ask(command, within_s + 30)["Heard"]
         return heard["messages"], heard["closed"]
 
     def wait_for(self, link: int, kind: str, within_s: float = 10) -> dict:
-        """Waits for a message of a kind, and drops the ones before it."""
+        """Waits for a message of a kind, and drops earlier ones."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
             messages, closed = self.hear(link, 1, 0.5)
@@ -332,12 +332,12 @@ class Raw:
         raise Gone(f"the owner sent no `{kind}` within {within_s:.0f} s")
 
     def drop_descriptors(self, link: int) -> None:
-        """Closes the descriptors that came over a connection."""
+        """Closes the descriptors received over a connection."""
         self.ask({"DropDescriptors": {"link": link}})
 
 
 class CardMemory:
-    """The bytes of the card that are in use, from NVML."""
+    """The card's used memory, from NVML."""
 
     class _Memory(ctypes.Structure):
         _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]

@@ -1,6 +1,6 @@
-"""Hostile CUDA programs next to which `neighbours.py` measures a decode loop. Each uses the driver API alone.
+"""Hostile CUDA programs next to which `neighbours.py` measures a decode loop. They use only the driver API.
 
-Each program prints `ready`, acts from the line `go` on standard input until standard input ends, and prints a report as
+Each program prints `ready`, acts after the line `go` until standard input ends, and prints a report as
 one line of JSON.
 """
 
@@ -16,12 +16,12 @@ from driver import CudaError, Driver
 
 MIB = 1 << 20
 KERNELS_IN_FLIGHT = 2
-# A refused request is repeated after this time.
+# Time after which a rejected request is repeated, in seconds.
 RETRY_S = 0.05
 
 
 class Work:
-    """A stream with spinning kernels of which few are in flight."""
+    """A stream of spinning kernels, with few in flight."""
 
     def __init__(self, driver: Driver, kernel_us: int):
         self._driver, self._us = driver, kernel_us
@@ -31,12 +31,12 @@ class Work:
         self.kernels = 0
 
     def launch(self) -> None:
-        """Launches a kernel and does not wait for it."""
+        """Launches a kernel without waiting for it."""
         self._driver.spin(self._kernel, self._us, self._word, self._stream)
         self.kernels += 1
 
     def run(self) -> None:
-        """Launches a kernel and waits for an earlier one."""
+        """Launches a kernel, and waits for an earlier one."""
         self.launch()
         event = self._driver.event() if len(self._events) < KERNELS_IN_FLIGHT else self._events.pop(0)
         self._driver.record(event, self._stream)
@@ -45,13 +45,13 @@ class Work:
             self._driver.wait_for(self._events[0])
 
 
-# A hostile program is a generator. It prepares until its first `yield`, and then yields its report so far after each
+# A hostile program is a generator. It prepares until its first `yield`, and then yields its current report after each
 # step.
 Steps = Iterator[dict[str, object]]
 
 
 def busy(driver: Driver, arguments: argparse.Namespace) -> Steps:
-    """Keeps the card busy, as an honest program does."""
+    """Keeps the card busy, like an honest program."""
     work = Work(driver, arguments.kernel_us)
     work.run()
     yield {}
@@ -61,7 +61,7 @@ def busy(driver: Driver, arguments: argparse.Namespace) -> Steps:
 
 
 def capture(driver: Driver, arguments: argparse.Namespace) -> Steps:
-    """Launches long kernels while it is alone, and begins a capture that it never ends."""
+    """Launches long kernels while it is alone, and then begins a capture that it never ends."""
     work = Work(driver, arguments.kernel_us)
     captured = driver.stream()
     for _ in range(arguments.kernels):
@@ -73,7 +73,7 @@ def capture(driver: Driver, arguments: argparse.Namespace) -> Steps:
 
 
 def compressible(driver: Driver, arguments: argparse.Namespace) -> Steps:
-    """Creates compressible memory, maps it and releases the handle: the mapping keeps the memory."""
+    """Creates compressible memory, maps it and releases the handle. The mapping keeps the memory allocated."""
     step = 32 * MIB
     begin = driver.reserve(arguments.mib * MIB)
     mapped, refused, code = 0, 0, 0
@@ -94,7 +94,7 @@ def compressible(driver: Driver, arguments: argparse.Namespace) -> Steps:
 
 
 def direct(driver: Driver, arguments: argparse.Namespace) -> Steps:
-    """Connects through the library, then calls NVIDIA's driver past it: for memory and for work."""
+    """Connects through the library, and then calls NVIDIA's driver directly, to allocate memory and submit work."""
     nvidia = Driver(arguments.driver)
     work = Work(driver, arguments.kernel_us)
     work.run()
@@ -112,7 +112,7 @@ def direct(driver: Driver, arguments: argparse.Namespace) -> Steps:
 
 
 def threads(driver: Driver, arguments: argparse.Namespace) -> Steps:
-    """Allocates in many threads at once, as programs with an allocator for each thread do."""
+    """Allocates in many threads concurrently, like programs with per-thread allocators."""
     context, count = driver.current_context(), arguments.threads
     barrier = threading.Barrier(count + 1)
     longest, refused = [0.0] * count, [0] * count
@@ -157,7 +157,7 @@ def serve(steps: Steps) -> None:
     sys.stdin.readline()
 
     def report_at_end() -> None:
-        # A step may never return, so its end is not waited for.
+        # Do not wait for the current step, because it may never return.
         sys.stdin.read()
         print(json.dumps(latest[0]), flush=True)
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Jobs for the benchmark: each gets ready, says so, and begins when a line with the time comes.
+"""Jobs for the benchmark. Each prepares, reports that it is ready, and begins at the time that it reads from a line.
 
 Usage: jobs.py loop SIZE MANY SECONDS | alone SECONDS SIZE:MANY... | fill GIB ROUNDS PAUSE | periodic SECONDS |
        spin SECONDS FILE | idle SECONDS | watch SECONDS
@@ -38,7 +38,7 @@ def bursts(n, many):
 
 
 def count(burst, end):
-    """Bursts that end before `end`, with two in flight at a time, and the longest gap between two ends."""
+    """Runs bursts until `end`, two in flight. Returns their number, and the longest gap between completions."""
     events, done, longest, last = [], 0, 0, time.time()
     while time.time() < end:
         burst()
@@ -71,7 +71,7 @@ def alone(seconds, *sizes):
 
 
 def periodic(seconds):
-    """About 1 ms of work every 50 ms: how long each takes from its launch to its end, and by how much longer than alone."""
+    """Submits about 1 ms of work every 50 ms. Returns its latencies, also relative to a lone program."""
     burst = bursts(2048, 3)
 
     def timed():
@@ -108,7 +108,7 @@ extern "C" __global__ void spin(unsigned long long *times, unsigned long long ns
 
 
 def spin(seconds, path):
-    """Kernels of 0.25 ms on all of the card, each of which notes when it began and ended by the card's own clock."""
+    """Runs kernels of 0.25 ms on the whole card. Each records its start and end in time of the card's clock."""
     import cupy
 
     kernel = cupy.RawKernel(SPIN, "spin")
@@ -133,14 +133,14 @@ def spin(seconds, path):
 
 
 def idle(seconds):
-    """Is there, and does nothing."""
+    """Stays connected, and does nothing."""
     begin = ready()
     time.sleep(max(0, begin + float(seconds) - time.time()))
     return {}
 
 
 def watch(seconds):
-    """Works in bursts of about 1 ms: when each one ended, in milliseconds since the begin, which is by the host's clock."""
+    """Works in bursts of about 1 ms. Returns their completion times after the start, in ms of the host's clock."""
     burst = bursts(2048, 3)
     begin = ready()
     ends = []
@@ -152,7 +152,7 @@ def watch(seconds):
 
 
 def fill(gib, rounds, pause):
-    """Fills memory and works on all of it, again and again."""
+    """Fills memory, and repeatedly works on all of it."""
     begin = ready()
     parts = [torch.arange(64 << 20, dtype=torch.int32, device="cuda") for _ in range(int(float(gib) * 4))]
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""Two processes of the same program that take turns, one with the library and one without, on the same processors.
+"""Runs two processes of the same program in turn, one with the library and one without, on the same processors.
 
-What varies from minute to minute, or from one processor to the next, is the same for both. What varies from process to process
-shows in the spread between pairs, and in pairs of two without the library.
+Variations over time and between processors affect both equally. Variations between processes
+show in the spread between pairs, and in pairs in which both run without the library.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ CPUS = {2, 3, 4, 5}
 
 
 def settle():
-    """Before the program begins: the processors of both, and no addresses at random."""
+    """Selects the processors for both programs, and disables address randomization."""
     os.sched_setaffinity(0, CPUS & os.sched_getaffinity(0) or os.sched_getaffinity(0))
     ctypes.CDLL(None).personality(0x0040000)
 
@@ -25,7 +25,7 @@ class Program:
         self.child, self.answer = child, None
 
     def wait(self, limit=90):
-        """Until it is ready for its turn, or has ended; whether it is ready."""
+        """Waits until the program is ready for its turn or has exited. Returns true if it is ready."""
         if not select.select([self.child.stdout], [], [], limit)[0]:
             self.child.kill()
             raise TimeoutError("a program did not come to its turn")
@@ -43,7 +43,7 @@ class Program:
 
 
 def pair(start_first, start_second):
-    """Runs two programs turn by turn; the answers of both."""
+    """Runs two programs in turn. Returns the replies of both."""
     both = [Program(start_first()), Program(start_second())]
     try:
         ready = [one.wait() for one in both]
@@ -62,7 +62,7 @@ def pair(start_first, start_second):
 
 
 def ratios(first, second):
-    """For each part the median of the second's times over the first's, turn by turn."""
+    """Returns, for each part, the median ratio of the second program's times to the first one's, turn by turn."""
     result = {}
     for name in first["parts"]:
         times = zip(first["parts"][name]["times_ms"], second["parts"][name]["times_ms"])
@@ -71,7 +71,7 @@ def ratios(first, second):
 
 
 def gather(pairs):
-    """The median of the pairs' ratios for each part, with all of them."""
+    """Returns each part's ratios for all pairs, and their median."""
     names = pairs[0].keys() if pairs else ()
     each = {name: sorted(round(pair[name], 4) for pair in pairs) for name in names}
     return {name: {"ratio": round(statistics.median(of), 4), "pairs": of} for name, of in each.items()}

@@ -1,7 +1,7 @@
 """Measures a decode loop next to honest and hostile neighbours on a real card; writes one JSON file and prints a table.
 
-`cargo xtask bench neighbours --json FILE` runs it. The neighbours are in `attacks.py`. With several builds, as before
-and after a change, each round measures all of them. `--table` prints the tables of files that exist.
+`cargo xtask bench neighbours --json FILE` runs it. The neighbours are in `attacks.py`. With several builds, such as
+before and after a change, each round measures all of them. `--table` prints tables from existing files.
 """
 
 import argparse
@@ -20,20 +20,19 @@ from attacks import CHUNK_MIB, DECODE, LARGE, NEIGHBOURS, SMALL, Attack, Neighbo
 from harness import LOST_CONNECTION, Build, CardMemory, Gone, Owner, OwnerSettings, Process, Rig, find_driver
 
 CONTROL_S = 0.8
-# The decode loop goes on for this time before and after the neighbour acts.
+# Time in seconds for which the decode loop runs before and after the neighbour acts.
 BEFORE_S, AFTER_S = 0.3, 1.2
 WATCH_INTERVAL_S = 0.25
-# A decode loop that has no token in this time is given up.
-# TIMEOUT: the longest known gap was 18 s.
+# Time limit for the decode loop to reply, in seconds. TIMEOUT: the longest known gap was 18 s.
 ANSWER_S = 45
-# Time that a neighbour takes at most, with its session.
+# Maximum duration of a case with its session, in seconds.
 LONGEST_CASE_S = 32
 FIGURES = ("share", "kept", "gap_longest_ms", "gap_p99_ms", "answer_longest_ms", "owner_longest_ms", "card_taken_mib",
            "charged_loop_ms", "charged_neighbour_ms", "start_s")
 
 
 class Session:
-    """An owner and a decode loop; or the loop alone, without the library."""
+    """An owner and a decode loop, or the loop alone without the library."""
 
     def __init__(self, rig: Rig, settings: OwnerSettings | None):
         self.rig, self.settings = rig, settings
@@ -68,13 +67,13 @@ class Session:
     def settle(self) -> bool:
         """Waits until the decode loop is the owner's only program.
 
-        Returns false if that does not happen: the session cannot be used again.
+        Returns false if this does not happen. The session then cannot be used again.
         """
         if self.decode is None or not self.decode.is_alive():
             return False
         if self.owner is None:
             return True
-        # TIMEOUT: programs that ended leave within a second; anything else is what a neighbour left behind.
+        # TIMEOUT: exited programs disappear within a second; anything else was left behind by a neighbour.
         for _ in range(20):
             try:
                 tenants = self.owner.accounts(timeout_s=2)["tenants"]
@@ -92,7 +91,7 @@ class Session:
 
 
 class Watch:
-    """Samples the card's memory, and the owner's answers, in a thread."""
+    """Samples the card's memory and the owner's reply times in a thread."""
 
     def __init__(self, owner: Owner | None, memory: CardMemory):
         self._owner, self._memory = owner, memory
@@ -123,7 +122,7 @@ def rate(measured: dict) -> float:
 
 
 def difference(before: dict, after: dict) -> dict:
-    """Returns what the owner's accounts of each tenant gained, where it is not 0."""
+    """Returns the non-zero increases of each tenant's accounts."""
     found = {}
     for name, tenant in after["tenants"].items():
         earlier = before["tenants"][name]
@@ -137,13 +136,13 @@ def difference(before: dict, after: dict) -> dict:
 
 
 def warnings(text: str) -> list[str]:
-    """Returns the last warnings and errors of a log, without time and colours."""
+    """Returns the last warnings and errors of a log, without times and colours."""
     lines = [line for line in text.splitlines() if re.search(r"\b(WARN|ERROR)\b|panicked", line)]
     return [re.sub(r"^\S+\s+", "", line)[:240] for line in lines[-4:]]
 
 
 def figures(neighbour: Neighbour, control: dict, measured: dict) -> dict:
-    """Returns the figures of the decode loop next to a neighbour, against those alone."""
+    """Compares the decode loop's figures next to a neighbour with those alone."""
     share = rate(measured) / rate(control)
     return {"control": control, "measured": measured, "share": round(share, 4),
             "kept": round(share / neighbour.entitlement, 4),
@@ -152,7 +151,7 @@ def figures(neighbour: Neighbour, control: dict, measured: dict) -> dict:
 
 
 def owner_report(owner: Owner, before: dict, logged: int) -> dict:
-    """Returns what the owner says about the time since `before`, where its log had `logged` characters."""
+    """Returns the owner's accounts and warnings since `before`, when its log had `logged` characters."""
     warned = {"owner_warns": warnings(owner.process.said()[logged:])}
     try:
         says = difference(before, owner.accounts())
@@ -164,7 +163,7 @@ def owner_report(owner: Owner, before: dict, logged: int) -> dict:
 
 
 def next_to(session: Session, neighbour: Neighbour, memory: CardMemory) -> dict:
-    """Measures the decode loop while a neighbour comes and goes."""
+    """Measures the decode loop while a neighbour starts, acts and ends."""
     control, owner = session.alone(CONTROL_S), session.owner
     attack: Attack | None = neighbour.start(session.rig) if neighbour.start else None
     said, logged = len(session.decode.said()), len(owner.process.said()) if owner else 0
@@ -189,7 +188,7 @@ def next_to(session: Session, neighbour: Neighbour, memory: CardMemory) -> dict:
 
 
 def after(session: Session, neighbour: Neighbour) -> dict:
-    """Measures a decode loop that starts while a neighbour is at work already."""
+    """Measures a decode loop that starts while a neighbour is already working."""
     attack, owner = neighbour.start(session.rig), session.owner
     before, logged = owner.accounts(), len(owner.process.said())
     result: dict = {}
@@ -206,7 +205,7 @@ def after(session: Session, neighbour: Neighbour) -> dict:
 
 
 class Bench:
-    """All neighbours in rounds."""
+    """Measures all neighbours in rounds."""
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path):
         self._driver = find_driver()
@@ -233,11 +232,11 @@ class Bench:
         try:
             for number in range(self._rounds):
                 self.report["rounds"].append({rig.build.name: {} for rig in self._rigs})
-                # The last build is measured first: time may end before the others.
+                # Measure the last build first, because time may run out before the others.
                 for rig in reversed(self._rigs):
                     for neighbour in self._neighbours:
                         if neighbour.owner is None and rig is not self._rigs[-1]:
-                            continue  # Without the library, all builds are the same.
+                            continue  # Without the library, all builds are equivalent.
                         if time.monotonic() + LONGEST_CASE_S < self._end:
                             self._run_case(number, neighbour, rig)
                     self._drop_session()
@@ -273,7 +272,7 @@ class Bench:
                 result["left_behind"] = True
                 self._drop_session()
         except (Gone, KeyError, ValueError, OSError, subprocess.SubprocessError) as error:
-            # A neighbour that cannot be measured does not stop the others.
+            # A failing measurement does not stop the others.
             result = {"error": repr(error)}
             self._drop_session()
         result["case_s"] = round(time.monotonic() - begin, 1)
@@ -285,12 +284,12 @@ class Bench:
 
 
 def results_of(report: dict, build: str, name: str) -> list[dict]:
-    """Returns the results of a neighbour, in the order of the rounds."""
+    """Returns the results of a neighbour, in round order."""
     return [one[build][name] for one in report["rounds"] if name in one.get(build, {})]
 
 
 def summary(report: dict) -> dict:
-    """Returns the median, the least and the most of each figure over the rounds, by build and neighbour."""
+    """Returns the median, minimum and maximum of each figure over the rounds, by build and neighbour."""
     found: dict = {}
     for build in report["rounds"][0]:
         for name in dict.fromkeys(name for one in report["rounds"] for name in one[build]):
@@ -304,7 +303,7 @@ def summary(report: dict) -> dict:
 
 
 def outcome(results: list[dict]) -> str:
-    """Returns what became of the decode loop and its neighbour."""
+    """Describes the outcome for the decode loop and its neighbour."""
     found = []
     if any(not result.get("right", True) for result in results):
         found.append("WRONG TOKENS")
@@ -325,7 +324,7 @@ def outcome(results: list[dict]) -> str:
 
 
 def cell(spread: dict | None) -> str:
-    """Returns the median of a figure over the rounds, with the least and the most where they differ."""
+    """Returns the median of a figure over the rounds, and the minimum and maximum if they differ."""
     if spread is None:
         return "-"
     whole = all(float(value).is_integer() for value in spread.values())
@@ -335,7 +334,7 @@ def cell(spread: dict | None) -> str:
 
 
 def table(report: dict) -> str:
-    """Returns its conditions and a table in Markdown, with a row for each neighbour and build."""
+    """Returns the measurement's conditions and a Markdown table with a row for each neighbour and build."""
     columns = {"share": "share of its speed alone", "gap_longest_ms": "longest gap, ms",
                "gap_p99_ms": "99th percentile, ms",
                "answer_longest_ms": "longest answer, ms", "owner_longest_ms": "longest answer of the owner, ms",

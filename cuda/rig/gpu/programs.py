@@ -1,7 +1,7 @@
-"""CUDA programs as users write them: prints the times of each part and a hash of all results, as one line of JSON.
+"""CUDA programs like those of users. Prints the times of each part and a hash of all results as one line of JSON.
 
-Usage: programs.py torch|cupy|jax [REPEATS [turns]]. Results depend on nothing but the program, so that runs can be compared.
-With `turns` each repetition waits for a line of standard input, and says `turn` before.
+Usage: programs.py torch|cupy|jax [REPEATS [turns]]. Results depend only on the program, so runs can be compared.
+With `turns`, each repetition prints `turn` and waits for a line on standard input.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def take_turn():
 
 
 def measure(finish, work, warm=1):
-    """Median and all times of `work` in milliseconds."""
+    """Returns the median and all times of `work` in milliseconds."""
     take_turn()
     for _ in range(warm):
         work()

@@ -1,9 +1,10 @@
 """Shows which memory a program can import after the driver has restored it on another card; prints one line per step.
 
-Usage: restore.py. It needs two cards of one model, NVIDIA's driver 580 or later, and root. No library of this project is
-used. For each case, a program with a context on its first card is checkpointed, restored with the named pairs of cards,
-and imports memory that processes on the first card (`dev0`, `host0`) and on the second card (`dev1`, `host1`) have
-exported. Each import has its result, the results of reserve, map, access, memset and synchronisation, and of the release.
+Usage: restore.py. It needs two cards of one model, NVIDIA's driver 580 or later, and root. It does not use this
+project's libraries. For each case, a program with a context on its first card is checkpointed, restored with the named
+pairs of cards, and imports memory that processes on the first card (`dev0`, `host0`) and on the second card (`dev1`,
+`host1`) have exported. Prints the results of each import, of reserve, map, access, memset and synchronisation, and of
+the release.
 """
 
 import ctypes as c
@@ -19,7 +20,7 @@ BYTES = 32 << 20
 # TIMEOUT: the driver checkpoints an empty context in less than a second.
 ANSWER_S = 40
 LOCK_MS = 5000
-# Name, cards that are visible to the program (`None`: no variable), pairs of cards, imports before the checkpoint.
+# Name, visible cards (`None`: variable unset), pairs of cards, and true to import before the checkpoint.
 CASES = (
     ("same card, one visible", (0,), (), True),
     ("same card, no import before", (0,), (), False),
@@ -64,14 +65,14 @@ def uuid(device: int) -> str:
 
 
 def enter_card() -> list[int]:
-    """Makes the first device's primary context current."""
+    """Makes the first device's primary context current. Returns the results of the calls."""
     context = c.c_void_p()
     codes = [DRIVER.cuInit(0), DRIVER.cuDevicePrimaryCtxRetain(c.byref(context), 0)]
     return [*codes, DRIVER.cuCtxSetCurrent(context)]
 
 
 def create(on_host: bool) -> tuple[int, c.c_uint64]:
-    """Allocates memory on the first device, or on the first NUMA node of the host."""
+    """Allocates memory on the first device, or on the host's first NUMA node."""
     handle, wanted = c.c_uint64(), Properties(type=1, handle_types=1, location=Location(3 if on_host else 1, 0))
     return DRIVER.cuMemCreate(c.byref(handle), c.c_size_t(BYTES), c.byref(wanted), c.c_uint64(0)), handle
 
@@ -88,7 +89,7 @@ def use(handle: c.c_uint64) -> list[list[int]]:
 
 
 def serve_exporter(link: socket.socket) -> None:
-    """Exports memory of the card and of the host, and keeps it until the link ends."""
+    """Exports card and host memory, and keeps it until the connection is closed."""
     result, files = {"start": enter_card(), "uuid": uuid(0)}, []
     for on_host in (False, True):
         code, handle = create(on_host)
@@ -100,7 +101,7 @@ def serve_exporter(link: socket.socket) -> None:
 
 
 def serve_program(link: socket.socket) -> None:
-    """Imports the memory that arrives over the link, until it ends."""
+    """Imports memory received over the connection until the connection is closed."""
     link.send(json.dumps({"start": enter_card(), "uuid": uuid(0)}).encode())
     while True:
         message, files, _, _ = socket.recv_fds(link, 4096, 8)
@@ -130,7 +131,7 @@ def start(role: str, visible: str | None) -> tuple[subprocess.Popen, socket.sock
 
 
 def move(pid: int, pairs: bytes, count: int) -> dict:
-    """Checkpoints a process and restores it, with the UUIDs of pairs of cards."""
+    """Checkpoints and restores a process, with pairs of card UUIDs."""
     begin, none, named = time.monotonic(), (c.c_uint64 * 8)(), c.create_string_buffer(pairs, max(1, len(pairs)))
     to = RestoreArguments(c.cast(named, c.c_void_p) if count else None, count)
     codes = [DRIVER.cuCheckpointProcessLock(pid, c.byref(LockArguments(LOCK_MS))),

@@ -1,6 +1,7 @@
-"""Two processes of PyTorch that share a tensor by CUDA's inter-process handles; prints what both saw as one line of JSON.
+"""Two PyTorch processes that share a tensor through CUDA IPC handles; prints both results as one line of JSON.
 
-Usage: shared.py. The child adds to the tensor, the parent reads that and adds as well; both check the sums.
+Usage: shared.py. The child adds to the tensor, and the parent reads the result and also adds to it. Both check the
+sums.
 """
 
 import json
@@ -22,7 +23,7 @@ def add(tensor, turns, answers):
 
 if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
-    # What lies before it in the allocator's segment makes its address no segment's first one.
+    # Allocate another tensor first, so that the shared one is not at the start of the allocator's segment.
     before = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
     tensor = torch.zeros(WORDS, dtype=torch.int64, device="cuda")
     turns, answers = multiprocessing.Queue(), multiprocessing.Queue()

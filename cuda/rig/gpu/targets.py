@@ -1,10 +1,10 @@
-"""Summaries of the cases of `together.py`, and whether they meet the targets."""
+"""Summarizes the cases of `together.py`, and compares them with the targets."""
 
 import statistics
 
 
 def rate(result: dict) -> float:
-    """Returns the tokens or steps per second of a program."""
+    """Returns a program's tokens or steps per second."""
     return result.get("tokens", result.get("steps", 0)) / result["seconds"]
 
 
@@ -14,7 +14,7 @@ def median(values) -> float | None:
 
 
 def rates_of(results: list[dict]) -> dict:
-    """Returns the median rate of each program, their shares of the sum in each round, and the times of tokens."""
+    """Returns each program's median rate and its share of the sum in each round, and the token times."""
     names = list(results[0]["programs"])
     rates = {name: median(rate(result["programs"][name]) for result in results) for name in names}
     totals = [sum(map(rate, result["programs"].values())) for result in results]
@@ -33,7 +33,7 @@ def rates_of(results: list[dict]) -> dict:
 
 
 def memory_of(results: list[dict]) -> dict:
-    """Returns the time of concurrent jobs relative to the same jobs in series, and whether all had the same result."""
+    """Returns the time of concurrent jobs relative to the same jobs in series, and true if all results were equal."""
     ratios = [result["concurrent"]["seconds"] / sum(one["seconds"] for one in result["serial"]) for result in results]
     checksums = [{one["checksum"] for run in (*result["serial"], result["concurrent"]) for one in run["results"]}
                  for result in results]
@@ -42,7 +42,7 @@ def memory_of(results: list[dict]) -> dict:
 
 
 def summarise(rounds: list[dict]) -> dict:
-    """Returns the summary of each case that has results."""
+    """Returns a summary of each case with results."""
     names = list(dict.fromkeys(name for one in rounds for name in one))
     found: dict[str, dict] = {}
     for name in names:
@@ -53,7 +53,7 @@ def summarise(rounds: list[dict]) -> dict:
 
 
 class Verdicts:
-    """Compares values with targets. A comparison of which a case is missing is left out."""
+    """Compares values with targets. Skips comparisons for which a case is missing."""
 
     def __init__(self, summary: dict):
         self._summary = summary
@@ -74,7 +74,7 @@ class Verdicts:
         self._add(what, value, f"<= {target}", None if value is None else value <= target)
 
     def share(self, what: str, case: str, members: int, due: float, off: float) -> None:
-        """Checks in each round the share of the first `members` programs of a case."""
+        """Checks the share of a case's first `members` programs in each round."""
         for shares in self.get(case, "shares") or []:
             value = sum(shares[:members])
             self._add(what, value, f"{due} within {off:.0%}", abs(value / due - 1) <= off)
@@ -84,7 +84,7 @@ class Verdicts:
         return one / two if one and two else None
 
     def next_to_job(self, kind: str, way: str) -> None:
-        """Checks the times of a loop's tokens next to a job, and the job's part of the time that the loop left."""
+        """Checks a loop's token times next to a job, and the job's use of the time that the loop leaves."""
         case = f"jobs, {kind} and job, {way}"
         alone, job = "jobs, loop alone, without the library", "jobs, one, without the library"
         self.at_most(f"{case}: p99 of a token, of alone", self.ratio(case, alone, "p99_ms"), 2.5)
@@ -96,7 +96,7 @@ class Verdicts:
             self.at_least(f"{case}: steps, of the rest", trained / job_alone / rest if rest > 0 else None, 0.9)
 
     def auto(self, kind: str) -> None:
-        """Checks that the mode after 3 s is the better one of the same programs, or as good within 2 %."""
+        """Checks that the mode chosen after 3 s is the faster one for the same programs, or within 2 % of it."""
         case = f"{kind}, two, auto"
         together = self.get(f"{kind}, two, one group", "total")
         turns = self.get(f"{kind}, two, turns", "total")
@@ -111,7 +111,7 @@ class Verdicts:
 
 
 def verdicts(summary: dict) -> list[dict]:
-    """Returns each target with the measured value, and whether the value meets it."""
+    """Returns each target with the measured value and the verdict."""
     found = Verdicts(summary)
     for count in ("two", "four"):
         ours, mps = f"loops, {count}, one group", f"loops, {count}, MPS"

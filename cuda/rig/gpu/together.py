@@ -1,13 +1,13 @@
 """Measures decode loops and training jobs that share a card in time and in space; writes one JSON file.
 
-Usage: together.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES] [--card N]. FOLDER has
+Usage: together.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only CASES] [--card N]. FOLDER contains
 libcuda.so (ours) and cuda-owner. `cargo xtask bench together` runs it.
 
-All programs of the selected cases start at once, and sleep until a case uses them: without the library with the
+All programs of the selected cases start together, and sleep until a case uses them: without the library with the
 hardware's time slices, without the library as clients of NVIDIA's MPS, as tenants that take turns, as members of one
 share group, and as members of two. A case changes the tenants' weights, guarantees and classes while they run. The
-cases whose names begin with `loops`, and those that begin with `jobs`, do not need each other, so two runs with
-different `--card` can take half of the cases each. `targets.py` has the targets.
+cases whose names begin with `loops` are independent of those that begin with `jobs`, so two runs with
+different `--card` can take half of the cases each. `targets.py` contains the targets.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions,
 from targets import summarise, verdicts
 
 CONTROL = shutil.which("nvidia-cuda-mps-control") or "/usr/bin/nvidia-cuda-mps-control"
-# TIMEOUT: PyTorch starts in 10 s, thirty at once on 16 processors in a minute.
+# TIMEOUT: PyTorch starts in 10 s, and thirty processes on 16 processors start in a minute.
 START_S = 240
-# TIMEOUT: only a program that hangs does not answer within this time.
+# TIMEOUT: only a hung program does not reply within this time.
 ANSWER_S = 60
 MEASURED_S = 4
-# The mode `auto` must choose within half of this time.
+# Duration in seconds; the mode `auto` must decide within half of it.
 AUTO_S = 6
 POLL_S = 0.05
-# Time that a case takes at most.
+# Maximum duration of a case in seconds.
 LONGEST_CASE_S = 45
 TENANT_MIB = 5120
 # Memory for two jobs of 3 GiB each.
@@ -49,13 +49,13 @@ INTERACTIVE = {"class": "interactive"}
 
 @dataclass(frozen=True)
 class Case:
-    """Programs that work at the same time. The part of a name before `-` is the way in which the program is run."""
+    """Programs that work concurrently. The prefix of a name before `-` selects how the program is run."""
 
     name: str
     programs: tuple[str, ...]
-    # Settings of tenants that differ from `DEFAULTS`.
+    # Tenants' settings that differ from `DEFAULTS`.
     settings: dict[str, dict] = field(default_factory=dict)
-    # Shortest time between two tokens of a loop.
+    # Minimum interval between a loop's tokens.
     pace_ms: float = 0
     # "rates", "auto" or "memory".
     kind: str = "rates"
@@ -66,7 +66,7 @@ def named(way: str, kind: str, count: int) -> tuple[str, ...]:
 
 
 def next_to_job(what: str, pace_ms: float) -> tuple[Case, ...]:
-    """Returns the cases of a loop next to a job."""
+    """Returns the cases with a loop next to a job."""
     def case(way: str, loop: str, job: str) -> Case:
         settings = {} if loop.startswith(("hw", "mps")) else {loop: INTERACTIVE}
         return Case(f"jobs, {what} and job, {way}", (loop, job), settings, pace_ms)
@@ -110,7 +110,7 @@ CASES = (
 
 @contextmanager
 def mps_server(folder: Path):
-    """Runs NVIDIA's control daemon, and returns the environment of its clients."""
+    """Runs NVIDIA's control daemon, and yields the environment of its clients."""
     variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipes"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
     for path in variables.values():
         Path(path).mkdir(parents=True)
@@ -129,7 +129,7 @@ def way_of(program: str) -> str:
 
 
 class Programs:
-    """The programs of all cases, which sleep until a case uses them."""
+    """Programs of all cases. They sleep until a case uses them."""
 
     def __init__(self, rig: Rig, small_rig: Rig, mps_folder: Path, names: list[str], stack: ExitStack):
         self._settings: dict[str, dict] = {}
@@ -151,7 +151,7 @@ class Programs:
             of = small_rig if way_of(name) == "small" else rig
             self._processes[name] = of.python(tenant, script, variables=variables.get(way_of(name)))
         stack.callback(self._end)
-        # A program that does not start fails its own cases only.
+        # A program that does not start fails only its own cases.
         self.started = {name: self._first_line(name) for name in names}
 
     def _serve(self, rig: Rig, tenants: list[str], mps_folder: Path, stack: ExitStack) -> Owner:
@@ -189,7 +189,7 @@ class Programs:
         return self._processes[name]
 
     def change(self, settings: dict[str, dict], automatic: set[str]) -> None:
-        """Sets the settings of all tenants that differ from their last ones. Groups in `automatic` use that mode."""
+        """Applies all tenants' settings that have changed. Groups in `automatic` use the mode `auto`."""
         for name, owner in self._owners.items():
             sharing = {"sharing": "auto" if way_of(name) in automatic else "together"}
             wanted = DEFAULTS | settings.get(name, {}) | (sharing if way_of(name) in GROUPS else {})
@@ -198,7 +198,7 @@ class Programs:
                 self._settings[name] = wanted
 
     def accounts(self, names: Iterable[str]) -> dict[str, dict]:
-        """Returns the accounts of the tenants among the programs."""
+        """Returns the accounts of those programs that are tenants."""
         owners = {id(self._owners[name]): self._owners[name] for name in names if name in self._owners}
         found = {}
         for owner in owners.values():
@@ -207,7 +207,7 @@ class Programs:
 
 
 class Bench:
-    """All cases in rounds."""
+    """Runs all cases in rounds."""
 
     def __init__(self, arguments: argparse.Namespace):
         self._arguments, self._end = arguments, time.monotonic() + arguments.seconds
@@ -215,7 +215,7 @@ class Bench:
         self.report = {**conditions(arguments.commit), "card": arguments.card, "rounds": []}
 
     def _rates(self, programs: Programs, case: Case, seconds: float) -> dict:
-        """Lets the programs of a case work, and returns their results and the owner's accounts of this time."""
+        """Runs a case's programs. Returns their results, and the changes of the owner's accounts."""
         processes = {name: programs.of(name) for name in case.programs}
         before, begin = programs.accounts(case.programs), time.monotonic()
         for name, process in processes.items():
@@ -238,7 +238,7 @@ class Bench:
         return result | ({"modes": modes} if modes else {})
 
     def _memory(self, programs: Programs, case: Case) -> dict:
-        """Trains jobs one after the other, and then at the same time with less memory than they need together."""
+        """Trains jobs in series, and then concurrently with less memory than they need together."""
         calibration = self._rates(programs, Case(case.name, case.programs[:1]), 1.5)["programs"][case.programs[0]]
         steps = max(20, round(SMALL_JOB_S * calibration["steps"] / calibration["seconds"]))
         jobs = [programs.of(name) for name in case.programs]
@@ -267,7 +267,7 @@ class Bench:
     def run(self) -> None:
         with ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-            # Paths of sockets are short.
+            # Socket paths are limited in length.
             mps_folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
             mps_folder.chmod(0o755)
             build, driver = Build("this", self._arguments.build.resolve()), find_driver()
@@ -310,7 +310,7 @@ def card_option(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], seconds=580, more=card_option)
     if arguments.card is not None:
-        # The name is the same for a server of MPS, which renumbers its cards, and for its clients.
+        # The UUID is the same for an MPS server, which renumbers its cards, and for its clients.
         query = ["nvidia-smi", f"--id={arguments.card}", "--query-gpu=uuid", "--format=csv,noheader"]
         os.environ["CUDA_VISIBLE_DEVICES"] = subprocess.run(query, capture_output=True, text=True,
                                                             check=True).stdout.strip()

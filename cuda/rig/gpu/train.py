@@ -1,10 +1,10 @@
-"""A training job that fills the card: the neighbour of the decode loops in `together.py`.
+"""A training job that saturates the card: the neighbour of the decode loops in `together.py`.
 
 Usage: train.py [LAYERS]. The model has `LAYERS` square layers of `WIDTH` in bf16 with momentum. A step multiplies
-`BATCH` rows by each layer forwards and backwards, so its kernels use the whole card. The host is two steps ahead.
+`BATCH` rows by each layer forwards and backwards, so its kernels use the whole card. The host runs two steps ahead.
 
 Standard input controls it: `begin` starts a measurement, `end` ends it and prints it as one line of JSON, `steps N`
-trains N steps from the first state and prints their time and a checksum of the weights, and the end of standard input
+trains N steps from the initial state and prints their time and a checksum of the weights, and the end of standard input
 ends the program.
 """
 
@@ -39,19 +39,19 @@ class Job:
         self.restart()
 
     def restart(self) -> None:
-        """Goes back to the state before the first step."""
+        """Restores the state before the first step."""
         with self._torch.no_grad():
             for number, weight in enumerate(self._weights):
                 weight.copy_(self._first[number % 2])
         self._optimizer = self._torch.optim.SGD(self._weights, lr=2e-4, momentum=0.9)
 
     def step(self):
-        """Submits a step. Returns an event after it."""
+        """Submits a step. Returns an event recorded after it."""
         functional = self._torch.nn.functional
         state = self._input
         for weight in self._weights:
             state = state + functional.gelu(functional.linear(state, weight))
-        # The sum makes gradients large enough for weights in bf16.
+        # Summing keeps the gradients large enough for bf16 weights.
         (functional.mse_loss(state, self._target, reduction="sum") / BATCH).backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
@@ -60,7 +60,7 @@ class Job:
         return event
 
     def train(self, goes_on) -> list[float]:
-        """Trains while `goes_on(steps)` returns true. Returns the time of each end of a step, the last one's last."""
+        """Trains while `goes_on(steps)` returns true. Returns the completion times of the steps, in order."""
         events, ends, submitted = [], [], 0
         while goes_on(submitted):
             events.append(self.step())

@@ -1,10 +1,10 @@
-"""Programs of virtual machines on a real card, over the loopback transport, each next to a native run under the library.
+"""Runs programs of virtual machines on a real card over the loopback transport, and natively under the library.
 
-Usage: vcuda.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only PART,..]. FOLDER has libcuda.so (ours),
-libcuda_guest.so, cuda-owner, cuda-worker and cuda-loopback. `cargo xtask bench vcuda` runs it.
+Usage: vcuda.py --build FOLDER --json FILE [--rounds N] [--seconds N] [--only PART,..]. FOLDER contains libcuda.so
+(ours), libcuda_guest.so, cuda-owner, cuda-worker and cuda-loopback. `cargo xtask bench vcuda` runs it.
 
-Each part runs natively and remotely by turns, on the same processors, the worker included. Every run prints its times and
-a digest of its results; the digests of both kinds must be equal.
+Each part runs natively and remotely in turn, on the same processors, including the worker. Every run prints its times
+and a digest of its results; the digests of both kinds must be equal.
 """
 
 import argparse
@@ -26,14 +26,14 @@ import driver as api
 from harness import find_driver
 
 HERE = Path(__file__).resolve().parent
-# Processors of a run: of the program alone, or of the program and its worker.
+# Processors for a run: for the program alone, or for the program and its worker.
 PROCESSORS = sorted(os.sched_getaffinity(0))[:4]
-# A part that takes longer is given up.
+# Time limit for a part, in seconds.
 PART_TIMEOUT_S = 150
 
 
 def measured(count, call):
-    """Returns the nanoseconds of one of `count` calls."""
+    """Returns the mean duration of `count` calls in ns."""
     begin = time.perf_counter_ns()
     for _ in range(count):
         call()
@@ -41,7 +41,7 @@ def measured(count, call):
 
 
 class Raw:
-    """The driver API without a runtime."""
+    """The driver API without the CUDA runtime."""
 
     def __init__(self):
         begin = time.perf_counter_ns()
@@ -77,13 +77,13 @@ def digest(*parts):
 
 
 def start(_):
-    """A program that starts and ends."""
+    """Measures the start of a program."""
     raw = Raw()
     return {"start": raw.start_ns}, "0"
 
 
 def launches(scale):
-    """A loop of launches; the last one is waited for."""
+    """Measures a loop of launches, with a wait at the end."""
     raw = Raw()
     count = 20_000 // scale
     for _ in range(200):
@@ -99,7 +99,7 @@ def launches(scale):
 
 
 def waits(scale):
-    """A loop of launches that are each waited for."""
+    """Measures a loop of launches, with a wait after each."""
     raw = Raw()
 
     def one():
@@ -111,7 +111,7 @@ def waits(scale):
 
 
 def churn(scale):
-    """Allocates and frees by turns."""
+    """Measures alternating allocations and frees."""
     raw, sizes, count = Raw(), [1 << 14, 3 << 20, 64 << 20], 600 // scale
     live = [raw.cuda.allocate(sizes[n % 3]) for n in range(6)]
 
@@ -124,7 +124,7 @@ def churn(scale):
 
 
 def copies(scale):
-    """Copies between the card and pinned or pageable memory."""
+    """Measures copies between the card and pinned or pageable memory."""
     raw, size = Raw(), 64 << 20
     at = raw.cuda.allocate(size)
     pinned = c_void_p()
@@ -168,7 +168,7 @@ class Copy2d(ctypes.Structure):
 
 
 def rectangles(scale):
-    """Copies between rows of pageable memory and rows of the card."""
+    """Measures copies between rows of pageable memory and rows on the card."""
     raw, width, height, pitch = Raw(), 4000, 4096, 4096
     at = raw.cuda.allocate(pitch * height)
     pattern = bytes(range(256)) * (width * height >> 8)
@@ -194,7 +194,7 @@ def rectangles(scale):
 
 
 def questions(scale):
-    """A loop of launches, each after the questions that PyTorch, CuPy and Triton ask before a launch."""
+    """Measures a loop of launches, each preceded by the queries that PyTorch, CuPy and Triton make."""
     raw = Raw()
     count = 5000 // scale
     state, blocks, pointer, limit = c_int(), c_int(), c_uint64(), c_size_t()
@@ -227,7 +227,7 @@ def questions(scale):
 
 
 def facts(scale):
-    """Calls that the guest answers."""
+    """Measures calls that the guest library answers itself."""
     raw = Raw()
     device, context = c_int(), c_void_p()
     get_device, get_current = raw.cuda._library.cuCtxGetDevice, raw.cuda._library.cuCtxGetCurrent
@@ -248,7 +248,7 @@ def torch_of():
 
 
 def torch_small(scale):
-    """Many small operations: the time is the processor's."""
+    """Runs many small operations, which are limited by the CPU."""
     torch = torch_of()
     x = torch.zeros(64, device="cuda")
     count = 20_000 // scale
@@ -291,7 +291,7 @@ def torch_train(scale):
 
 
 def torch_convolution(scale):
-    """A network of convolutions, and its loss read in each step."""
+    """Trains a convolutional network, and reads its loss in each step."""
     torch = torch_of()
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 3, stride=2),
                                 torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64 * 14 * 14, 10)).cuda()
@@ -312,7 +312,7 @@ def torch_convolution(scale):
 
 
 def torch_decode(scale):
-    """A transformer's decoding loop: one token after the other, each read by the processor."""
+    """Runs a transformer's decoding loop, and reads each token."""
     torch = torch_of()
     layer = torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True, dropout=0.0)
     model = torch.nn.TransformerEncoder(layer, 6).cuda().eval()
@@ -354,7 +354,7 @@ def torch_graph(scale):
 
 
 def torch_allocate(scale):
-    """Allocations without PyTorch's cache."""
+    """Allocates without PyTorch's cache."""
     torch = torch_of()
 
     def one():
@@ -372,7 +372,7 @@ PARTS = {part.__name__: part for part in (start, launches, waits, churn, copies,
 
 
 class Bench:
-    """The owner, the loopback, and the environments of both kinds of run."""
+    """The owner, `cuda-loopback`, and the environments of both kinds of run."""
 
     def __init__(self, build, real):
         self.build, self.real = Path(build).resolve(), real
@@ -436,7 +436,7 @@ class Bench:
 
 
 def summary(runs):
-    """Compares the medians of both kinds."""
+    """Compares the medians of both kinds of run."""
     good = {kind: [run for run in runs if run["kind"] == kind and "error" not in run] for kind in ("shim", "guest")}
     figures = {}
     for name in (good["shim"][0]["ns"] if good["shim"] else {}):

@@ -1,4 +1,4 @@
-//! Makes system calls and illegal accesses in the driver's process, as code of a hostile guest would.
+//! Makes system calls and illegal accesses in the driver's process, like a hostile guest's code.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::Cuda;
 
-/// Time between two polls of the driver for a fault.
+/// Interval between polls of the driver for a fault.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Number of such polls.
+/// Maximum number of such polls.
 const MAX_FAULT_POLLS: u32 = 1000;
-/// Size of the memory for texts in bytes.
+/// Size of the memory for strings, in bytes.
 const TEXTS_BYTES: u64 = 64 << 10;
 
-/// Makes the card access an illegal address after a line of input, and returns the error of the next call.
+/// Makes the card access an illegal address after a line of input, and returns the next call's error.
 ///
 /// # Errors
-/// Returns an error if the driver fails earlier, or does not notice the access.
+/// Returns an error if the driver fails earlier, or does not report the access.
 pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<String> {
     let (illegal, stream) = (cuda.kernel("illegal")?, cuda.stream()?);
     println!("ready");
@@ -29,7 +29,7 @@ pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<St
     Ok(lost.context("the driver reports no fault")?.to_string())
 }
 
-/// Makes the calls that `words` describe, and prints the result of each call, or its negative error number.
+/// Makes the system calls described by `words`, and prints each call's result or negated error number.
 ///
 /// # Errors
 /// Returns an error if the words are invalid or the driver fails. A process that makes a forbidden call is killed.
@@ -42,7 +42,7 @@ pub fn make(cuda: Cuda, words: &[String]) -> Result<()> {
         let mut free = memory + 4096;
         let mut put = |bytes: &[u8]| -> Result<u64> {
             let at = free;
-            // Zeros follow the text.
+            // The text is NUL-terminated.
             let words = bytes.chunks(8).map(|part| {
                 let mut word = [0; 8];
                 word[..part.len()].copy_from_slice(part);

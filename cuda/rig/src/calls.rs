@@ -1,4 +1,4 @@
-//! Measures the cost of single calls, with and without the library, for the benchmark.
+//! Measures the cost of individual calls for the benchmark.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::Cuda;
 
 /// Returns the mean duration of a call in nanoseconds, over `count` calls.
 fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
-    // This loop triggers all one-time allocations.
+    // Warm up: trigger all one-time allocations.
     for number in 0..count / 10 {
         call(number)?;
     }
@@ -20,8 +20,7 @@ fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
     Ok(begin.elapsed().as_nanos() as f64 / f64::from(count))
 }
 
-/// Measures calls that programs often make, `count` of each. Returns each call's shortest mean of several rounds, in
-/// ns.
+/// Measures frequent calls, `count` of each. Returns each call's lowest mean duration over several rounds, in ns.
 pub fn measure(cuda: Cuda, count: u32) -> Result<Value> {
     const ROUNDS: usize = 5;
     const SIZES: [u64; 5] = [1, 3, 7, 4, 2];

@@ -10,12 +10,12 @@ use crate::Cuda;
 
 /// Size of a buffer in bytes.
 const BUFFER: u64 = 3 << 20;
-/// Number of words that kernels change in each buffer.
+/// Number of words that kernels modify in each buffer.
 const WORDS: u64 = BUFFER / 8 / 64;
-/// Size of a chunk of the program's own handles in bytes.
+/// Size of the memory of each handle that the program maps itself, in bytes.
 const PIECE: u64 = 2 << 20;
 
-/// Returns the driver with each device's primary context.
+/// Returns one driver value for each device, with the device's primary context.
 pub fn all(cuda: Cuda) -> Result<Vec<Cuda>> {
     let count = cuda.count()?;
     (0..count).map(|device| Ok(cuda.on(device)?)).collect()
@@ -36,7 +36,7 @@ pub fn look(cuda: Cuda) -> Result<Value> {
     Ok(devices.into())
 }
 
-/// A workload on one device. Two runs with the same arguments have the same result.
+/// A workload on one device. Its result depends only on the arguments.
 pub struct Work {
     cuda: Cuda,
     stream: u64,
@@ -48,9 +48,9 @@ pub struct Work {
 }
 
 impl Work {
-    /// Allocates and fills `mib` of memory with the context of `cuda` current.
+    /// Allocates and fills `mib` MiB of memory in the context of `cuda`.
     pub fn new(cuda: Cuda, mib: u64, seed: u64) -> Result<Self> {
-        /// Locked by the thread that captures, because an allocation in another thread would end the capture.
+        /// Held by a thread that captures, because an allocation in another thread would invalidate the capture.
         static CAPTURES: Mutex<()> = Mutex::new(());
         let _one = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
         cuda.enter()?;
@@ -66,7 +66,7 @@ impl Work {
         Ok(Self { cuda, stream, buffers, kernels, graph, result, rounds: 0 })
     }
 
-    /// Adds to each word, through launches and through a graph, and makes an allocation in the stream's order.
+    /// Increments each word, with launches and with a graph, and makes a stream-ordered allocation.
     pub fn step(&mut self) -> Result<()> {
         let (cuda, stream) = (self.cuda, self.stream);
         cuda.enter()?;
@@ -101,8 +101,8 @@ fn joined<T>(thread: std::thread::JoinHandle<Result<T>>) -> Result<T> {
     thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
 }
 
-/// Runs the workload on each device with `threads` threads in the device's context, or on all devices in one thread
-/// that changes its context. Returns the checksums in the order of devices and threads.
+/// Runs the workload on each device with `threads` threads per context or, if `threads` is 0, on all devices in one
+/// thread that switches contexts. Returns the checksums, ordered by device and thread.
 pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> {
     let work = move |on: Cuda, seed: u64| -> Result<u64> {
         let mut work = Work::new(on, mib, seed)?;
@@ -132,7 +132,7 @@ pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> 
     Ok(sums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>().join(" "))
 }
 
-/// Copies a buffer from each device to the next and back, in several ways, and changes the buffer on each device.
+/// Copies a buffer from each device to the next and back, in several ways, and modifies it on each device.
 pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let mut buffers = Vec::new();
@@ -153,7 +153,7 @@ pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
             match round % 4 {
                 0 => here.copy_to(there, target, source, BUFFER)?,
                 1 => here.copy_to_async(there, target, source, BUFFER, stream)?,
-                // The context of the stream need not be current.
+                // The stream's context need not be current.
                 2 => there.enter().and_then(|()| there.copy(target, source, BUFFER, stream))?,
                 _ => here.copy(target, source, BUFFER, 0).and_then(|()| here.finish(0))?,
             }
@@ -170,7 +170,7 @@ pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("copied {added}"))
 }
 
-/// Uses memory of the second device on the first device. Prints the results of wrong calls.
+/// Uses the second device's memory on the first device. Also returns the results of invalid calls.
 pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -193,7 +193,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     first.finish(stream)?;
     let mut added = 1;
     for round in 0..rounds {
-        // The two devices change the memory in turn.
+        // Both devices modify the memory in turn.
         for on in [first, second] {
             on.enter()?;
             for at in [before, after] {
@@ -210,7 +210,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     second.enter()?;
     let spare = second.alloc(BUFFER)?;
     second.free(spare)?;
-    // The memory of another card can be freed and described.
+    // Memory of another card can be freed and queried.
     first.enter()?;
     let range = first.range(before + 8)?;
     ensure!(range.0 == before && range.1 >= BUFFER, "{range:?}");
@@ -223,7 +223,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses memory of the second device on the first device without access, which must kill the program.
+/// Uses the second device's memory on the first device without access rights, which must end the program's context.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -242,7 +242,8 @@ pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     Ok("trespassed".to_owned())
 }
 
-/// Maps handles of all devices in one range, gives each device access to the whole range, and uses it on each device.
+/// Maps memory of all devices in one address range, gives each device access to the whole range, and uses it on each
+/// device.
 pub fn ranges(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let count = cards.len() as u64;
@@ -285,7 +286,7 @@ pub fn ranges(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{part} {access:?} {added}"))
 }
 
-/// Allocates on each device until the driver refuses. Returns the sizes in MiB.
+/// Allocates memory on each device until an allocation fails. Returns the total sizes in MiB.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let mut all_mib = Vec::new();
     for on in all(cuda)? {
@@ -304,8 +305,8 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     Ok(all_mib.join(" "))
 }
 
-/// Works on each device in a thread of its own until `input` ends. For each line `N`, prints the progress of device N
-/// since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result's code.
+/// Works on each device in a separate thread until `input` ends. For each line `N`, prints the progress on device N
+/// since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
 pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

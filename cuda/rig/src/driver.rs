@@ -1,13 +1,13 @@
-//! The driver API as programs use it.
+//! The driver API as programs call it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-/// Finds a function by its name and the driver's version, and casts it to this signature.
+/// Looks up a function by its name and API version, and casts it to the given signature.
 macro_rules! function {
     ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
         let found = $cuda.find($name, $version)?;
-        // SAFETY: the header declares the function with these arguments.
+        // SAFETY: NVIDIA's header declares the function with these arguments.
         unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(found) }
     }};
 }
@@ -25,21 +25,21 @@ pub use objects::Objects;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 
-/// A memory location in the driver's form.
+/// A `CUmemLocation`.
 #[derive(Clone, Copy, Debug)]
 pub struct Location {
     /// `CUmemLocationType`.
     pub kind: i32,
-    /// Number of the location within its kind.
+    /// Number of the location within its kind, such as a device number.
     pub id: i32,
 }
 
 impl Location {
-    /// The memory of the first card.
+    /// The first card's memory.
     pub const FIRST_CARD: Self = Self { kind: 1, id: 0 };
 }
 
-/// A call that failed.
+/// A failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// Name of the function.
@@ -56,7 +56,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// `CUipcMemHandle`: a handle with which another process opens the memory.
+/// `CUipcMemHandle`: a handle with which another process can open the memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipc(pub [u64; 8]);
@@ -72,7 +72,7 @@ macro_rules! functions {
             unsafe fn load(library: *mut c_void) -> Result<Self, Failed> {
                 Ok(Self { $($name: {
                     let name = concat!(stringify!($symbol), "\0");
-                    // SAFETY: the name ends with a zero byte, and the symbol has this signature.
+                    // SAFETY: the name is NUL-terminated, and the symbol has this signature.
                     unsafe {
                         let found = libc::dlsym(library, name.as_ptr().cast());
                         if found.is_null() {
@@ -97,7 +97,7 @@ macro_rules! functions {
     };
 }
 
-/// The driver with one context. The context is current on the thread that opened it.
+/// The driver, with one context.
 #[derive(Clone, Copy)]
 pub struct Cuda {
     functions: Functions,
@@ -200,7 +200,7 @@ impl Cuda {
         Ok(Self { functions, context: 0 })
     }
 
-    /// Initialises the driver and makes the first card's primary context current.
+    /// Initializes the driver and makes the first card's primary context current.
     pub fn open(path: &str) -> Result<Self, Failed> {
         let mut cuda = Self::load(path)?;
         cuda.raw_init(0)?;
@@ -211,7 +211,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    /// Initialises the driver, without making a context current.
+    /// Initializes the driver without making a context current.
     pub fn init(&self) -> Result<(), Failed> {
         self.raw_init(0)
     }
@@ -227,19 +227,19 @@ impl Cuda {
         self.raw_count(&raw mut count).map(|()| count)
     }
 
-    /// Returns the device with the given number.
+    /// Returns the device with the given ordinal.
     pub fn device(&self, ordinal: i32) -> Result<i32, Failed> {
         let mut device = 0;
         self.raw_device(&raw mut device, ordinal).map(|()| device)
     }
 
-    /// Returns the identity of a device.
+    /// Returns a device's UUID.
     pub fn uuid_of(&self, device: i32) -> Result<[u8; 16], Failed> {
         let mut uuid = [0; 16];
         self.raw_uuid(&raw mut uuid, device).map(|()| uuid)
     }
 
-    /// Returns the PCI address of a device.
+    /// Returns a device's PCI address.
     pub fn bus_id(&self, device: i32) -> Result<String, Failed> {
         let mut text = [0u8; 32];
         self.raw_bus_id(text.as_mut_ptr().cast(), 32, device)?;
@@ -258,12 +258,12 @@ impl Cuda {
         self.raw_context(&raw mut context, 0, 0).map(|()| context)
     }
 
-    /// Sets a limit of the context by its number.
+    /// Sets the context's limit with the given `CUlimit` number.
     pub fn limit(&self, limit: i32, value: u64) -> Result<(), Failed> {
         self.raw_limit(limit, value as usize)
     }
 
-    /// Creates a pool whose memory can be shared through descriptors.
+    /// Creates a memory pool that can be exported as a descriptor.
     pub fn shared_pool(&self) -> Result<u64, Failed> {
         let (mut pool, mut property) = (0, [0; 22]);
         property[..4].copy_from_slice(&[1, 1, 1, 0]);
@@ -282,19 +282,19 @@ impl Cuda {
         self.raw_module(&raw mut module, text.as_ptr().cast()).map(|()| module)
     }
 
-    /// Returns the identity of the first card.
+    /// Returns the first card's UUID.
     pub fn uuid(&self) -> Result<[u8; 16], Failed> {
         let mut uuid = [0; 16];
         self.raw_uuid(&raw mut uuid, 0).map(|()| uuid)
     }
 
-    /// Returns the memory size of the first card in bytes.
+    /// Returns the first card's memory size in bytes.
     pub fn total(&self) -> Result<u64, Failed> {
         let mut bytes = 0;
         self.raw_total(&raw mut bytes, 0).map(|()| bytes as u64)
     }
 
-    /// Returns the sizes of the free and of the total memory in bytes.
+    /// Returns the free and the total memory in bytes.
     pub fn info(&self) -> Result<(u64, u64), Failed> {
         let (mut free, mut total) = (0, 0);
         self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
@@ -306,7 +306,7 @@ impl Cuda {
         self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
     }
 
-    /// Allocates managed memory. The library requests each such allocation from the owner.
+    /// Allocates managed memory. The library requests each such allocation from the owner as fixed memory.
     pub fn alloc_managed(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_managed(&raw mut at, bytes as usize, 1).map(|()| at)
@@ -328,11 +328,11 @@ impl Cuda {
         self.raw_free_async(at, stream)
     }
 
-    /// Creates physical memory that can be exported, on the card or in host memory.
+    /// Creates exportable physical memory on the card or in host memory.
     pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
         let mut handle = 0;
-        // Pinned memory that can be exported as a POSIX descriptor, and the kind and number of its location; the rest
-        // is zero.
+        // The type (pinned), the handle type (POSIX descriptor), and the kind and number of the location; the rest is
+        // zero.
         let property = [1, 1, if host { 3 } else { 1 }, 0, 0, 0, 0, 0];
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
     }
@@ -363,13 +363,13 @@ impl Cuda {
         self.raw_ipc_get(&raw mut handle, at).map(|()| handle)
     }
 
-    /// Opens an allocation of another process.
+    /// Opens another process's allocation.
     pub fn attach(&self, handle: Ipc) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_ipc_open(&raw mut at, handle, 1).map(|()| at)
     }
 
-    /// Closes an allocation of another process.
+    /// Closes another process's allocation.
     pub fn detach(&self, at: u64) -> Result<(), Failed> {
         self.raw_ipc_close(at)
     }
@@ -389,7 +389,7 @@ impl Cuda {
         self.raw_unreserve(at, bytes as usize)
     }
 
-    /// Creates physical memory of the card that only this process uses.
+    /// Creates physical card memory that cannot be exported.
     pub fn create_own(&self, bytes: u64) -> Result<u64, Failed> {
         self.create_of([1, 0, 1, 0, 0, 0, 0, 0], bytes, 0)
     }
@@ -421,13 +421,13 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets the access of a location to mappings.
+    /// Sets a location's access rights to mappings.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
     }
 
-    /// Returns the access flags of the first card at an address.
+    /// Returns the first card's access flags for an address.
     pub fn may(&self, at: u64) -> Result<u64, Failed> {
         let (mut flags, location) = (0, [1, 0]);
         self.raw_may(&raw mut flags, &raw const location, at).map(|()| flags)
@@ -445,7 +445,7 @@ impl Cuda {
         self.raw_property(&raw mut property, handle).map(|()| property)
     }
 
-    /// Returns the minimum and the recommended granularity of card memory that only this process uses.
+    /// Returns the minimum and the recommended allocation granularity of card memory that cannot be exported, in bytes.
     pub fn granularity(&self) -> Result<(u64, u64), Failed> {
         let (mut least, mut recommended, property) = (0, 0, [1, 0, 1, 0, 0, 0, 0, 0]);
         self.raw_granularity(&raw mut least, &raw const property, 0)?;
@@ -453,7 +453,7 @@ impl Cuda {
         Ok((least as u64, recommended as u64))
     }
 
-    /// Returns an attribute of an address, by its number.
+    /// Returns the attribute of an address with the given number.
     pub fn attribute(&self, kind: i32, at: u64) -> Result<u64, Failed> {
         let mut value = 0u64;
         self.raw_attribute((&raw mut value).cast(), kind, at).map(|()| value)
@@ -466,7 +466,7 @@ impl Cuda {
         self.raw_attributes(kinds.len() as u32, kinds.as_ptr(), places.as_ptr(), at).map(|()| values)
     }
 
-    /// Returns base and size of the allocation that contains an address.
+    /// Returns the base address and size of the allocation that contains an address.
     pub fn range(&self, at: u64) -> Result<(u64, u64), Failed> {
         let (mut base, mut bytes) = (0, 0);
         self.raw_range(&raw mut base, &raw mut bytes, at).map(|()| (base, bytes as u64))
@@ -488,7 +488,7 @@ impl Cuda {
         self.raw_finish()
     }
 
-    /// Captures the work that `work` submits to `stream`. Returns a graph that can be launched.
+    /// Captures the work that `work` submits to `stream`. Returns an executable graph.
     pub fn capture(&self, stream: u64, work: impl FnOnce() -> Result<(), Failed>) -> Result<u64, Failed> {
         let (mut graph, mut made) = (0, 0);
         self.raw_begin(stream, 0)?;
@@ -497,7 +497,7 @@ impl Cuda {
         self.raw_instantiate(&raw mut made, graph, 0).map(|()| made)
     }
 
-    /// Begins a capture in global mode, and leaves it open.
+    /// Begins a capture in global mode.
     pub fn begin_capture(&self, stream: u64) -> Result<(), Failed> {
         self.raw_begin(stream, 0)
     }
@@ -515,12 +515,12 @@ impl Cuda {
         self.raw_stream(&raw mut stream, 0).map(|()| stream)
     }
 
-    /// Destroys a stream. Its work continues.
+    /// Destroys a stream. Its pending work still completes.
     pub fn destroy(&self, stream: u64) -> Result<(), Failed> {
         self.raw_destroy(stream)
     }
 
-    /// Makes a stream wait for the current work of another stream.
+    /// Makes a stream wait for another stream's current work.
     pub fn join(&self, stream: u64, other: u64) -> Result<(), Failed> {
         let mut event = 0;
         self.raw_event(&raw mut event, 2)?;
@@ -528,12 +528,12 @@ impl Cuda {
         self.raw_wait(stream, event, 0)
     }
 
-    /// Launches a graph.
+    /// Launches an executable graph.
     pub fn graph(&self, graph: u64, stream: u64) -> Result<(), Failed> {
         self.raw_graph(graph, stream)
     }
 
-    /// Releases the memory that is reserved for graphs on the first card.
+    /// Releases the memory reserved for graphs on the first card.
     pub fn trim_graphs(&self) -> Result<(), Failed> {
         self.raw_trim(0)
     }
@@ -564,7 +564,7 @@ impl Cuda {
         self.raw_set_async(at, value, bytes as usize, stream)
     }
 
-    /// Returns a kernel of the fake driver.
+    /// Returns the fake driver's kernel with the given name.
     pub fn kernel(&self, name: &str) -> Result<u64, Failed> {
         let (mut module, mut function) = (0, 0);
         let name = CString::new(name).map_err(|_| Failed { call: "kernel", code: 1 })?;
@@ -572,13 +572,13 @@ impl Cuda {
         self.raw_function(&raw mut function, module, name.as_ptr()).map(|()| function)
     }
 
-    /// Launches a kernel of the fake driver.
+    /// Launches a kernel.
     pub fn launch(&self, kernel: u64, arguments: &[u64], stream: u64) -> Result<(), Failed> {
         let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
         self.raw_launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, pointers.as_ptr(), std::ptr::null())
     }
 
-    /// Returns the address that `cuGetProcAddress` returns for a name.
+    /// Returns the address that `cuGetProcAddress` reports for a name.
     pub fn lookup(&self, name: &str, version: i32, flags: u64) -> Result<u64, Failed> {
         let mut found = std::ptr::null_mut();
         let name = CString::new(name).map_err(|_| Failed { call: "lookup", code: 1 })?;

@@ -1,11 +1,11 @@
 //! CUDA programs and a scripted owner, for tests and benchmarks of the library.
 //!
-//! [`Cuda`] is the driver API as a program uses it, found by the loader or by its path. [`own`] contains programs that
-//! manage their virtual memory themselves. [`owner`] executes the owner's side of the protocol from a script: it grants
-//! requests, moves chunks at random, and ends turns, without any policy. [`calls`] measures single calls, and [`stall`]
-//! stops a program's replies. [`neighbour`] is an honest program that reports its progress, and [`raw`] is a client
-//! without the library; tests with hostile programs use both. [`runtime`] is NVIDIA's CUDA runtime on top of one of the
-//! libraries. [`cards`] uses several cards in one program. [`attack`] makes system calls in the driver's process.
+//! [`Cuda`] is the driver API as a program calls it; the library is found by the loader or by its path. [`own`]
+//! contains programs that manage their virtual memory themselves. [`owner`] plays the owner's side of the protocol from
+//! a script: it grants requests, moves random chunks, and ends turns, without any policy. [`calls`] measures individual
+//! calls, and [`stall`] stops a program's replies. [`neighbour`] is an honest program that reports its progress, and
+//! [`raw`] is a client without the library; tests with hostile programs use both. [`runtime`] calls NVIDIA's CUDA
+//! runtime. [`cards`] uses several cards in one program. [`attack`] makes system calls in the driver's process.
 //!
 //! This crate does not make the decisions of a card's owner.
 

@@ -9,35 +9,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Size of a request in bytes: one chunk of the tests' cards.
+/// Size of a memory request in bytes: one chunk in the tests.
 const REQUEST_BYTES: u64 = 2 << 20;
 
-/// Time limit for the reply to a request, in milliseconds.
+/// Time after which the reply to a request counts as late, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
-/// The neighbour's work and the replies to the neighbour, since its last report.
+/// Measurements of the neighbour's work and of the replies to it since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Time since the last report in milliseconds, measured by the host's clock.
+    /// Time since the last report in milliseconds of the host's clock.
     pub ms: f64,
     /// Number of submitted kernels.
     pub kernels: u64,
-    /// Card time of the program's kernels in microseconds, as counted by the kernels themselves.
+    /// Card time of the program's kernels, as measured by the kernels, in microseconds.
     pub card_us: u64,
-    /// Maximum time between two consecutive submissions in milliseconds, which is the longest wait for a turn.
+    /// Maximum time between consecutive submissions, that is, the longest wait for a turn, in milliseconds.
     pub longest_wait_ms: f64,
-    /// Number of requests for card memory that reached the owner. Each request is for 2 MiB.
+    /// Number of requests for 2 MiB of card memory that were sent to the owner.
     pub requests: u64,
-    /// Number of refused requests.
+    /// Number of rejected requests.
     pub refused: u64,
-    /// Longest time between a request or a memory query and its reply, in milliseconds.
+    /// Longest time from a request or memory query to its reply, in milliseconds.
     pub longest_answer_ms: f64,
     /// Number of requests and queries that took longer than [`ANSWER_MS`].
     pub late: u64,
 }
 
 impl Report {
-    /// Adds the values of another measurement.
+    /// Adds another report to this one.
     pub fn add(&mut self, other: &Self) {
         self.ms += other.ms;
         self.kernels += other.kernels;

@@ -1,4 +1,4 @@
-//! NVML, as tools use it.
+//! NVML as tools call it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVML's header.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +28,7 @@ impl Nvml {
         }
         let nvml = Self { library, device: std::ptr::null_mut() };
         let init = nvml.function(c"nvmlInit_v2")?;
-        // SAFETY: the header declares the symbol without arguments.
+        // SAFETY: NVML's header declares the symbol without arguments.
         check("nvmlInit_v2", unsafe {
             let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
             init()
@@ -39,7 +39,7 @@ impl Nvml {
     fn open() -> Result<Self, Failed> {
         let mut nvml = Self::load()?;
         let by_index = nvml.function(c"nvmlDeviceGetHandleByIndex_v2")?;
-        // SAFETY: the header declares the symbol with these arguments; the pointer is valid.
+        // SAFETY: NVML's header declares the symbol with these arguments, and the pointer is valid.
         unsafe {
             let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
             check("nvmlDeviceGetHandleByIndex_v2", by_index(0, &raw mut nvml.device))?;
@@ -48,7 +48,7 @@ impl Nvml {
     }
 
     fn function(&self, name: &CStr) -> Result<*mut c_void, Failed> {
-        // SAFETY: the handle is valid and the name ends with a zero byte.
+        // SAFETY: the handle is valid, and the name is NUL-terminated.
         let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
         if found.is_null() { Err(Failed { call: "dlsym", code: 13 }) } else { Ok(found) }
     }
@@ -56,7 +56,7 @@ impl Nvml {
 
 fn text(function: *mut c_void, device: Device) -> Option<String> {
     let mut text = [0u8; 96];
-    // SAFETY: the header declares the symbol with these arguments; the buffer has the given length.
+    // SAFETY: NVML's header declares the symbol with these arguments, and the buffer has the given length.
     let code = unsafe {
         let function: unsafe extern "C" fn(Device, *mut u8, u32) -> c_int = std::mem::transmute(function);
         function(device, text.as_mut_ptr(), text.len() as u32)
@@ -65,11 +65,11 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
     (code == 0).then_some(text)
 }
 
-/// Identities of cards, each with its NVML index.
+/// UUIDs of cards, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Returns the identity and the index of each card that NVML lists. Also returns the results of searches for other
-/// cards by each of `addresses`, which are identities or PCI addresses.
+/// Returns the UUID and the index of each card that NVML lists, and the results of looking up each of `addresses`,
+/// which are UUIDs or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
     let (count, by_index) =
@@ -78,7 +78,7 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let (by_uuid, by_address) =
         (nvml.function(c"nvmlDeviceGetHandleByUUID")?, nvml.function(c"nvmlDeviceGetHandleByPciBusId_v2")?);
     let mut device = std::ptr::null_mut();
-    // SAFETY: the header declares the symbols with these arguments; all pointers point to local variables.
+    // SAFETY: NVML's header declares the symbols with these arguments, and all pointers refer to local variables.
     unsafe {
         let count: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(count);
         let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
@@ -107,15 +107,15 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     }
 }
 
-/// Returns the processes that run on the first card, in ascending order.
+/// Returns the IDs of the processes that use the first card, in ascending order.
 pub fn processes() -> Result<Vec<u32>, Failed> {
     let nvml = Nvml::open()?;
     let function = nvml.function(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
-    // Each entry contains the process and three more words.
+    // An entry has 24 bytes, and begins with the process ID.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
-    // SAFETY: the header declares the symbol with these arguments; the buffer holds the given number of entries of 24
-    // bytes.
+    // SAFETY: NVML's header declares the symbol with these arguments, and the buffer has space for the given number of
+    // entries.
     let code = unsafe {
         let function: unsafe extern "C" fn(Device, *mut u32, *mut [u32; 6]) -> c_int = std::mem::transmute(function);
         function(nvml.device, &raw mut count, list.as_mut_ptr())
@@ -126,7 +126,7 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     Ok(pids)
 }
 
-/// Queries the first card's memory with both versions of the call. Returns free and total bytes for each.
+/// Queries the first card's memory with both versions of the call. Returns the free and total bytes from each.
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
@@ -134,8 +134,8 @@ pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let mut first = [0u64; 3];
     // Version and length, then total, reserved, free and used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
-    // SAFETY: the header declares the symbols with these arguments; all pointers point to local variables with the
-    // structures' lengths.
+    // SAFETY: NVML's header declares the symbols with these arguments, and all pointers refer to local variables of the
+    // structures' sizes.
     unsafe {
         let info: unsafe extern "C" fn(Device, *mut u64) -> c_int = std::mem::transmute(info);
         check("nvmlDeviceGetMemoryInfo", info(nvml.device, first.as_mut_ptr()))?;

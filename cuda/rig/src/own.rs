@@ -7,11 +7,12 @@ use anyhow::{Result, ensure};
 use crate::{Cuda, Failed, Location};
 
 const MIB: u64 = 1 << 20;
-/// The first card, which gets read and write access.
+/// Location that gets access: the first card.
 const CARD: Location = Location::FIRST_CARD;
+/// Read and write access.
 const ALL: i32 = 3;
 
-/// Allocates memory and releases its handle immediately, because the mapping keeps the memory alive.
+/// Allocates and maps memory, and releases its handle immediately. The mapping keeps the memory alive.
 pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     let handle = cuda.create_own(bytes)?;
     let at = cuda.map(handle, bytes)?;
@@ -32,7 +33,7 @@ struct Buffer {
     mapped: bool,
     /// Expected value of the first word.
     value: u64,
-    /// Number of the memory block, as reported by the driver.
+    /// Buffer ID of the memory, as reported by the driver.
     block: u64,
 }
 
@@ -41,7 +42,7 @@ impl Buffer {
         self.bytes / 8 / 64
     }
 
-    /// Returns the address for this round's work.
+    /// Returns the address to use in a round.
     fn place(&self, round: u64) -> u64 {
         if self.mapped && (round.is_multiple_of(2) || !self.writes) { self.at } else { self.other }
     }
@@ -54,8 +55,7 @@ impl Buffer {
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
             ensure!((start, bytes) == (at, self.bytes), "{at:#x} is in {bytes} bytes at {start:#x}");
-            // Memory type, device, and the mapping's size and base. These values do not depend on the location of the
-            // memory.
+            // Memory type, device, and the mapping's size and base. They do not depend on the memory's actual location.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "the attributes of {at:#x} are {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "its memory has another number");
@@ -80,8 +80,8 @@ impl Buffer {
     }
 }
 
-/// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
-/// released. All handles are created with the allocation properties `property`. Returns a checksum.
+/// Works on memory of several sizes, each mapped at two addresses, while it creates and releases mappings and handles.
+/// Creates all handles with the allocation properties `property`. Returns a checksum.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -108,7 +108,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         buffers.push(buffer);
     }
     cuda.finish(stream)?;
-    // A graph stores addresses, so it uses handles that stay mapped.
+    // A graph stores addresses, so it uses memory that stays mapped.
     let stays = |n: usize| n.is_multiple_of(4);
     let graph = cuda.capture(stream, || {
         let mut all = buffers.iter().enumerate().filter(|(n, _)| stays(*n));
@@ -157,7 +157,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, unmaps it, or replaces it with another handle.
+/// Maps a buffer again, unmaps it, or replaces its handle.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -182,7 +182,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // The memory has no mappings now, and is freed unless the handle keeps it alive.
+    // The memory is no longer mapped, so only its handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -199,7 +199,7 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle and imports it as another process would. Both handles refer to the same memory.
+/// Exports a handle and imports it like another process. Checks that both handles refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;
@@ -212,7 +212,7 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
-    // A second export has no effect.
+    // Exporting it again has no effect.
     drop(cuda.export(buffer.handle)?);
     Ok(())
 }
@@ -239,8 +239,8 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until a request fails, releases all of them, and repeats this. Returns the amount in MiB for both
-/// rounds.
+/// Maps memory until a request fails, releases all of it, and does both again. Returns the amount mapped in each round,
+/// in MiB.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;
     let mut line = String::new();
@@ -322,13 +322,13 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("release-again", code(cuda.release(four))),
         ("map-released", code(cuda.map_at(base + 20 * G, 4 * G, 0, four))),
     ]);
-    // The memory stays alive where it is mapped.
+    // The memory stays alive while it is mapped.
     cuda.write(base + 3 * G, &[77])?;
     ensure!(cuda.read(base + 3 * G, 1)? == [77], "the written value");
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
     ensure!(range == [Ok(base), Ok(64 * G)], "the reported reservation is {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Exportable memory belongs to the driver, and is adjacent to memory of the library.
+    // Exportable memory comes from the driver; map it next to the library's memory.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),

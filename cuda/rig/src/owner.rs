@@ -1,4 +1,4 @@
-//! A scripted owner. This owner grants all requests, moves chunks at random, and ends turns.
+//! A scripted owner. It grants all requests, moves random chunks, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,30 +18,30 @@ use serde::Serialize;
 
 use crate::Cuda;
 
-/// The script.
+/// Script of the owner.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Path of the driver's library.
     pub driver: PathBuf,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Maximum card memory per process in bytes; further memory is in host memory.
+    /// Maximum card memory per process in bytes. Further chunks are in host memory.
     pub device_bytes: u64,
-    /// Maximum total memory per process in bytes. Requests beyond it are refused.
+    /// Maximum total memory per process in bytes. Requests beyond it are rejected.
     pub quota_bytes: u64,
     /// Interval between relocations; `None` disables them.
     pub relocate: Option<Duration>,
     /// Maximum number of chunks per relocation.
     pub batch: usize,
-    /// Limit on work in flight, in microseconds; 0 disables the limit and the measurement.
+    /// Limit on work in flight, in microseconds; 0 disables the limit and the measurement of work.
     pub run_ahead_us: u32,
-    /// Length in microseconds of turns and of the pauses between them; 0 means one endless turn.
+    /// Length of turns and of the pauses between them in microseconds; 0 means one endless turn.
     pub turn_us: u32,
     /// Time limit for a tenant to quiesce.
     pub patience: Duration,
 }
 
-/// Counts of an owner's actions.
+/// Counters of an owner's actions.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Counts {
     /// Number of processes that sent `Hello`.
@@ -50,9 +50,9 @@ pub struct Counts {
     pub granted: u64,
     /// Number of returned chunks.
     pub freed: u64,
-    /// Number of refused requests.
+    /// Number of rejected requests.
     pub refused: u64,
-    /// Number of bytes currently counted as fixed.
+    /// Current amount of fixed memory, in bytes.
     pub fixed_bytes: u64,
     /// Number of relocations that moved at least one chunk.
     pub relocations: u64,
@@ -66,13 +66,13 @@ pub struct Counts {
     pub busy_ns: u64,
     /// Number of submissions reported by the tenants.
     pub launches: u64,
-    /// Total time until tenants quiesced, in microseconds.
+    /// Total time that tenants took to quiesce, in microseconds.
     pub quiet_us: u64,
     /// Longest time that a tenant took to quiesce, in microseconds.
     pub quiet_longest_us: u64,
-    /// Total time from orders to their end, in microseconds.
+    /// Total duration of orders, in microseconds.
     pub pause_us: u64,
-    /// Maximum time from an order to its end, in microseconds.
+    /// Maximum duration of an order, in microseconds.
     pub pause_longest_us: u64,
     /// Number of chunks that processes kept across a restart of the owner.
     pub adopted: u64,
@@ -90,7 +90,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Serves `socket` according to the script.
+    /// Starts to serve `socket` according to the script.
     pub fn start(socket: &Path, script: Script) -> Result<Self> {
         let driver = script.driver.to_str().context("the driver's path is not valid text")?.to_owned();
         let cuda = Cuda::open(&driver)?;
@@ -102,14 +102,14 @@ impl Owner {
         Ok(Self { counts, end, thread: Some(thread), socket: socket.to_owned() })
     }
 
-    /// Returns the counts so far.
+    /// Returns the current counters.
     pub fn counts(&self) -> Counts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Owner {
-    /// Stops the owner after it has received all messages. Returns the owner's counts.
+    /// Stops the owner after it has received all messages. Returns its counters.
     pub fn finish(mut self) -> Counts {
         self.join();
         self.counts()
@@ -168,8 +168,9 @@ struct MappedChunk {
 #[derive(Debug)]
 struct Order {
     began: Instant,
-    /// Chunks to move with their new memory, in the order of the messages, and the number of replies so far.
+    /// Chunks to move, each with its new memory, in the order of the messages.
     moves: Vec<(ChunkId, MappedChunk)>,
+    /// Number of chunks for which the tenant has replied.
     answered: usize,
 }
 
@@ -179,7 +180,7 @@ struct Session {
     script: Script,
     counts: Arc<Mutex<Counts>>,
     chunks: BTreeMap<ChunkId, MappedChunk>,
-    /// Number of bytes that cannot move.
+    /// Amount of fixed memory, in bytes.
     fixed: u64,
     order: Option<Order>,
     orders: u32,
@@ -227,16 +228,16 @@ impl Session {
     fn serve(&mut self, end: &AtomicBool) -> Result<()> {
         self.cuda.enter()?;
         loop {
-            // Receive all messages that were sent before the end.
+            // Read the flag first, so that messages sent before it was set are still received.
             let last = end.load(Ordering::SeqCst);
-            // TIMEOUT: the script's own intervals are rarely shorter than this.
+            // TIMEOUT: the script's intervals are rarely shorter than this.
             if readable(&self.link, Duration::from_micros(500)) {
                 let mut closed = false;
                 loop {
                     match self.link.try_receive() {
                         Ok(received) => self.obey(received)?,
                         Err(LinkError::WouldBlock) => break,
-                        // The socket reports a reset before the program's last message.
+                        // The socket may report a reset before the program's last message.
                         Err(LinkError::Closed) if !closed => closed = true,
                         Err(error) => return Err(error.into()),
                     }
@@ -253,7 +254,7 @@ impl Session {
         self.send(message, &[])
     }
 
-    /// Sends a message. If the program has disconnected, its earlier messages can still be received.
+    /// Sends a message. Ignores a closed connection, because the program's earlier messages can still be received.
     fn send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         match self.link.try_send(message, descriptors) {
             Ok(()) | Err(LinkError::Closed) => Ok(()),
@@ -320,7 +321,7 @@ impl Session {
             FromTenant::Allocate { request, chunks, .. } => self.allocate(request, chunks)?,
             FromTenant::Free { chunks } => {
                 for id in chunks {
-                    // A chunk that is being moved is freed after the tenant's reply.
+                    // A chunk that is being moved is freed when the tenant replies.
                     let moving = self.order.as_ref().is_some_and(|o| o.moves.iter().any(|m| m.0 == id));
                     if !moving && let Some(held) = self.chunks.remove(&id) {
                         self.discard(held);
@@ -381,7 +382,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the size of all memory of the process, in chunks or fixed.
+    /// Returns the total size of the process's chunks and fixed memory, in bytes.
     fn held(&self) -> u64 {
         self.chunks.len() as u64 * self.script.chunk_bytes + self.fixed
     }
@@ -430,7 +431,7 @@ impl Session {
         Ok(())
     }
 
-    /// Copies random chunks to the other memory, and redirects them.
+    /// Copies random chunks to the other memory (card or host), and sends `Redirect` messages for them.
     fn relocate(&mut self, number: u32) -> Result<()> {
         let Some(mut order) = self.order.take() else { bail!("`Quiet` without an order") };
         let quiet = order.began.elapsed().as_micros() as u64;
@@ -469,7 +470,7 @@ impl Session {
         let Some(mut order) = self.order.take() else { bail!("`Redirected` without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
-            // If the tenant freed a chunk in the meantime, its new memory is gone.
+            // If the tenant has freed a chunk meanwhile, release its new memory.
             let keep = at < moved as usize && self.chunks.contains_key(id);
             let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
             if let Some(gone) = gone {

@@ -1,10 +1,10 @@
-//! A client for hostile programs. This client speaks the owner's protocol without the library, and executes commands.
+//! A client for tests with hostile programs. It speaks the owner's protocol without the library, and executes commands.
 //!
-//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. The
-//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start this process, as a separate user if
-//! they run as root.
+//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`] for each.
+//! The process opens the driver only for [`Command::Launch`]. The `hostile` tests start this process, as a separate
+//! user if they run as root.
 //!
-//! UNSAFETY: forks, waits for the child, and changes the user of the process.
+//! UNSAFETY: forks, waits for the child, and changes the process's user.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::io::{BufRead as _, Write as _};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`, so that the owner gets its credentials.
+/// Process that calls `connect`, and whose credentials the owner gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
     /// The client itself.
@@ -33,7 +33,7 @@ pub enum Through {
     Zombie,
 }
 
-/// Automatic reply to an order of the owner.
+/// Automatic reply to an order from the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// No reply.
@@ -57,7 +57,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order as the library does.
+    /// Replies to every order like the library.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -69,7 +69,7 @@ impl Manner {
 pub enum Command {
     /// Connects. The result is [`Answer::Link`].
     Connect {
-        /// Process that makes the connection.
+        /// Process that calls `connect`.
         through: Through,
         /// Automatic replies; `None` means that no thread reads the connection.
         manner: Option<Manner>,
@@ -80,7 +80,7 @@ pub enum Command {
         link: usize,
         /// The message, without descriptors.
         message: FromTenant,
-        /// Number of times.
+        /// Number of times to send it.
         times: u32,
     },
     /// Waits for messages. The result is [`Answer::Heard`].
@@ -97,13 +97,13 @@ pub enum Command {
         /// Number of the connection.
         link: usize,
     },
-    /// Launches a kernel through the driver, bypassing the owner. The result is [`Answer::Done`], sent while the kernel
-    /// runs.
+    /// Launches a kernel through the driver, bypassing the owner. The result is [`Answer::Done`], printed while the
+    /// kernel runs.
     Launch {
-        /// Duration in milliseconds.
+        /// Duration of the kernel in milliseconds.
         ms: u64,
     },
-    /// Exits. A child continues with the connections and the commands, but reads no messages.
+    /// Forks and exits. The child continues with the connections and commands, but reads no messages.
     Desert,
     /// Closes the descriptors received over a connection.
     DropDescriptors {
@@ -117,25 +117,25 @@ pub enum Command {
 pub enum Answer {
     /// Number of the new connection.
     Link(usize),
-    /// Number of messages sent. The number is lower than requested if the connection failed, or if its queue was full
-    /// for a second.
+    /// Number of messages sent. It is lower than requested if the connection failed, or if its queue was full for a
+    /// second.
     Sent(u32),
-    /// Messages since the last command.
+    /// Messages received since the last `Hear`.
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
-        /// Number of open descriptors that this connection's messages contained.
+        /// Number of descriptors received over this connection that are still open.
         descriptors: usize,
         /// Set if the owner has closed the connection.
         closed: bool,
     },
     /// The command has been executed.
     Done,
-    /// The command failed for this reason.
+    /// The command failed for the given reason.
     Failed(String),
 }
 
-/// Messages and descriptors of a connection.
+/// Messages and descriptors received over a connection.
 #[derive(Debug, Default)]
 struct Inbox {
     messages: Vec<FromOwner>,
@@ -215,7 +215,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
         Command::Close { link } => {
             let link = connections.get_mut(link).context(missing)?.link.take();
             if let Some(link) = link {
-                // The reading thread also holds the descriptor.
+                // Shut down explicitly, because the reading thread keeps the socket open.
                 let _ = rustix::net::shutdown(&*link, rustix::net::Shutdown::Both);
             }
             Ok(Answer::Done)
@@ -227,12 +227,12 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             Ok(Answer::Done)
         }
         Command::Desert => {
-            // SAFETY: the child has only this thread. Locks held by another thread may stay locked forever, so the
-            // child does not use any of them.
+            // SAFETY: the child has only this thread. Locks held by other threads stay locked forever, but the child
+            // does not use any of them.
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {
-                // SAFETY: the child continues with the open descriptors.
+                // SAFETY: exits only this process; the child continues.
                 unsafe { libc::_exit(0) };
             }
             Ok(Answer::Done)
@@ -244,7 +244,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
     }
 }
 
-/// Returns true if a connection accepts a message within a second.
+/// Waits for at most a second. Returns true if the connection accepts a message.
 fn writable(link: &Link) -> bool {
     let second = Timespec { tv_sec: 1, tv_nsec: 0 };
     poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::OUT)], Some(&second)).is_ok_and(|ready| ready > 0)
@@ -266,15 +266,15 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     }
     ensure!(child > 0, "cannot fork: {}", std::io::Error::last_os_error());
     let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
-    // SAFETY: the value is a local variable, and all zeros are valid for it.
+    // SAFETY: all zeros is a valid value of the type.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the child belongs to this process, and the pointer points to a local variable.
+    // SAFETY: the child belongs to this process, and the pointer refers to a local variable.
     let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
     ensure!(waited == 0, "cannot wait for the child: {}", std::io::Error::last_os_error());
     Ok(Link::new(ours))
 }
 
-/// Reads a connection until it ends, and sends the configured replies.
+/// Reads a connection until it is closed, and sends the configured replies.
 fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
     loop {
         let received = link.receive();
@@ -286,7 +286,7 @@ fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
                 drop(guard);
                 let sent = reply(&received.message, manner).map_or(Ok(()), |answer| link.send(&answer, &[]));
                 if matches!(sent, Err(LinkError::Malformed(_))) {
-                    // This program created the message, so it is valid.
+                    // This program created the message, so it must be valid.
                     unreachable!("an answer is malformed: {sent:?}");
                 }
             }

@@ -1,6 +1,6 @@
-//! Makes a program unresponsive to its owner: its library then listens to a connection on which no process sends.
+//! Makes a program unresponsive to its owner: replaces its library's connection with one over which no messages arrive.
 //!
-//! UNSAFETY: replaces one descriptor with another.
+//! UNSAFETY: replaces a descriptor with another one.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -9,22 +9,22 @@ use anyhow::{Result, ensure};
 use cuda_protocol::Link;
 use rustix::net::{SocketType, sockopt};
 
-/// Makes the library's thread receive no further messages. The thread blocks its signals, so it cannot be stopped
-/// separately.
+/// Cuts the library's thread off from further messages. The thread itself cannot be stopped, because it blocks all
+/// signals.
 pub fn stop_answers() -> Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = 0;
     for number in numbers {
-        // SAFETY: the descriptor was open just now; if it is no longer open, the query fails.
+        // SAFETY: the descriptor was open a moment ago. If it has been closed since, the query fails.
         let connection = unsafe { BorrowedFd::borrow_raw(number) };
         if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
             continue;
         }
         let (silent, end) = Link::pair()?;
-        // Keep the owner's connection and the other end of the silent connection open.
+        // Keep the connection to the owner and the other end of the silent connection open.
         std::mem::forget((connection.try_clone_to_owned()?, end));
-        // SAFETY: the library's descriptor stays valid, and refers to another connection.
+        // SAFETY: the library's descriptor stays valid, and now refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };
         ensure!(put == number, "cannot replace the connection: {}", std::io::Error::last_os_error());
         found += 1;

@@ -1,4 +1,4 @@
-//! Tests programs that use several cards in one process, as real processes with an owner for each card.
+//! Tests programs that use several cards in one process. All programs are real processes, and each card has an owner.
 
 mod support;
 
@@ -12,8 +12,8 @@ use support::{Program, Rig, built};
 const CARDS: &str = env!("CARGO_BIN_EXE_cuda-cards");
 const SCRIPTED: &str = env!("CARGO_BIN_EXE_cuda-scripted-owner");
 
-/// Returns options of scripted owners that move chunks, to the host and back, and end turns. A process that uses memory
-/// of one card on another waits for the moves of all owners, so with more cards each owner moves less often.
+/// Returns options for scripted owners that move chunks to the host and back, and end turns. A process with peer access
+/// waits for the moves of all owners, so with more cards each owner moves chunks less often.
 fn restless(cards: u64) -> [&'static str; 10] {
     let interval = if cards > 2 { "150" } else { "10" };
     let turns = ["--turn-us", "4000", "--run-ahead-us", "2000"];
@@ -37,13 +37,13 @@ impl Cards {
         self.rig.folder.path().join(format!("run/card-{card}")).display().to_string()
     }
 
-    /// Returns the sockets of all cards, as a program gets them.
+    /// Returns the sockets of all cards in the form of the environment variable.
     fn sockets(&self) -> String {
         let all: Vec<String> = (0..self.rig.cards).map(|card| self.socket(card)).collect();
         all.join(":")
     }
 
-    /// Starts a scripted owner of a card.
+    /// Starts a scripted owner for a card.
     fn scripted(&self, card: u64, options: &[&str]) -> Program {
         let mut command = self.rig.command(SCRIPTED, "plain");
         command.env("CUDA_VISIBLE_DEVICES", card.to_string()).arg("--socket").arg(self.socket(card));
@@ -52,12 +52,12 @@ impl Cards {
         owner
     }
 
-    /// Starts a scripted owner of each card.
+    /// Starts a scripted owner for each card.
     fn all_scripted(&self, options: &[&str]) -> Vec<Program> {
         (0..self.rig.cards).map(|card| self.scripted(card, options)).collect()
     }
 
-    /// Starts the real owner of a card, with tenants `a` and `b` of 64 MiB each.
+    /// Starts the real owner for a card, with tenants `a` and `b` of 64 MiB each.
     fn serving(&self, card: u64, card_mib: u64, options: &[&str]) -> Program {
         let mut command = self.rig.command(built("cuda-owner"), "plain");
         command.arg("--driver").arg(&self.rig.fake).arg("serve").arg("--socket").arg(self.socket(card));
@@ -94,7 +94,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Stops a scripted owner. Returns its counts.
+/// Stops a scripted owner. Returns its counters.
 fn counts(owner: Program) -> Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
@@ -108,7 +108,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
 }
 
-/// Asks a program for the progress on a device until it has made some.
+/// Queries a program's progress on a device until it has made some.
 fn until_progress(program: &mut Program, device: usize) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
@@ -126,7 +126,7 @@ fn workload_on_each_card_has_same_results_as_without_library() {
     for count in [2, 4] {
         let cards = Cards::new(128, count);
         let owners = cards.all_scripted(&restless(cards.rig.cards));
-        // One thread that changes its context, one thread for each card, and two threads in each card's context.
+        // Use one thread that switches contexts, one thread per card, and two threads in each card's context.
         for threads in ["0", "1", "2"] {
             let arguments = ["train", "--mib", "6", "--rounds", "24", "--threads", threads];
             assert_eq!(cards.tenant(&arguments), cards.plain(&arguments), "{count} cards, {threads} threads");
@@ -135,7 +135,7 @@ fn workload_on_each_card_has_same_results_as_without_library() {
         for counts in &all {
             assert!(number(counts, "processes") == 3 && number(counts, "turns") > 0, "{counts}");
         }
-        // Owners that rarely move chunks may not move any in this time.
+        // Owners that move chunks rarely may not have moved any.
         assert!(count > 2 || all.iter().any(|counts| number(counts, "moved") > 0), "{all:?}");
     }
 }
@@ -169,7 +169,7 @@ fn copies_between_cards_survive_moving_chunks() {
 fn peer_access_works_on_chunks_that_move() {
     let cards = Cards::new(128, 2);
     let owners = cards.all_scripted(&restless(cards.rig.cards));
-    // The library refuses the last two calls by name.
+    // The library reports the last two calls as unsupported.
     for _ in 0..2 {
         let output = cards.command("shim", &["peers", "--rounds", "40"]).output().expect("starts");
         let found = text(&output);
@@ -274,7 +274,7 @@ fn wrong_list_of_sockets_is_named() {
         (vec![first.as_str(); 17].join(":"), "names 17 sockets, expected at most 16".to_owned()),
     ] {
         let mut command = cards.command("shim", &["look"]);
-        // The message does not need the variable for messages.
+        // The library reports this error even if logging is not enabled.
         command.env(cuda_protocol::SOCKET_VARIABLE, &sockets).env_remove(cuda_protocol::LOG_VARIABLE);
         let output = command.output().expect("starts");
         let error = String::from_utf8_lossy(&output.stderr);
@@ -292,13 +292,13 @@ fn closed_gate_of_one_card_does_not_stop_the_other() {
     let mut program = Program::start(&mut cards.command("shim", &["live"]));
     assert_eq!(program.line(), "ready");
     until_progress(&mut program, 0);
-    // The turn ends by itself, and a stopped owner grants no further turn.
+    // The turn expires, and a stopped owner does not grant another one.
     stop(&closed, libc::SIGSTOP);
     let progress = |program: &mut Program, device: &str| {
         program.say(device);
         program.line().parse::<u64>().expect("a number")
     };
-    // TIMEOUT: only a failing test tries this often.
+    // TIMEOUT: only a failing test polls this often.
     let is_closed = (0..100).any(|_| {
         progress(&mut program, "0");
         until_progress(&mut program, 1);
@@ -312,12 +312,12 @@ fn closed_gate_of_one_card_does_not_stop_the_other() {
     finish([closed, open]);
 }
 
-/// Sends a signal to a program of this test.
+/// Sends a signal to a program of the test.
 fn stop(program: &Program, signal: i32) {
     let pid = i32::try_from(program.child.id()).expect("a process");
     // UNSAFETY: sends a signal to a child of this process.
     #[allow(unsafe_code, reason = "see UNSAFETY")]
-    // SAFETY: the process is a child that has not been waited for.
+    // SAFETY: the process is a child that has not been reaped.
     let sent = unsafe { libc::kill(pid, signal) };
     assert_eq!(sent, 0);
 }
@@ -334,7 +334,7 @@ fn killed_owner_leaves_the_other_card_working_and_is_replaced() {
             until_progress(&mut program, device);
         }
         first.kill();
-        // Without its owner, a card runs without a gate, and the other card is unchanged.
+        // The gate of a card without an owner is open, and the other card is not affected.
         for device in [0, 1] {
             until_progress(&mut program, device);
         }

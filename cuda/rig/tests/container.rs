@@ -1,5 +1,5 @@
-//! Tests a program in its own namespaces, as a container runtime creates them: the library is mounted over the driver's
-//! file, and the folder of the tenant's socket is bind-mounted. The program gets no other information about the host.
+//! Tests a program in its own namespaces, like in a container: the library is mounted over the driver's file, and the
+//! folder of the tenant's socket is bind-mounted. The program has no other access to the host.
 
 mod support;
 
@@ -11,8 +11,8 @@ use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
 /// Commands that the runtime executes in the namespaces before the program starts. The arguments are the image's
-/// folder, the library, the folder of the socket, and then the program's arguments. The whole folder is mounted,
-/// because a bind-mounted socket would belong to one owner only.
+/// folder, the library, the socket's folder, and the program with its arguments. Mounts the whole folder, because a
+/// bind-mounted socket would not survive its owner.
 const RUNTIME: &str = r#"
 set -e
 image=$1 library=$2 sockets=$3
@@ -28,8 +28,8 @@ exec "$@"
 const NAMESPACES: [&str; 7] =
     ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
-/// Creates an image with the driver as the host's toolkit installs it: under its versioned name, and under the name
-/// that programs load.
+/// Creates an image with the driver under its versioned name and under the name that programs load, like NVIDIA's
+/// container toolkit.
 fn image(rig: &Rig) -> std::path::PathBuf {
     let image = rig.folder.path().join("image");
     for folder in ["lib", "run"] {
@@ -42,7 +42,7 @@ fn image(rig: &Rig) -> std::path::PathBuf {
     image
 }
 
-/// Starts the program in a container that belongs to a tenant.
+/// Starts the program in a tenant's container.
 fn contained(rig: &Rig, image: &Path, arguments: &[&str]) -> Program {
     contained_program(rig, image, support::PROGRAM.as_ref(), arguments)
 }
@@ -55,7 +55,7 @@ fn contained_program(rig: &Rig, image: &Path, program: &Path, arguments: &[&str]
     Program::start(command.arg(program).args(arguments))
 }
 
-/// Returns true if this host permits the test to create namespaces.
+/// Returns true if the test may create namespaces on this host.
 fn has_namespaces() -> bool {
     let tried = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", "mount --make-rprivate /"]).output();
     let can = tried.as_ref().is_ok_and(|output| output.status.success());
@@ -75,7 +75,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     let serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut inside = contained(&rig, &image, &["live", "--mib", "24"]);
     inside.steps(2);
-    // Together, both programs have more memory than the card, so chunks of the program in the container are moved.
+    // Both programs together use more memory than the card has, so chunks of the program in the container are moved.
     let mut outside = rig.program("b", &["live", "--mib", "24"]);
     outside.steps(5);
     inside.grow();
@@ -83,7 +83,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     assert_eq!(inside.end(), "held 14");
     assert_eq!(outside.end(), "held 12");
 
-    // Kill one program, and replace the other one's owner.
+    // Kill one program, and replace the owner of the other.
     let mut inside = contained(&rig, &image, &["live", "--mib", "8"]);
     inside.steps(2);
     inside.kill();
@@ -116,8 +116,8 @@ fn library_mount_is_visible_only_inside_container() {
     assert_eq!(chunks(&settled(&rig, serving), 0), 0);
 }
 
-/// Commands of a runtime that applies a CDI file to a container. The arguments are the image's folder, and then the
-/// program's arguments. Each line of the variable `MOUNTS` is a mount: a path on the host, and a path in the container.
+/// Commands of a runtime that applies a CDI file to a container. The arguments are the image's folder, and the program
+/// with its arguments. Each line of the variable `MOUNTS` is a mount: a host path and a container path.
 const BY_CDI: &str = r#"
 set -e
 image=$1
@@ -130,7 +130,7 @@ done
 exec "$@"
 "#;
 
-/// Starts the program in a container that gets a CDI device.
+/// Starts the program in a container with a CDI device.
 fn with_device(rig: &Rig, image: &Path, device: &serde_json::Value, arguments: &[&str]) -> Program {
     let edits = &device["containerEdits"];
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
@@ -140,7 +140,7 @@ fn with_device(rig: &Rig, image: &Path, device: &serde_json::Value, arguments: &
     command.args(NAMESPACES).args(["sh", "-c", BY_CDI, "runtime"]).arg(image).env("MOUNTS", mounts.join("\n"));
     for pair in edits["env"].as_array().expect("variables").iter().map(text) {
         let (name, value) = pair.split_once('=').expect("a variable");
-        // In this test, the image is a folder of the host.
+        // In this test, the image is a folder on the host.
         let value = if value.starts_with('/') { format!("{}{value}", image.display()) } else { value.to_owned() };
         command.env(name, value);
     }
@@ -165,10 +165,10 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     inside.steps(2);
     daemon.kill();
     let _daemon = Daemon::start(&rig);
-    // The program gets memory and turns from the next owner, which shows that it is connected.
+    // Memory and turns from the next owner show that the program has reconnected.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
-    // Start another program in a container that was created earlier.
+    // Start another program after the daemon's restart.
     let mut later = with_device(&rig, &image, device, &["live", "--mib", "8"]);
     later.steps(2);
     until(&rig, "a", "both are served", |a| programs(a) == 2);
@@ -183,7 +183,7 @@ fn container_program_beyond_account_is_found_by_host_pid() {
     let rig = Rig::new(256);
     let image = image(&rig);
     let mut serving = owner(&rig, 128, &["--margin-mib", "0"]);
-    // The program opens the driver by its other name, which is also the library in the container.
+    // The program opens the driver by its other name, which also refers to the library in the container.
     let mut program = contained_program(&rig, &image, &built("cuda-hoard"), &["past", "--mib", "20"]);
     assert_eq!(program.line(), "20");
     let view = support::hostile::until_accounts(&mut serving, "the excess is detected", |view| {

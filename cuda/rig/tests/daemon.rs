@@ -20,7 +20,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     }
     until(&rig, "b", "its program is listed, with its weight", |b| programs(b) == 1 && b["time"]["weight"] == 200);
 
-    // The commands for virtual machines also change the limits of tenants at run time.
+    // The commands for virtual machines also change tenants' limits at run time.
     let set = ctl(&rig, &["memory", "set-quota", "a", "16"]);
     assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
     until(&rig, "a", "memory above the quota was moved to host memory", |a| {
@@ -42,7 +42,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // Kill the daemon. The owner also exits, and the next daemon and the next owner take over the programs.
+    // Kill the daemon. Its owner also exits, and the next daemon and owner take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);
@@ -53,7 +53,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     }
     until(&rig, "a", "its memory is accounted again", |a| mib(a, "on_card_bytes") + mib(a, "in_host_bytes") >= 36);
 
-    // The memory of a killed program is freed.
+    // The owner frees a killed program's memory.
     one.kill();
     until(&rig, "a", "its memory is free", |a| {
         programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
@@ -88,7 +88,7 @@ fn an_owner_that_is_killed_is_started_again() {
 fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
-    // The name that a program sends does not matter, because its socket determines the tenant.
+    // The socket determines the tenant, regardless of the name that the program sends.
     let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =
@@ -110,7 +110,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These requests wait for the stuck owner. The daemon permits fewer waiting requests for one card.
+    // Send more requests for the stuck owner than the daemon allows to wait for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();
@@ -134,7 +134,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
         }
         assert!(first(&mut waiting), "all requests to other owners are done before the stuck owner is killed");
     }
-    // The status names the card before the owner is killed.
+    // Before the owner is killed, the status reports that it does not respond.
     while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not responded for") {
         assert!(first(&mut waiting), "no caller was notified: {}", get(&rig, "/v1/cards/fake"));
     }
@@ -148,7 +148,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
             && (text.contains("restarted") || text.contains("wait until pending changes have completed"));
         assert!(!output.status.success() && told, "{text}");
     }
-    // The stuck owner was killed, and the next one serves as before.
+    // The next owner serves the tenant like the killed one.
     until(&rig, "a", "it is served as before", |a| {
         a["served"] == true && programs(a) == 1 && a["time"]["weight"] == 100
     });
@@ -163,7 +163,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
     assert_eq!(holder.line(), "holds");
     let pid = holder.child.id().to_string();
-    // The program is not quiescent, so its memory does not move until the program continues.
+    // A stopped program cannot quiesce, so its memory does not move until it continues.
     signal("-STOP", &pid);
     let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
     std::thread::sleep(Duration::from_millis(500));
@@ -183,7 +183,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that must fail. Returns the last line of the program's output.
+/// Waits for a program that must fail. Returns the last line of its output.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
@@ -210,7 +210,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
     until(&rig, "b", "both programs are listed", |b| programs(b) == 1);
 
-    // The card needs a reset first, and reports this until it is reset.
+    // Until the card is reset, its owner cannot start.
     rig.set_broken(0, true);
     rig.reset(0);
     fails(lost);
@@ -234,7 +234,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
             tenant["served"] == true && mib(tenant, "on_card_bytes") == 0 && mib(tenant, "in_host_bytes") == 0
         });
     }
-    // A program that was idle in the meantime gets the error at its next call.
+    // A program that was idle during the reset gets the error from its next call.
     idle.close();
     fails(idle);
     assert!(rig.free().starts_with("free=512"), "{}", rig.free());
@@ -246,7 +246,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     daemon.kill();
 }
 
-/// Returns the code blocks in one language from README.md's CUDA section.
+/// Returns the code blocks of a given language in README.md's CUDA section.
 fn readme(kind: &str) -> Vec<&'static str> {
     let section = include_str!("../../../README.md").split("## CUDA programs on your GPU").nth(1).expect("a section");
     let section = section.split("\n## ").next().expect("its text");
@@ -264,7 +264,7 @@ fn quick_start_of_the_readme_prints_its_output() {
         let folder = rig.folder.path().join("start");
         std::fs::create_dir(&folder).expect("a folder");
         let folder = folder.display().to_string();
-        // The test has already built the programs, chooses the folder, and stops the daemon.
+        // The programs are already built. Substitute the folder, and stop the daemon at the end.
         let script = script
             .replace("$PWD/target/release", &programs)
             .replace("$(mktemp -d)", &folder)

@@ -1,4 +1,4 @@
-//! Tests the events of CUDA tenants on the fake driver: kills with their reason, turns that overrun, and the end of the
+//! Tests events about CUDA tenants on the fake driver: kills with their reasons, overrunning turns, and the end of the
 //! owner.
 
 mod support;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// Waits until `count` events of a kind about an object exist, and returns them.
+/// Waits until `count` events of a kind about an object have been recorded, and returns them.
 fn awaited(rig: &Rig, kind: &str, name: &str, count: usize) -> Vec<Value> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
@@ -45,7 +45,7 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
         assert_eq!((&killed["author"]["kind"], &killed["card"]), (&"daemon".into(), &"fake".into()));
         endless.kill();
     }
-    // While other tenants share the card, each endless kernel is first reported as an overrun, and then as a strike.
+    // While other tenants share the card, each endless kernel is reported first as an overrun and then as a strike.
     let overran = awaited(&rig, "overran", "a", 4);
     let is_strike = |event: &&Value| text(event).starts_with("a turn exceeded its time limit, strike ");
     let (strikes, others): (Vec<_>, Vec<_>) = overran.iter().partition(is_strike);
@@ -54,11 +54,11 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     good(&rig, &["tenant", "set", "a", "--weight", "50"]);
     let changed = awaited(&rig, "changed", "a", 1);
     assert_eq!((text(&changed[0]), &changed[0]["author"]["program"]), ("set: time.weight = 50", &"mediatorctl".into()));
-    // The neighbour's only events are its addition and its connection.
+    // The neighbour's only events are its addition and its first connection.
     let all = json(&rig, &["events", "--tenant", "b"]);
     let kinds: Vec<_> = all["events"].as_array().expect("a list").iter().map(|event| event["kind"].clone()).collect();
     assert_eq!(kinds, ["added", "connected"], "{all}");
-    // The daemon restarts an owner that was killed.
+    // The daemon restarts a killed owner.
     signal("-KILL", &daemon.owners()[0]);
     let lost = awaited(&rig, "owner_lost", "fake", 1);
     assert!(text(&lost[0]).contains("signal: 9"), "{lost:?}");

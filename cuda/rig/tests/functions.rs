@@ -1,5 +1,5 @@
-//! Tests that CUDA functions of VMs survive their daemon. `mediatord`, the owner and the workers are separate processes
-//! on the fake driver; this process is the guest's driver.
+//! Tests that the CUDA devices of VMs survive their daemon. `mediatord`, the owner and the workers are separate
+//! processes on the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -13,12 +13,12 @@ use support::daemon::{get, good, json, signal};
 use support::service::{Calls, PINNED, Service, begin, is_alive, owner_of, workers};
 use support::virtio::{Driver, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 
-/// Checks that a program continues with its worker, and that waits, blobs and the end of the program still work.
+/// Checks that a program continues with its worker: that waits, blobs and the program's exit still work.
 fn check(service: &Service, driver: &mut Driver, worker: i32) {
     assert_eq!(driver.status(), 0xf, "{}", service.log());
     assert_eq!(workers(&service.rig), [worker], "{}", service.log());
     assert_eq!(driver.load(control::STATE), state::READY);
-    // A wait from before the restart completes when its word has the awaited value.
+    // A wait that began before the restart completes when its word has the awaited value.
     assert_eq!(driver.answered(), None);
     driver.store(PINNED, 1);
     assert_eq!(driver.answer(), (5, 0x1100));
@@ -37,14 +37,14 @@ fn guest_program_and_owner_continue_through_upgrades() {
     begin(&mut driver, 1);
     driver.post(5, &wait(1, 1, (2, 0), 1));
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
-    // A program on the host is a tenant of the same owner.
+    // Run a program on the host as a tenant of the same owner.
     let mut program = support::daemon::run(&service.rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(3);
     let owner = owner_of(&service);
     let mut next = service.upgrade();
     for _ in 0..2 {
         check(&service, &mut driver, worker);
-        // The owner is the same process. The owner was not restarted, and its programs are connected immediately.
+        // The owner was not restarted, so its programs stay connected.
         assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
         assert!(is_alive(owner), "{}", service.log());
         program.steps(3);
@@ -58,7 +58,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // When the program ends, its worker also ends. Nothing is left of a removed VM.
+    // The program's worker exits with it, and no state of a removed VM remains.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
@@ -123,7 +123,7 @@ fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
     }
     let next = service.upgrade();
     check(&service, &mut driver, worker);
-    // A later program of the VM runs as the same user.
+    // The worker of the VM's next program runs as the same user.
     begin(&mut driver, 2);
     let users: Vec<_> = workers(&service.rig)
         .into_iter()
@@ -150,8 +150,8 @@ fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
             std::thread::sleep(delay);
             kill_process(pid, Signal::KILL).expect("killed");
         });
-        // Queue commands that change the state while the daemon is killed. Do not access registers, because a kill may
-        // lose the reply to an access.
+        // Queue commands that change the state while the daemon is killed. Do not access registers, because the reply
+        // to an access may be lost.
         let mut sent = 0u16;
         let mut answers = Vec::new();
         let commands = [context(2), blob(2, 40, (0, BlobKind::Control.number()), control::BYTES), map(40, 512 << 20)];
@@ -167,7 +167,7 @@ fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
         service.daemon.wait().expect("ended");
         service.restart();
         driver.status();
-        // The daemon may have read the queue before, so it needs the doorbell.
+        // Ring the doorbell, because the daemon may already have read the queue.
         driver.post(31, &doorbell(1));
         sent += 1;
         while answers.len() < usize::from(sent) {
@@ -194,7 +194,7 @@ fn worker_without_a_daemon_ends_after_its_time() {
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
     until("workers exit without a daemon", || workers(&service.rig).is_empty());
-    // The next daemon finds that the workers have exited.
+    // The next daemon detects that the workers have exited.
     service.restart();
     until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();
@@ -222,7 +222,7 @@ fn guest_program_is_shown_with_its_worker() {
     driver.execute(&identify(1, 4321));
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let check = |service: &Service, pid: u32| {
-        // A new daemon shows the programs once its function continues.
+        // A new daemon shows the programs once its device has been restored.
         let mut shown = serde_json::Value::Null;
         until("the VM's program", || {
             shown = json(&service.rig, &["vm", "show", "vm"]);
@@ -242,7 +242,7 @@ fn guest_program_is_shown_with_its_worker() {
         assert!(list.contains(&format!("\"guest\":{{\"name\":\"prog\",\"pid\":{pid}}}")), "{list}");
     };
     check(&service, 4321);
-    // The guest chooses the number, and may change the number.
+    // The guest chooses the process ID, and may change it.
     driver.execute(&identify(1, 7));
     check(&service, 7);
     service.until_kept();
@@ -268,7 +268,7 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, and a restarted owner also has them.
+    // A restarted owner also gets the settings.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());
@@ -284,7 +284,7 @@ fn memory_size_of_a_vm_changes_under_its_program() {
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let sizes = |service: &Service| {
         let [vm, tenant] = ["vm", "tenant"].map(|kind| json(&service.rig, &[kind, "show", "vm"])["vram_mib"].clone());
-        // A new owner describes its card soon after its start.
+        // A new owner describes its card shortly after its start.
         let show = || support::daemon::ctl(&service.rig, &["--json", "memory", "show", "fake"]);
         until("the owner describes its card", || show().status.success());
         let memory = json(&service.rig, &["memory", "show", "fake"]);
@@ -297,7 +297,7 @@ fn memory_size_of_a_vm_changes_under_its_program() {
     good(&service.rig, &["tenant", "set", "vm", "--vram-mib", "16"]);
     assert_eq!(sizes(&service), 16);
     assert!(support::daemon::bad(&service.rig, 2, &["tenant", "set", "vm", "--vram-mib", "15"]).contains("chunk"));
-    // The card has 64 MiB, and host memory of 1,152 MiB.
+    // The card has 64 MiB of VRAM and 1,152 MiB of host memory.
     let text = support::daemon::bad(&service.rig, 4, &["tenant", "set", "vm", "--vram-mib", "1218"]);
     assert!(text.contains("vram_mib: 1218 MiB, expected at most 1216"), "{text}");
     assert_eq!(sizes(&service), 16);
@@ -310,7 +310,7 @@ fn memory_size_of_a_vm_changes_under_its_program() {
     std::fs::write(&file, "[[vm]]\nname = \"vm\"\ncuda.window_mib = 2048\n").expect("written");
     support::daemon::bad(&service.rig, 4, &["apply", "-f", &path]);
     assert!(get(&service.rig, "/v1/events").contains("vram_mib"));
-    // The size outlives the owner, the daemon, and an upgrade.
+    // The size survives restarts of the owner and the daemon, and an upgrade.
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());
     until("another owner", || json(&service.rig, &["card", "show", "fake"])["owner_restarts"] == 1);
@@ -341,7 +341,7 @@ fn windows_of_vms_count_as_host_memory_of_the_card() {
     assert!(text.contains("cuda.window_mib: 1024 MiB, expected at most 128: the window is host memory"), "{text}");
     let text = support::daemon::bad(&service.rig, 2, &["memory", "set", "fake", "--host-mib", "1022"]);
     assert!(text.contains("memory.host_mib: 1022 MiB, expected at least 1024 for windows of VMs"), "{text}");
-    // A tenant gets only the rest of the host memory.
+    // Tenants share the host memory that no window occupies.
     let mut program = support::daemon::run(&service.rig, "a", &[], &["fill", "--step-mib", "2"]);
     assert_eq!(program.line(), "64", "its own limit");
     program.child.wait().expect("ends");
@@ -385,7 +385,7 @@ fn guest_program_continues_in_new_workers_on_request() {
     calls.check(&mut driver, address, 77);
     let none = support::daemon::bad(&service.rig, 4, &["vm", "restart-workers", "vm", "--pid", "1"]);
     assert!(none.contains("no program with process ID 1 in the guest uses CUDA"), "{none}");
-    // The journal has the new worker, so that the next daemon finds it.
+    // The journal contains the new worker, so the next daemon finds it.
     service.until_kept();
     service.kill();
     service.restart();

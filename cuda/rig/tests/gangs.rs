@@ -1,4 +1,4 @@
-//! Tenants with several cards, as processes, on the fake driver: programs with one process for each card, whose kernels
+//! Tests tenants with several cards on the fake driver. Their programs have one process per card, and their kernels
 //! spin until their peers on the other cards run.
 
 mod support;
@@ -12,7 +12,7 @@ use support::{Program, Rig};
 const RANK: &str = env!("CARGO_BIN_EXE_cuda-rank");
 const CARDS: [&str; 2] = ["gpu0", "gpu1"];
 
-/// Creates a rig with two cards, gangs `a` and `b` of both cards with weights 3 and 1, and the tenant `c` of the first
+/// Creates a rig with two cards, gangs `a` and `b` on both cards with weights 300 and 100, and tenant `c` on the first
 /// card.
 fn rig_with_gangs() -> Rig {
     let gang = |name: &str, weight: u32| {
@@ -51,20 +51,20 @@ impl Ranks {
         Self { words, ranks }
     }
 
-    /// Returns the number of rounds that all processes have reached.
+    /// Returns the lowest round number of all processes.
     fn rounds(&self) -> u64 {
         let bytes = std::fs::read(&self.words).expect("readable");
         let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("a word")));
         words.min().unwrap_or(0)
     }
 
-    /// Waits until the program has made this many further rounds.
+    /// Waits until the program has completed `rounds` more rounds.
     fn advance(&self, rounds: u64) {
         let goal = self.rounds() + rounds;
         awaited(&format!("{} reaches round {goal}", self.words.display()), || self.rounds() >= goal);
     }
 
-    /// Lets all processes end, which must succeed.
+    /// Ends all processes, which must exit successfully.
     fn end(self) {
         let mut ranks = self.ranks;
         ranks.iter_mut().for_each(Program::close);
@@ -86,12 +86,12 @@ fn awaited(what: &str, done: impl Fn() -> bool) {
     panic!("{what}");
 }
 
-/// Starts a program that counts kernels of 1 ms, as tenant `c`.
+/// Starts a program of tenant `c` that runs and counts kernels of 1 ms.
 fn single(rig: &Rig) -> Program {
     run(rig, "c", &[], &["count", "--kernel-us", "1000"])
 }
 
-/// Waits until a program of [`single`] has run this many further kernels.
+/// Waits until a program of [`single`] has run `kernels` more kernels.
 fn count(program: &mut Program, kernels: u64) {
     let now = |program: &mut Program| {
         program.say("");
@@ -153,7 +153,7 @@ fn killed_owner_harms_nobody_else_and_gangs_continue_afterwards() {
     a.advance(50);
     b.advance(20);
     count(&mut c, 50);
-    // The next daemon, with its own owners, finds the programs and links its owners.
+    // The owners of the next daemon adopt the programs and connect to each other.
     daemon.kill();
     let _daemon = Daemon::start(&rig);
     until(&rig, "a", "its turns begin again", |a| a["card_states"][1]["turns"].as_u64() > Some(2));
@@ -192,7 +192,7 @@ fn killed_program_harms_nobody_else() {
     let mut c = single(&rig);
     a.advance(20);
     b.advance(10);
-    // The kernels of the other process wait for a peer that is gone.
+    // The other process's kernels wait for a peer that has exited.
     a.ranks.remove(0).kill();
     b.advance(50);
     count(&mut c, 50);
@@ -220,7 +220,7 @@ fn gang_is_added_changed_and_removed_at_run_time() {
     d.advance(20);
     b.advance(10);
     good(&rig, &["tenant", "set", "d", "--weight", "500"]);
-    // The second card has too little memory for this guarantee, and neither card keeps it.
+    // The second card has too little memory for this guarantee, so neither card applies it.
     good(&rig, &["tenant", "add", "e", "--card", "gpu1", "--vram-mib", "56", "--guarantee-mib", "56"]);
     bad(&rig, 4, &["tenant", "set", "d", "--guarantee-mib", "16"]);
     let shown = json(&rig, &["tenant", "show", "d"]);

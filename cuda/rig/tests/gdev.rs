@@ -1,4 +1,4 @@
-//! Tests C programs that use Gdev's interface: directly on the fake driver, as programs of a tenant, and in a guest.
+//! Tests C programs that use Gdev's API: directly on the fake driver, as tenant programs, and in a guest.
 
 mod support;
 
@@ -28,7 +28,8 @@ fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
     program
 }
 
-/// Returns the kernel's image. The fake driver's modules contain all of its kernels, regardless of the image.
+/// Returns the path of the kernel's image. With the fake driver, each module contains all kernels, regardless of its
+/// image.
 fn image() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev/c/examples/c/add.ptx")
 }
@@ -63,7 +64,7 @@ fn c_program_computes_alone_as_a_tenant_and_in_a_guest() {
 #[test]
 fn driver_api_program_runs_unchanged_alone_and_as_a_tenant() {
     let rig = Rig::new(256);
-    // The program is linked with gdev's library, and finds the driver's library through the environment.
+    // The program links to Gdev's library, which finds the driver's library through the environment.
     let link = rig.folder.path().join("libcuda.so.1");
     std::os::unix::fs::symlink(built("libgdev_cuda.so"), &link).expect("a link");
     let program = compiled_with(&rig, "driver-api", "driver", &link);

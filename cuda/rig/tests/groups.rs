@@ -1,4 +1,4 @@
-//! Tests share groups with MPS servers, as processes on the fake driver.
+//! Tests share groups with MPS servers on the fake driver. All programs are real processes.
 
 mod support;
 
@@ -9,17 +9,17 @@ use serde_json::Value;
 use support::daemon::*;
 use support::{Program, Rig};
 
-/// Stands for `nvidia-cuda-mps-control`.
+/// Emulation of `nvidia-cuda-mps-control`.
 const MPS: &str = env!("CARGO_BIN_EXE_cuda-fake-mps");
-/// Number of kernels of each program that are compared.
+/// Number of kernels per program to compare.
 const KERNELS: usize = 150;
 
-/// Creates a rig with tenants that have these names and groups, and whose programs run at the same time.
+/// Creates a rig with tenants of the given names and groups, whose programs run concurrently.
 fn grouped(tenants: &[(&str, &str)]) -> Rig {
     shared(tenants, "together")
 }
 
-/// Creates a rig with tenants that have these names and groups, and this value of `sharing`.
+/// Creates a rig with tenants of the given names and groups, and the given `sharing` mode.
 fn shared(tenants: &[(&str, &str)], sharing: &str) -> Rig {
     let group = |group: &str| format!("share_group = \"{group}\"\nsharing = \"{sharing}\"\n");
     let mut rig = rig(|rig| {
@@ -49,13 +49,13 @@ fn awaited<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
 /// A kernel in the fake driver's record.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
-    /// Number of the kernel's MPS server; 0 without a server.
+    /// Process ID of the kernel's MPS server; 0 without a server.
     server: u64,
     begin: u64,
     end: u64,
 }
 
-/// Returns the recorded kernels of a program.
+/// Returns a program's recorded kernels.
 fn kernels(rig: &Rig, program: &Program) -> Vec<Kernel> {
     let text = std::fs::read_to_string(rig.folder.path().join("card/kernels")).unwrap_or_default();
     let kernel = |line: &str| {
@@ -66,8 +66,8 @@ fn kernels(rig: &Rig, program: &Program) -> Vec<Kernel> {
     text.lines().filter_map(kernel).collect()
 }
 
-/// Returns the number of kernels of `one` that ran concurrently with a kernel of `other` for more than half of their
-/// time.
+/// Returns the number of kernels in `one` that ran concurrently with a kernel in `other` for more than half of their
+/// duration.
 fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     let overlap = |a: &Kernel, b: &Kernel| a.end.min(b.end).saturating_sub(a.begin.max(b.begin));
     let is_next = |kernel: &&Kernel| {
@@ -76,7 +76,7 @@ fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     one.iter().filter(is_next).count()
 }
 
-/// Returns the kernels of two programs from the time at which both have worked, as soon as enough kernels are recorded.
+/// Waits until enough kernels are recorded. Returns the kernels that two programs ran while both were working.
 fn together(rig: &Rig, programs: [&Program; 2]) -> [Vec<Kernel>; 2] {
     awaited("both work", || {
         let all = programs.map(|program| kernels(rig, program));
@@ -90,7 +90,7 @@ fn group_state(rig: &Rig, tenant: &str) -> Value {
     json(rig, &["tenant", "show", tenant])["group_state"].clone()
 }
 
-/// Waits until the programs of these tenants use the card at the same time as other programs.
+/// Waits until these tenants' programs take part in their group.
 fn until_together(rig: &Rig, tenants: &[&str]) {
     for name in tenants {
         until(rig, name, "it takes part", |tenant| tenant["group_state"]["takes_part"] == true);
@@ -102,14 +102,14 @@ fn folder(rig: &Rig, group: &str) -> PathBuf {
     rig.folder.path().join("fake.mps").join(group)
 }
 
-/// Returns true if a process has not ended.
+/// Returns true if a process has not exited.
 fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
-    // The parent of an orphan may leave its exit status unread.
+    // The process that adopts an orphan may not reap it.
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
-/// Returns the process of a group's server that is not `old`.
+/// Waits for a server of a group other than `old`. Returns its process ID.
 fn server(rig: &Rig, group: &str, old: &str) -> String {
     let pipes = folder(rig, group).join("pipes");
     let found = || {
@@ -136,12 +136,12 @@ fn events(rig: &Rig, kind: &str, count: usize) -> Vec<String> {
     })
 }
 
-/// Waits for the end of a program that has lost its contexts.
+/// Waits for the exit of a program that has lost its contexts.
 fn lost(mut program: Program) {
     assert!(!program.child.wait().expect("ends").success(), "its calls fail");
 }
 
-/// Waits until a program has made progress, according to its own count.
+/// Waits until a program has made progress according to its own counter.
 fn works(program: &mut Program) {
     let mut count = || {
         program.say("how much");
@@ -174,7 +174,8 @@ fn automatic_group_works_together_when_that_is_faster() {
     let rig = shared(&[("a", "g"), ("b", "g")], "auto");
     let _daemon = Daemon::start(&rig);
     let programs = [count(&rig, "a"), count(&rig, "b")];
-    // A trial of two parts of 0.6 s runs at most 600 kernels of a program together, and the next one begins 30 s later.
+    // A probe has two parts of 0.6 s, in which at most 600 kernels per program run concurrently. The next probe begins
+    // 30 s later.
     awaited("the group works together after the trial", || {
         let latest = programs.each_ref().map(|program| {
             let all = kernels(&rig, program);
@@ -194,7 +195,7 @@ fn two_groups_take_exclusive_turns() {
     until_together(&rig, &["a", "b"]);
     let [one, other] = together(&rig, programs.each_ref());
     assert!(one[0].server != other[0].server && other[0].server != 0, "each group has a server of its own");
-    // The last kernel of a turn of four kernels may overlap with the first kernel of the next turn.
+    // The last kernel of a turn, which has four kernels, may overlap with the first kernel of the next turn.
     let both = concurrent(&one, &other);
     assert!(both < one.len() / 2, "{both} of {} kernels", one.len());
     drop(programs.map(Program::end));
@@ -237,7 +238,7 @@ fn killed_mps_is_restarted_and_its_programs_are_named() {
         until_together(&rig, &["a", "b"]);
         let pids = programs.each_ref().map(|program| program.child.id());
         let of_server = server(&rig, "g", &old);
-        // Kill the server first, and then the control daemon, whose server ends with it.
+        // First kill only the server, and then the control daemon, with which its server exits.
         let killed = if round == 1 { of_server.clone() } else { control(&rig, "g") };
         signal("-KILL", &killed);
         programs.into_iter().for_each(lost);
@@ -262,7 +263,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     let rig = grouped(&[("a", "g"), ("b", "g"), ("c", "h")]);
     let _daemon = Daemon::start(&rig);
     let (member, mut other) = (count(&rig, "b"), count(&rig, "c"));
-    // This program does not notice the fault, so the server stays faulty until the program ends.
+    // This program does not notice the fault, so the server stays faulty until the program exits.
     let mut holds = run(&rig, "b", &[], &["hold", "--mib", "2"]);
     assert_eq!(holds.line(), "holds");
     let mut faulty = run(&rig, "a", &[], &["fault"]);
@@ -280,7 +281,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     let refused = run(&rig, "b", &[], &["look"]);
     lost(refused);
     holds.kill();
-    // The server accepts clients again when all of its clients have ended.
+    // The server accepts clients again when all of its clients have exited.
     let again = count(&rig, "b");
     until_together(&rig, &["b"]);
     drop([again, other].map(Program::end));

@@ -1,7 +1,7 @@
-//! Tests programs with the guest library, whose workers are programs of a tenant. All programs are real processes on
-//! the fake driver.
+//! Tests programs with the guest library, whose workers are tenant programs. All programs are real processes on the
+//! fake driver.
 //!
-//! Each test compares a program's output with its output directly on the driver.
+//! The tests compare a program's output with its output directly on the driver.
 
 mod support;
 
@@ -18,12 +18,12 @@ fn text(command: &mut Command) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{error}");
-    // Calls that guests do not support are reported.
+    // The library reports unsupported calls.
     assert!(!error.contains("not supported in a virtual machine"), "{error}");
     text
 }
 
-/// Returns the path of the CUDA runtime of a major version.
+/// Returns the path of the CUDA runtime with the given major version.
 fn runtime(version: u32) -> String {
     let folder = std::env::var("GPU_MEDIATOR_CUDA_RUNTIMES").expect("cargo xtask test --suite cuda names a folder");
     format!("{folder}/{version}/libcudart.so")
@@ -37,7 +37,7 @@ fn runs(version: u32) {
     let mut owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
     assert_eq!(text(guest.command(&rig, program).arg(runtime(version))), plain);
-    // The worker's last report may arrive after the program has ended.
+    // The worker's last report may arrive after the program has exited.
     until_accounts(&mut owner, "its work passed the gate", |view| account(view, 0, "charged_ns") > 0);
     owner.end();
 }
@@ -89,10 +89,11 @@ fn registered_memory_is_copied_and_not_mapped() {
     let _owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
     let output = guest.command(&rig, PROGRAM).arg("register").output().expect("starts");
-    // The results are: no address; an unknown flag; access by kernels; success; registered already; success; its
-    // address for the card; the middle of a registration. Registration is supported, but kernels with host pointers are
-    // not. Two successful unregistrations, and a surplus one. Hints about managed memory, about addresses beyond it,
-    // and about other memory. While the memory is registered, its type is host memory.
+    // The results are, in order: null address; unknown flag; access by kernels; success; already registered; success;
+    // device address of registered memory; address within a registration. Then the two device attributes: registration
+    // is supported, but access through host pointers is not. Then two successful unregistrations, and a surplus one.
+    // Then hints about managed memory, about addresses beyond it, and about other memory. While the memory is
+    // registered, its type is host memory.
     let codes = "[1, 1, 801, 0, 712, 0, 801, 713, 1, 0, 0, 0, 713, 0, 1, 1]";
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text.trim(), format!("{codes} [(0, 1), (1, 0)] true"));
@@ -117,7 +118,7 @@ fn result_of_a_link_reaches_the_program_whole() {
     std::fs::write(&file, "of a file").expect("written");
     let _owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
-    // Links of the fake driver concatenate their inputs. An empty input is refused.
+    // The fake driver's linker concatenates its inputs. An empty input is rejected.
     assert_eq!(text(guest.command(&rig, PROGRAM).arg("link").arg(&file)).trim(), "204809 of a file [1, 0]");
 }
 
@@ -178,7 +179,8 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 96, &[]);
     let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
-    // Test versions 1 and 2 of the call, and both versions again in a child. The total equals the quota of 64 MiB.
+    // The program tests both versions of the call, and again in a child. The total equals the tenant's memory of 64
+    // MiB.
     let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
     assert!(memory.contains("64"), "{memory}");
     assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");
@@ -201,7 +203,7 @@ fn full_window_refuses_pinned_memory_and_says_why() {
     let program = env!("CARGO_BIN_EXE_cuda-host");
     let output = guest.command(&rig, program).arg("fill").output().expect("starts");
     let error = String::from_utf8_lossy(&output.stderr);
-    // Rings and staging memory need a part of the window.
+    // Rings and staging memory occupy part of the window.
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "7", "{error}");
     assert_eq!(error.matches("128 MiB of pinned memory do not fit into the window").count(), 1, "{error}");
     assert!(error.contains("`cuda.window_mib`"), "{error}");
@@ -221,7 +223,7 @@ fn lower_memory_size_applies_to_a_running_guest_program() {
         (daemon::mib(a, "on_card_bytes"), daemon::mib(a, "in_host_bytes")) == (8, 16)
     });
     program.steps(3);
-    // The tenant's programs get no further memory.
+    // The tenant's programs do not get more memory.
     assert_eq!(text(guest.command(&rig, PROGRAM).arg("fill")).trim(), "0");
     daemon::good(&rig, &["tenant", "set", "a", "--vram-mib", "64"]);
     program.grow();

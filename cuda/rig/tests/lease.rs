@@ -1,5 +1,5 @@
-//! Tests limits that hold while a program runs. These limits must end with the program, however the program and the
-//! daemon end.
+//! Tests limits that apply while a program runs. They must end with the program, regardless of how the program and the
+//! daemon exit.
 
 mod support;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// A script that exits when its input ends.
+/// Script that exits when its input ends.
 const WAITS: &str = "echo up; read line; exit 7";
 
 /// Returns a command that runs a shell script as a program of tenant `a`, with additional options of `run`.
@@ -31,7 +31,7 @@ fn started(rig: &Rig, more: &[&str], text: &str) -> Child {
     child
 }
 
-/// Returns the limits of tenant `a` that the tests change.
+/// Returns tenant `a`'s limits that the tests change.
 fn limits(tenant: &Value) -> [Value; 3] {
     [&tenant["memory"]["quota_mib"], &tenant["memory"]["weight"], &tenant["time"]["weight"]].map(Clone::clone)
 }
@@ -53,7 +53,7 @@ fn run_limits_of_killed_program_are_restored() {
     let text = last["text"].as_str().expect("a text");
     assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has exited"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
-    // The next daemon knows nothing about the limits.
+    // The limits are not restored by the next daemon.
     daemon.kill();
     let _next = Daemon::start(&rig);
     assert_eq!(limits(&json(&rig, &["tenant", "show", "a"])), before);
@@ -88,17 +88,17 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     good(&rig, &["tenant", "set", "a", "--quota-mib", "48"]);
     let before = limits(&json(&rig, &["tenant", "show", "a"]));
     let mut running = started(&rig, &["--memory", "32M", "--weight", "70"], WAITS);
-    // A second run would restore the limits that the first run has set.
+    // A second run is rejected, because it would later restore the first run's limits.
     let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(4), "{error}");
-    let expected = format!("process {} holds limits of tenant `a` already", running.id());
+    let expected = format!("process {} already holds a lease on limits of tenant `a`", running.id());
     assert!(error.contains(&expected), "{error}");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));
     until(&rig, "a", "its limits are restored", |a| limits(a) == before);
 
-    // A value that an operator has set in the meantime stays, and a signal reaches the program.
+    // A value that an operator sets meanwhile is kept, and a signal is forwarded to the program.
     let trap = "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done";
     let mut running = started(&rig, &["--memory", "32M", "--weight", "60"], trap);
     good(&rig, &["tenant", "set", "a", "--quota-mib", "40"]);
@@ -108,7 +108,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     until(&rig, "a", "only the other limits are restored", |a| {
         limits(a) == [Value::from(40), before[1].clone(), before[2].clone()]
     });
-    // If a program cannot be started, its limits are removed again.
+    // If a program cannot be started, its limits are restored immediately.
     let library = rig.folder.path().join("shim").display().to_string();
     bad(&rig, 1, &["run", "--tenant", "a", "--library", &library, "--memory", "16M", "--", "/no/such/program"]);
     until(&rig, "a", "the limits are restored", |a| limits(a)[0] == 40);

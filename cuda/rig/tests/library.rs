@@ -1,6 +1,6 @@
-//! Tests programs with the library on the fake driver, with the scripted owner, as real processes.
+//! Tests programs with the library and the scripted owner on the fake driver. All are real processes.
 //!
-//! Each test compares a program's output with its output without the library.
+//! The tests compare a program's output with its output without the library.
 
 mod support;
 
@@ -12,21 +12,21 @@ use support::{NO_DRIVER, PROGRAM, Rig, host_has_driver};
 
 const OWNER: &str = env!("CARGO_BIN_EXE_cuda-scripted-owner");
 
-/// A scripted owner's process.
+/// Process of a scripted owner.
 struct Owner {
     child: Child,
     output: BufReader<std::process::ChildStdout>,
 }
 
-/// Rig functions for programs without a tenant's name, and for the scripted owner.
+/// Rig functions for the scripted owner and for programs without a tenant name.
 trait Scripted {
-    /// Returns the output of the program without the library.
+    /// Returns the program's output without the library.
     fn plain(&self, arguments: &[&str]) -> String;
 
     /// Returns a command that runs the program with the library.
     fn mediated(&self, arguments: &[&str]) -> Command;
 
-    /// Returns the output of the program with the library and the owner.
+    /// Returns the program's output with the library and the owner.
     fn tenant(&self, arguments: &[&str]) -> String;
 
     /// Starts the scripted owner.
@@ -61,7 +61,7 @@ impl Scripted for Rig {
 }
 
 impl Owner {
-    /// Stops the owner. Returns the owner's counts.
+    /// Stops the owner. Returns its counters.
     fn counts(mut self) -> serde_json::Value {
         drop(self.child.stdin.take());
         let mut line = String::new();
@@ -164,9 +164,9 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten allocations of 6 MiB exceed the program's share of the card.
+    // Ten allocations of 6 MiB exceed the owner's card memory per process.
     assert_eq!(rig.tenant(&["fill"]), "60");
-    // The owner notices through the socket that the program has exited, and frees its memory.
+    // The socket tells the owner that the program has exited, and the owner frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
     assert!(free, "all memory is free again after the program has exited");
     assert_eq!(owner.counts()["refused"], 1);
@@ -176,10 +176,10 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
 fn stream_reuses_freed_memory_of_every_size_immediately() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // From the second round on, work in flight uses all of the memory.
+    // From the second round on, work in flight still uses all of the memory.
     assert_eq!(rig.tenant(&["cycle", "--rounds", "5"]), "20");
     assert_eq!(owner.counts()["refused"], 0);
-    // If the limit does not permit all sizes at the same time, memory freed from one size is reused for the others.
+    // If the limit does not permit all sizes together, memory freed for one size is reused for the others.
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "20"]);
     rig.tenant(&["cycle", "--rounds", "5"]);
     owner.counts();
@@ -196,7 +196,7 @@ fn killed_program_leaves_no_memory() {
         child.kill().expect("killed");
         child.wait().expect("ends");
     }
-    // The owner still works, and no memory remains allocated.
+    // The owner still serves programs, and all memory is free.
     assert_eq!(rig.tenant(&["fill"]), "126");
     owner.counts();
     assert!(rig.plain(&["look"]).starts_with("free=256 total=256"), "{}", rig.plain(&["look"]));
@@ -220,7 +220,7 @@ fn program_survives_owner_restart_and_is_adopted() {
     owner.kill();
     std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket behind");
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // TIMEOUT: enough for several connection attempts of the library.
+    // TIMEOUT: enough for several connection attempts by the library.
     std::thread::sleep(Duration::from_millis(cuda_protocol::RECONNECT_MS * 10));
     child.stdin.take().expect("piped").write_all(b"on").expect("written");
     line.clear();
@@ -232,7 +232,7 @@ fn program_survives_owner_restart_and_is_adopted() {
     assert_eq!(counts["adopted_with_descriptor"], 5, "{counts}");
 }
 
-/// Results of invalid calls of NVIDIA's driver 580 on an H200.
+/// Results of invalid calls with NVIDIA's driver 580 on an H200.
 const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-offset=801 map-nothing=1 \
     map-odd-address=1 map-unreserved=1 map=0 map-over=1 map-beside=0 map-over-plain=1 allow-part=1 allow-gap=1 \
     allow-part-and-whole=1 allow-no-such-card=1 allow-host=801 allow-what=1 allow-reading=0 allow=0 access-unmapped=1 \
@@ -244,7 +244,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
 fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
-    // Test memory on the card, memory on the host, and handles that are not a whole number of chunks.
+    // Test card memory, host memory, and handles whose size is not a whole number of chunks.
     for arguments in
         [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
     {
@@ -255,7 +255,7 @@ fn invalid_virtual_memory_calls_return_driver_errors() {
     }
 }
 
-/// Runs the program with its own mappings while chunks move, with two chunk sizes.
+/// Runs a program that maps its memory itself while chunks move, with two chunk sizes.
 fn moves_what_the_program_maps(more: &[&str]) {
     let rig = Rig::new(256);
     let arguments = [&["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"], more].concat();
@@ -297,7 +297,7 @@ fn memory_of_graphs_counts_and_is_refused_before_they_run() {
     let owner = rig.owner(&["--quota-mib", "64"]);
     assert_eq!(rig.tenant(&["graphs"]), "20 2 0 2");
     let counts = owner.counts();
-    // The last graph's memory belongs to the driver until the program ends.
+    // The driver keeps the last graph's memory until the program exits.
     assert_eq!(counts["fixed_bytes"], 40 << 20, "{counts}");
 }
 

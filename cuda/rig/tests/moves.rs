@@ -1,5 +1,5 @@
-//! Tests tenants that move between two cards of a daemon. Tenants with running programs stay: the tests of the crate
-//! `tenant-move` move programs on the fake driver.
+//! Tests tenants that move between two cards of a daemon. Here, tenants with running programs cannot move; the tests of
+//! the crate `tenant-move` move running programs.
 
 mod support;
 
@@ -8,7 +8,7 @@ use support::daemon::*;
 
 const CARDS: [&str; 2] = ["one", "two"];
 
-/// Creates a rig with two cards: tenant `a` and its neighbour `b` on the first one, neighbour `c` on the second one.
+/// Creates a rig with two cards. Tenants `a` and `b` are on the first card, and `c` is on the second.
 fn two_cards(more: &str) -> Rig {
     let mut rig = rig(|rig| {
         let cards = [0, 1].map(|at| card(rig, CARDS[at], &format!("cuda.device = \"{at}\"\n")));
@@ -75,11 +75,11 @@ fn tenant_that_cannot_move_is_refused_by_name() {
         let text = bad(&rig, code, &["tenant", "move", name, "--card", to]);
         assert!(text.contains(why), "{name} {to}: {text}");
     }
-    // The guarantee of the other card's tenant leaves no room for another guarantee.
+    // The guarantee of the other card's tenant leaves too little memory for this one.
     good(&rig, &["tenant", "set", "a", "--guarantee-mib", "16"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("memory.guarantee_mib"), "{text}");
-    // A tenant with several cards stays.
+    // A tenant with several cards stays, so the drain fails.
     bad(&rig, 4, &["card", "drain", "two"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("the card is drained"), "{text}");

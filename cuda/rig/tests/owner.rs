@@ -1,10 +1,10 @@
-//! Tests programs with the library on the fake driver, with the real owner, as real processes.
+//! Tests programs with the library and the real owner on the fake driver. All are real processes.
 
 mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Returns two tenants with this memory size in MiB. The second tenant's program maps its memory itself.
+/// Returns two tenants with programs of the given memory sizes in MiB. The second program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }
@@ -44,7 +44,7 @@ fn an_allocation_waits_for_an_owner_that_restarts() {
     program.steps(3);
     first.kill();
     program.say("more");
-    // TIMEOUT: within one step the program requests chunks that are not available, and sends nothing after that.
+    // TIMEOUT: the program requests unavailable chunks within one step, and then only waits.
     std::thread::sleep(std::time::Duration::from_millis(2 * cuda_protocol::RECONNECT_MS));
     let second = owner(&rig, 64, &[]);
     while program.steps(1) < 6 {}
@@ -59,7 +59,7 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
     let mut other = rig.program("a", &["hold", "--mib", "2"]);
     assert_eq!(other.line(), "holds");
     for _ in 0..3 {
-        // The program launches for 200 ms and reports the total card time of its launches.
+        // The program submits work for 200 ms, and reports the total card time of its kernels.
         let busy = rig.program("b", &["busy", "--kernel-us", "1000", "--ms", "200"]).end();
         let us: u64 = busy.parse().expect("a number");
         assert!(us <= 200_000 + 30_000, "{us} us of work were submitted in 200 ms");
@@ -72,13 +72,13 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
 fn a_program_that_was_alone_gives_way_to_another_one() {
     let rig = Rig::new(256);
     let serving = owner(&rig, 64, &[]);
-    // A card's queue holds fifty seconds of work, which is more than a tenant may use after an order to stop.
+    // A full queue of the card holds fifty seconds of work, more than a tenant may run after an order to stop.
     let mut first = rig.program("a", &["count", "--kernel-us", "50000"]);
     let us = |program: &mut Program| {
         program.say("how much");
         program.line().parse::<u64>().expect("a number")
     };
-    // The reply shows that all earlier work has ended, and that the program continues.
+    // The reply proves that all earlier work has completed and that the program continues.
     let alone = us(&mut first);
     assert_eq!(
         rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(),
@@ -97,11 +97,11 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // The program's initial memory is available. Without an owner, the program would wait for its memory.
+        // Wait until the program has its initial memory. Without an owner, it would have to wait for it.
         program.steps(2);
     }
     for round in 0..6 {
-        // Together, the programs have more memory than the card, so memory is moved all the time.
+        // The programs together use more memory than the card has, so memory moves all the time.
         programs[round % 2].grow();
         serving.kill();
         if round % 3 == 0 {
@@ -140,7 +140,7 @@ fn program_killed_during_relocation_leaves_no_memory() {
     rig.until_free();
 }
 
-/// Makes a program add to its shared memory. Returns the first word afterwards.
+/// Makes a program increment its shared memory. Returns the new first word.
 fn add(program: &mut Program) -> u64 {
     program.say("add");
     program.line().parse().expect("a number")
@@ -151,7 +151,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
     // Test memory in the middle of a chunk, and across several chunks.
     for kib in ["300", "5120"] {
         let rig = Rig::new(256);
-        // Together, the programs have more memory than the card, so unshared memory keeps moving.
+        // The programs together use more memory than the card has, so unshared memory keeps moving.
         let serving = owner(&rig, 24, &["--quanta", "off"]);
         let mut others = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
         for other in &mut others {
@@ -171,7 +171,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
         }
         let third = rig.program("a", &["attach", &handle, "--kib", kib]);
         third.kill();
-        // The memory exists until the last process closes it.
+        // The memory exists until the last process has closed it.
         assert_eq!(first.end(), "freed");
         assert_eq!(add(&mut second), 111);
         assert_eq!(second.end(), "closed");
@@ -195,7 +195,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     assert_eq!(second.line(), "100");
     serving.kill();
     let serving = owner(&rig, 24, &["--quanta", "off"]);
-    // Another tenant's memory needs the card. Memory that both programs share must not be moved for only one of them.
+    // Another tenant needs card memory. Memory that both programs share must not be moved for only one of them.
     let mut other = rig.program("b", &["live", "--mib", "30"]);
     other.steps(5);
     for round in 0..5 {
@@ -212,7 +212,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     rig.until_free();
 }
 
-/// Starts a program that fills the card under an owner with these arguments, and then no longer replies to the owner.
+/// Starts an owner with the given arguments, and a program that fills the card and then no longer replies to the owner.
 fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
     let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "3000"], arguments].concat());
     let mut program = rig.program("a", &["stall", "--mib", "30"]);
@@ -227,7 +227,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
     let (mut serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
-    // In the meantime, the other program works with host memory.
+    // Meanwhile, the other program works with host memory.
     let mut suspended = 0;
     while suspended == 0 {
         other.steps(3);
@@ -241,7 +241,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
     assert_eq!(chunks(&view, 0), 0, "no memory of it is left: {view}");
-    // The library's descriptors for the next owner keep its chunks allocated until the process exits.
+    // The descriptors that the library keeps for the next owner keep its chunks allocated until the process exits.
     mute.kill();
     rig.until_free();
 }

@@ -1,4 +1,4 @@
-//! Tests that guest programs continue in new workers. All programs are real processes on the fake driver.
+//! Tests that guest programs continue in new workers. All are real processes on the fake driver.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn only_worker(guest: &Loopback) -> i32 {
     worker
 }
 
-/// Waits for the next line of a program that creates objects, and returns the number of the round.
+/// Waits for the next line of the program `objects`, and returns its round number.
 fn round(program: &mut Program) -> u64 {
     let line = program.line();
     let words: Vec<&str> = line.split(' ').collect();
@@ -32,7 +32,7 @@ fn rounds(program: &mut Program, count: usize) {
     }
 }
 
-/// Makes a program create or end an object, and waits until it has done so and computed further.
+/// Makes a program create or destroy objects, and waits until it has completed another round.
 fn change(program: &mut Program, line: &str) {
     program.say(line);
     while program.line() != line {}
@@ -152,7 +152,7 @@ fn worker_killed_during_a_restart_ends_only_its_program() {
     let mut other = start(&rig, &guest, &["live", "--mib", "4"]);
     other.steps(2);
     let neighbour = only_worker(&guest);
-    // Times at which the workers are killed, from before the save to after the restore.
+    // Delays after which the workers are killed, from before the save to after the restore.
     for wait_ms in [0, 2, 5, 10, 20, 40, 80] {
         let mut lost = guest.command(&rig, PROGRAM);
         let mut lost = Program::start(lost.args(["live", "--mib", "24"]).stderr(Stdio::piped()));
@@ -168,12 +168,12 @@ fn worker_killed_during_a_restart_ends_only_its_program() {
             }
             let result = restart.join().expect("no panic");
             match result {
-                // The restart was faster than this test.
+                // The restart completed before the kill.
                 Ok(worker) => {
                     let _ = kill_process(Pid::from_raw(worker).expect("a process"), Signal::KILL);
                 }
                 Err(reason) => {
-                    // The worker may also be killed before its restart begins.
+                    // The worker may also have been killed before its restart began.
                     let known = ["ended", "in progress", "no worker"];
                     assert!(known.iter().any(|known| reason.contains(known)), "{reason}");
                 }
@@ -197,7 +197,7 @@ fn restart_of_a_busy_program_waits_for_its_work() {
     let plain = rig.command(PROGRAM, "plain").args(arguments).output().expect("starts");
     let mut command = guest.command(&rig, PROGRAM);
     let mut program = command.args(arguments).stdout(Stdio::piped()).spawn().expect("starts");
-    // The program launches a captured graph. The first restarts may come before it has started.
+    // The program launches a captured graph. The first restarts may fail because it has not started yet.
     let mut restarted = 0;
     while restarted < 5 && program.try_wait().expect("a process").is_none() {
         let Some(worker) = guest.workers().first().copied() else { continue };

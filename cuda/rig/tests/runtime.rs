@@ -1,7 +1,7 @@
 //! Tests programs with NVIDIA's unmodified CUDA runtime on the fake driver, without the library and as a tenant.
 //!
 //! `cargo xtask test --suite cuda` downloads the runtimes as wheels. A runtime accepts a driver only if its export
-//! tables respond like the tables of NVIDIA's driver. The fake driver also uses the tables of `cuda-exports`.
+//! tables behave like those of NVIDIA's driver. The fake driver uses the tables of `cuda-exports`.
 
 mod support;
 
@@ -10,16 +10,16 @@ use std::process::Command;
 
 use support::{Rig, built, owner, settled};
 
-/// Key of the integrity check, as the library contains it.
+/// Key of the integrity check, as contained in the library.
 const KEY: [u8; 16] = 0x146A_DDAE_53A9_A752_AA08_4136_0BF5_5A9F_u128.to_be_bytes();
 
-/// Returns the path of the runtime of a major version.
+/// Returns the path of the runtime with the given major version.
 fn runtime(version: u32) -> PathBuf {
     let folder = std::env::var("GPU_MEDIATOR_CUDA_RUNTIMES").expect("cargo xtask test --suite cuda names a folder");
     Path::new(&folder).join(version.to_string()).join("libcudart.so")
 }
 
-/// Returns a command that runs a program that uses the runtime.
+/// Returns a command that runs the program that uses the runtime.
 fn program(rig: &Rig, library: &str, version: u32) -> Command {
     let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-runtime"), library);
     command.arg(runtime(version));
@@ -32,7 +32,7 @@ fn text(command: &mut Command) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{error}");
-    // The fake driver reports calls of unknown slots.
+    // The fake driver reports calls to unknown table slots.
     assert!(!error.contains("export table"), "{error}");
     text
 }
@@ -48,7 +48,7 @@ fn runs(version: u32, reported: u32) {
     let mut tenant = program(&rig, "shim", version);
     tenant.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     assert_eq!(text(&mut tenant), plain);
-    // The owner has noticed the program's end, and has therefore charged its turns.
+    // Once the owner has noticed the program's exit, it has charged its turns.
     let view = settled(&rig, owner);
     let charged = view["tenants"][0]["charged_ns"].as_u64();
     assert!(charged.is_some_and(|ns| ns > 0), "its work passed the gate: {view}");
@@ -69,7 +69,7 @@ fn runtime_of_cuda_13_works_alone_and_as_a_tenant() {
     runs(13, 13_050);
 }
 
-/// Checks that the runtimes verify the result: they reject a copy of the driver with a different key (103).
+/// Checks that the runtimes verify the result: with a different key in the driver, they fail with 103.
 #[test]
 fn wrong_integrity_answer_is_refused_by_each_runtime() {
     let rig = Rig::new(256);

@@ -1,5 +1,5 @@
-//! Tests hostile code in a worker: a kernel of the fake driver makes system calls in the worker's process. All
-//! processes are real.
+//! Tests hostile code in a worker: a kernel of the fake driver makes system calls in the worker's process. All are real
+//! processes.
 
 mod support;
 
@@ -10,11 +10,11 @@ use std::process::{Output, Stdio};
 use support::guest::Loopback;
 use support::{PROGRAM, Program, Rig, owner};
 
-/// User ID of workers in the test of separate users.
+/// User ID of the workers in tests with a separate user.
 const USER: u32 = 54_321;
 
-/// System calls that end the worker: the name in the worker's report, and the words for `cuda-program syscalls`. The
-/// owner's address is at 65536.
+/// System calls that end the worker: each has the name in the worker's report, and the words for `cuda-program
+/// syscalls`. The owner's socket address is at 65536.
 const FORBIDDEN: [(&str, &str); 35] = [
     ("execve", "59 text:/bin/sh 0 0"),
     ("execveat", "322 -100 text:/bin/sh 0 0 0"),
@@ -45,7 +45,7 @@ const FORBIDDEN: [(&str, &str); 35] = [
     ("io_uring_setup", "425 1 text:x"),
     ("userfaultfd", "323 0"),
     ("prctl", "157 4 1"),
-    // The owner's address and the handler stay in place.
+    // The worker cannot change the owner's address or the signal handler.
     ("munmap", "11 0 131072"),
     ("mmap", "9 65536 4096 3 50 -1 0"),
     ("mprotect", "10 65536 4096 3"),
@@ -59,7 +59,7 @@ fn make(rig: &Rig, guest: &Loopback, words: &str) -> Output {
     guest.command(rig, PROGRAM).arg("syscalls").args(words.split(' ')).output().expect("starts")
 }
 
-/// Returns the results of calls that are not forbidden.
+/// Makes system calls that are not forbidden. Returns their results.
 fn results(rig: &Rig, guest: &Loopback, words: &str) -> Vec<i64> {
     let output = make(rig, guest, words);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -67,14 +67,14 @@ fn results(rig: &Rig, guest: &Loopback, words: &str) -> Vec<i64> {
     text.lines().map(|line| line.parse().expect("a number")).collect()
 }
 
-/// Starts workers whose reports go to a file.
+/// Starts `cuda-loopback` with the workers' reports written to a file.
 fn start(rig: &Rig, arguments: &[&str]) -> (Loopback, PathBuf) {
     let path = rig.folder.path().join("workers.log");
     let errors = Stdio::from(File::create(&path).expect("a file"));
     (Loopback::start_with(rig, "a", errors, arguments), path)
 }
 
-/// Returns the value of one line in a process's `status` file.
+/// Returns the value of a line in a process's `/proc/PID/status`.
 fn status(pid: i32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -122,7 +122,7 @@ fn worker_opens_no_files_of_others() {
         (format!("257 -100 text:/proc/{}/mem 2", std::process::id()), DENIED),
         (format!("257 -100 text:/proc/{}/environ 0", std::process::id()), DENIED),
         (format!("87 text:{secret}"), REFUSED),
-        // A separate process.
+        // Creating a process.
         ("57".to_owned(), REFUSED),
         ("56 17 0 0 0 0".to_owned(), REFUSED),
     ] {
@@ -131,7 +131,7 @@ fn worker_opens_no_files_of_others() {
     assert!(
         fs::metadata(rig.folder.path().join("secret")).is_ok() && fs::metadata(rig.folder.path().join("new")).is_err()
     );
-    // The worker can read the host's description and its own files.
+    // The worker can read descriptions of the host, and its own files.
     let own = results(&rig, &guest, "257 -100 text:/proc/self/maps 0 / 257 -100 text:/proc/cpuinfo 0");
     assert!(own.iter().all(|descriptor| *descriptor > 2), "{own:?}");
 }
@@ -139,7 +139,7 @@ fn worker_opens_no_files_of_others() {
 #[test]
 fn worker_has_no_capabilities_and_its_own_user() {
     let rig = Rig::new(256);
-    // The fake card consists of files, which workers of other users must also be able to modify.
+    // The fake card consists of files that workers of other users must also be able to modify.
     rustix::process::umask(rustix::fs::Mode::empty());
     let _owner = owner(&rig, 64, &[]);
     let is_root = rustix::process::geteuid().is_root();
@@ -148,7 +148,7 @@ fn worker_has_no_capabilities_and_its_own_user() {
         rig.let_others_in();
         start(&rig, &[&user, &group])
     } else {
-        // Only root can assign another user to workers.
+        // Only root can run workers as another user.
         start(&rig, &[])
     };
     let mut program = Program::start(guest.command(&rig, PROGRAM).args(["live", "--mib", "8"]));

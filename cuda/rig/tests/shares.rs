@@ -1,4 +1,4 @@
-//! Tests shares of a card's time, measured by the programs' own counts, and programs that break the rules, under a
+//! Tests shares of a card's time, as measured by the programs themselves, and programs that break the rules, under a
 //! daemon on the fake driver.
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use support::Program;
 use support::daemon::*;
 
-/// Amount of work in microseconds after which shares are compared: a few hundred turns.
+/// Card time after which shares are compared, in microseconds: a few hundred turns.
 const WORK_US: u64 = 3_000_000;
 
 /// Returns the card time that each program has used so far, in microseconds.
@@ -17,15 +17,15 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work,
-/// regardless of its duration.
+/// Returns each program's share of the work done from now on, in thousandths. Measures a fixed amount of work,
+/// regardless of the wall time.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// Same as [`parts`], for this amount of work, in microseconds of card time.
+/// Same as [`parts`], for `work_us` microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // By now, each program has had the card.
+    // The reply shows that each program has had a turn.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -38,7 +38,7 @@ fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
     }
 }
 
-/// Returns true if the parts match the weights within a tenth of the whole. A busy host delays programs, but not the
+/// Returns true if the parts match the weights within a tenth of the total. A busy host delays programs, but not the
 /// card's clock.
 fn as_weights(parts: &[u64], weights: &[u64]) -> bool {
     let sum: u64 = weights.iter().sum();
@@ -72,11 +72,11 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // The program is alone on the card until the other one starts, and submits as much as the library accepts.
+    // Until the other program starts, this one is alone on the card and submits as much as the library allows.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
-    // Only one launch of this length is in flight at a time, so the shares also depend on delays of the host.
+    // Only one kernel of this length is in flight at a time, so the shares also depend on host delays.
     let found = parts(&mut programs);
     assert!(found.iter().all(|part| *part > 100), "{found:?} of a thousand");
     for name in ["a", "b"] {
@@ -89,8 +89,8 @@ fn programs_that_begin_within_moments_share_the_card() {
     }
 }
 
-/// Creates a card of 64 MiB and two programs of 48 MiB each, both of which always have work. The second tenant has
-/// three times the weight of the first tenant.
+/// Creates a card of 64 MiB and two programs of 48 MiB each that always have work. The second tenant has three times
+/// the first one's weight.
 fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     let quanta = "memory.quanta.min_ms = 50\nmemory.quanta.max_ms = 200\nmemory.quanta.window_ms = 200\n";
     let auto = |text: String| text.replace("memory.quanta.mode = \"off\"", "memory.quanta.mode = \"auto\"");
@@ -104,7 +104,7 @@ fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     (rig, daemon, programs)
 }
 
-/// Returns the current memory quantum of a card: null if tenants do not take turns.
+/// Returns the card's current memory quantum, or null without quanta.
 fn memory_turn(rig: &support::Rig) -> serde_json::Value {
     json(rig, &["memory", "show", "fake"])["turn"].clone()
 }
@@ -151,7 +151,7 @@ fn stopped_program_lives_and_its_neighbour_works() {
     let [stops, works] = &mut programs;
     let pid = stops.child.id().to_string();
     signal("-STOP", &pid);
-    // Wait for longer than the program's limit, measured by the neighbour's work.
+    // Wait for longer than the program's limit, as measured by the neighbour's work.
     let mut worked = before[1];
     while worked < before[1] + 3_000_000 {
         worked = counts(std::slice::from_mut(works))[0];
@@ -174,7 +174,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     counts(&mut works);
     let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
     until(&rig, "a", "its kernel runs", |a| a["used_ns"].as_u64() > Some(100_000_000));
-    // This time is a tenth of the limit.
+    // Wait for a tenth of the limit.
     let before = counts(&mut works)[0];
     while counts(&mut works)[0] < before + 600_000 {}
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
@@ -194,7 +194,7 @@ fn stopped_program_is_handled_as_configured() {
         let mut goes_on = run(&rig, "b", &[], &["live", "--mib", "16"]);
         stops.steps(3);
         goes_on.steps(3);
-        // The program waits, with or without a turn, for the neighbour's work and for memory.
+        // Make the owner order the stopped program to move memory.
         signal("-STOP", &stops.child.id().to_string());
         good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
         goes_on.steps(20);
@@ -224,7 +224,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Run as another user with all other privileges. The folder, the card and the programs are accessible to all users.
+    // Run as another user. Make the folder and the card accessible to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -235,19 +235,19 @@ fn user_without_access_to_tenant_socket_is_rejected() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && text.contains("802"), "{output:?}");
         }
-        // Only root can run a program as another user, and only if that user may execute the built programs.
+        // This needs root, and a user that may execute the built programs.
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }
 
-/// Starts the program without the library, next to the tenants' programs.
+/// Starts a program without the library, next to the tenants' programs.
 fn past_the_owner(rig: &support::Rig) -> Program {
     let mut program = Program::start(rig.command(support::PROGRAM, "plain").args(["hold", "--mib", "4"]));
     assert_eq!(program.line(), "holds");
     program
 }
 
-/// Polls the card until this many processes bypass its owner. Returns the IDs of these processes.
+/// Polls the card until it lists `count` processes that bypass its owner. Returns their process IDs.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
     // TIMEOUT: only a failing test waits this long.

@@ -1,4 +1,5 @@
-//! Tests tenants that are added, removed and changed while the daemon runs, as processes on the fake driver.
+//! Tests tenants that are added, removed and changed while the daemon runs, on the fake driver. All programs are real
+//! processes.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::io::Read as _;
 use support::daemon::*;
 use support::{NO_DRIVER, PROGRAM, Program, Rig, host_has_driver};
 
-/// Creates two cards without tenants. One tenant has half as much memory as the other tenant.
+/// Creates a rig with two cards without tenants. The second card has half as much memory as the first.
 fn two_cards() -> Rig {
     rig(|rig| card(rig, "fake", "") + &card(rig, "small", "").replace("vram_mib = 64", "vram_mib = 32"))
 }
@@ -22,7 +23,7 @@ fn names(rig: &Rig) -> Vec<String> {
     names.map(|tenant| tenant["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// Waits for a program that was killed by a signal.
+/// Waits for a program's exit, and checks that it was killed by a signal.
 fn ended_by_a_signal(mut program: Program) {
     let mut rest = String::new();
     program.output().read_to_string(&mut rest).expect("readable");
@@ -34,15 +35,14 @@ fn ended_by_a_signal(mut program: Program) {
 fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let rig = two_cards();
     let daemon = Daemon::start(&rig);
-    // Each tenant is placed on the card with the most free memory: the first on half of one card, the second on all of
-    // the other one. Then the same happens again.
+    // Each tenant is placed on the card with the most unallocated memory.
     assert_eq!(add(&rig, "a", &["--vram-mib", "32"])["card"], "fake");
     assert_eq!(add(&rig, "b", &["--vram-mib", "32", "--weight", "300"])["card"], "fake");
     let c = add(&rig, "c", &["--vram-mib", "32", "--on-remove", "disconnect", "--guarantee-mib", "16"]);
     assert_eq!((&c["card"], &c["served"]), (&"small".into(), &true.into()));
 
-    // Impossible requests are refused without any effect.
-    assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("there is a tenant `a` already"));
+    // Impossible requests are rejected without any effect.
+    assert!(bad(&rig, 4, &["tenant", "add", "a", "--vram-mib", "16"]).contains("tenant `a` already exists"));
     let promised = ["tenant", "add", "e", "--card", "small", "--vram-mib", "32", "--guarantee-mib", "18"];
     assert!(bad(&rig, 4, &promised).contains("expected at most the 16 MiB of card `small`"));
     assert!(
@@ -66,7 +66,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     }
     assert_eq!(names(&rig), ["a", "b", "c"]);
 
-    // Removing a tenant ends its programs without affecting a neighbour.
+    // Removing a tenant kills its programs without affecting a neighbour.
     let mut one = run(&rig, "a", &[], &["live", "--mib", "16"]);
     let mut two = run(&rig, "b", &[], &["live", "--mib", "16"]);
     one.steps(2);
@@ -123,12 +123,12 @@ fn documents_make_change_and_remove_tenants() {
     assert_eq!(names(&rig), [""; 0]);
     let told = apply(&format!("{card}{both}"), &[]);
     assert!(told.contains("tenant a added") && told.contains("card fake changed"), "{told}");
-    // Applying the same document again, or an exported one, has no effect.
+    // Applying the same document again, or an exported document, has no effect.
     assert!(!apply(both, &[]).contains("changed"));
     std::fs::write(&file, good(&rig, &["export"])).expect("written");
     good(&rig, &["assert", "--exact", "-f", &path]);
     assert!(!good(&rig, &["apply", "--prune", "-f", &path]).contains("changed"));
-    // A document may change only some values. Impossible changes are reported before any change is made.
+    // A document may change only some values. Impossible changes are reported before any change is applied.
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));
@@ -138,7 +138,7 @@ fn documents_make_change_and_remove_tenants() {
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 100);
     apply("[[tenant]]\nname = \"a\"\nvram_mib = 48\n", &[]);
     assert_eq!(json(&rig, &["tenant", "show", "a"])["vram_mib"], 48);
-    // Tenants that are missing in a document are removed only on request.
+    // Tenants missing from a document are removed only with `--prune`.
     let told = apply("[[tenant]]\nname = \"b\"\n", &["--prune"]);
     assert!(told.contains("tenant a removed"), "{told}");
     assert_eq!(names(&rig), ["b"]);
@@ -169,13 +169,12 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Apply less host memory, and a quota that needs more host memory. Existing memory stays, and the change is
-    // rejected.
+    // The next owner also uses the values set before.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);
     check();
-    // The commands, reports and views for virtual machines also show tenants.
+    // Commands, reports and views for virtual machines also show tenants.
     let picture = rig.folder.path().join("report.svg").display().to_string();
     let report = json(&rig, &["sched", "report", "fake", "--since", "10s", "--out", &picture]);
     assert_eq!(report["vms"].as_array().expect("a list").len(), 2, "{report}");

@@ -1,5 +1,5 @@
-//! Tests records of a CUDA card's turns, with real programs on the fake driver: recording, replay, report, and a trace
-//! for Perfetto.
+//! Tests recordings of a CUDA card's turns, with real programs on the fake driver: recording, replay, report, and
+//! Perfetto trace.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use support::daemon::*;
 
-/// Returns the names of the processes in a trace, after checking that its rows and pairs are well-formed.
+/// Checks that a trace's rows and begin/end pairs are well-formed. Returns the names of its processes.
 fn checked(trace: &Value) -> BTreeMap<u64, String> {
     let (mut names, mut rows, mut open) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for event in trace["traceEvents"].as_array().expect("a list") {
@@ -40,7 +40,7 @@ fn checked(trace: &Value) -> BTreeMap<u64, String> {
     names
 }
 
-/// Returns the names of a process's intervals.
+/// Returns the names of a process's slices.
 fn phases(trace: &Value, pid: u64) -> Vec<&str> {
     let of_process = |event: &&Value| event["pid"] == pid && (event["ph"] == "X" || event["ph"] == "b");
     let events = trace["traceEvents"].as_array().expect("a list").iter().filter(of_process);
@@ -62,7 +62,7 @@ fn turns_and_memory_moves_of_tenants_are_recorded_and_replayed() {
     std::thread::sleep(std::time::Duration::from_millis(700));
     // A second recording is rejected while the first one is in progress.
     let error = bad(&rig, 4, &["sched", "record", "fake", "--for", "10ms", "--out", &file("second.jsonl")]);
-    assert!(error.contains("one is being made already"), "{error}");
+    assert!(error.contains("it is already being recorded"), "{error}");
     good(&rig, &["memory", "set-quota", "a", "16"]);
     for _ in 0..3 {
         one.steps(2);
@@ -80,7 +80,7 @@ fn turns_and_memory_moves_of_tenants_are_recorded_and_replayed() {
     assert!(of_a.contains(&"to host memory"), "{of_a:?}");
     assert!(phases(&trace, process("card fake")).iter().all(|name| *name == "gap"));
 
-    // A replay of the record makes the same decisions, and can use another policy.
+    // A replay of the recording makes the same decisions, and can also use another policy.
     let record = file("record.jsonl");
     let recorded = ctl_command(&rig, &["sched", "record", "fake", "--for", "1s", "--out", &record]).spawn();
     let mut recorded = recorded.expect("starts");

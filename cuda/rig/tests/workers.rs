@@ -1,5 +1,5 @@
-//! Tests programs with the guest library, next to each other and next to programs of the host: failures of workers and
-//! owners, memory that moves, and shares of a card's time. All programs are real processes on the fake driver.
+//! Tests programs with the guest library next to each other and next to host programs: failures of workers and owners,
+//! moving memory, and shares of a card's time. All are real processes on the fake driver.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::daemon::{self, Daemon, card, good, tenant};
 use support::guest::Loopback;
 use support::{PROGRAM, Program, Rig, describe, owner};
 
-/// Returns standard output and standard error.
+/// Runs a command that must succeed. Returns its standard output and standard error.
 fn texts(command: &mut Command) -> (String, String) {
     let output = command.output().expect("starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -106,7 +106,7 @@ fn guest_programs_share_time_by_weights_that_change_live() {
         }
         std::thread::sleep(std::time::Duration::from_millis(200));
     };
-    // The parts may differ by a tenth of the whole, because a busy host delays programs.
+    // The parts may differ by a tenth of the total, because a busy host delays programs.
     let good = parts.iter().zip([500, 333, 167]).all(|(part, due)| part.abs_diff(due) <= 100);
     assert!(good, "3:2:1 gave {parts:?}");
     programs.into_iter().for_each(|program| drop(program.end()));
@@ -149,7 +149,7 @@ fn forked_child_and_wrong_calls_get_the_drivers_errors() {
     let guest = Loopback::start(&rig, "a");
     let [fork, wrong] = ["fork", "wrong"].map(|what| run(&mut guest.command(&rig, PROGRAM), what));
     assert_eq!(fork, plain[0]);
-    // Descriptors of memory cannot leave a guest.
+    // Guests cannot export memory descriptors.
     let comparable = |text: &str| {
         text.split(' ').filter(|word| !word.starts_with("export")).map(str::to_owned).collect::<Vec<_>>().join(" ")
     };

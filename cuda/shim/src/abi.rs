@@ -1,7 +1,6 @@
 //! The functions that programs call: the exported functions, and this library's replacements for driver functions.
 //!
-//! ABI functions receive arguments only from the program, so this module keeps the [`Shim`] in a static. No other
-//! module does.
+//! ABI functions receive arguments only from the program, so this module (and no other) keeps the [`Shim`] in a static.
 
 use std::sync::OnceLock;
 
@@ -22,8 +21,8 @@ mod peers;
 mod start;
 mod stubs;
 
-/// State shared by all functions; static because the program's calls cannot pass it. A forked child inherits its
-/// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
+/// State shared by all functions. Static, because the program's calls cannot pass it. A forked child inherits its
+/// parent's shim, but uses it only if the parent had not initialized the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
 /// Returns the shim. Creates it on the first call.
@@ -31,7 +30,7 @@ fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
 
-/// Returns the program's memory on the card of the current context.
+/// Returns the program's memory on the current context's card.
 fn memory() -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.current())
@@ -43,9 +42,9 @@ fn memory_at(address: Address) -> Operations<'static> {
     shim.memory(shim.of_address(address))
 }
 
-/// Creates the shim before its first use. Returns `None` in a child if its parent forked while creating the shim.
+/// Creates the shim before its first use. Returns `None` in a child whose parent forked while creating the shim.
 fn prepare() -> Option<&'static Shim> {
-    /// Static, like the shim. A child does not wait for a parent's thread that was creating the shim.
+    /// Static, like the shim. A child does not wait for a thread of its parent that was creating the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

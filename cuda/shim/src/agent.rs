@@ -25,7 +25,7 @@ use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 
-/// Time for which empty chunks remain cached unless the owner requests them.
+/// Time for which empty chunks remain cached, unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
@@ -37,10 +37,10 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards.
+/// On the first call, connects to the owners and initializes the driver with `init`, which receives the tenant's cards.
 /// Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
-    // A child cannot initialise the driver if its parent forked while doing so.
+    // A child cannot initialize the driver if its parent forked while initializing it.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());
@@ -54,7 +54,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
         Ok(connected) => connected,
         Err(reason) => {
             let line = format!("gpu-mediator: libcuda: {reason}\n");
-            // A list of sockets is easier to get wrong, and the program reports only CUDA error 802.
+            // A list of sockets is easy to get wrong, and the program reports only CUDA error 802.
             if !shim.is_single() || log::wanted() {
                 log::write(&line);
             }
@@ -78,7 +78,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
         tell_concurrency(&connection, version, shim.settings.mps);
         ready.push((card, connection, version));
     }
-    // A thread may need all owners' terms.
+    // Start threads last, because a thread may need all owners' terms.
     for (card, connection, version) in ready {
         if let Err(error) = process::spawn("gpu-mediator", move || serve(shim, card, connection, version)) {
             report!("no thread could be started: {error}");
@@ -113,24 +113,24 @@ fn connect(shim: &Shim) -> Result<Vec<(Connection, Welcome)>, String> {
     Ok(connected)
 }
 
-/// Returns true if an owner manages a card.
+/// Returns true if the owner manages a card.
 fn names(welcome: &Welcome, card: &CardInfo) -> bool {
     welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
-/// Notifies the owner that this process is a client of an MPS server, so its work can run concurrently with that of
-/// other processes.
+/// Notifies the owner that this process is a client of an MPS server, so its work can run concurrently with other
+/// processes' work.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
-        // Without this message, the process merely gets separate slices.
+        // Ignore errors: without this message, the process merely gets separate slices.
         let _ = connection.send(&FromTenant::Concurrent { card: 0 }, &[]);
     }
 }
 
-/// Returns the index in the owner's list of cards for each device that the driver enumerates.
+/// Returns, for each device that the driver enumerates, its index in the owner's list of cards.
 fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     let mut count = 0;
-    // SAFETY: the pointer is valid, and the driver has been initialised.
+    // SAFETY: the pointer is valid, and the driver has been initialized.
     unsafe { driver::device_get_count(&raw mut count) };
     let uuid = |ordinal| {
         let (mut device, mut uuid) = (0, [0; 16]);
@@ -145,8 +145,8 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
 }
 
-/// Time limit for a waiting thread to submit its work within a step.
-// TIMEOUT: the thread only needs CPU time; on a busy host, it passes in the next step.
+/// Time limit for a waiting thread to submit its work during a step.
+// TIMEOUT: the thread only needs CPU time. On a busy host, it submits in the next step.
 const STEP_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// A slice granted by the owner.
@@ -154,12 +154,12 @@ struct Turn {
     run: Run,
     began: Instant,
     reported: Instant,
-    /// Set if the slice ends when the program waits for a result.
+    /// Set if the slice ends as soon as the program waits for a result.
     yields: bool,
 }
 
 impl Turn {
-    /// Returns the delay before the next check for the end of the slice.
+    /// Returns the time until the next check whether the slice must end.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
         // TIMEOUT: shorter than any slice; polling at this rate costs 0.1 % of a CPU.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -170,17 +170,17 @@ impl Turn {
         }
         let idle = Duration::from_micros(self.run.idle_us.into());
         let left = || idle.saturating_sub(self.began.elapsed().min(run_ahead.idle())).max(MIN_POLL_INTERVAL / 4);
-        // A yielding slice is released shortly before its last work ends.
+        // A yielding slice ends shortly before its last work completes.
         let lead = if self.yields { idle } else { Duration::ZERO };
         let end = run_ahead.next_end().map(|end| end.saturating_sub(lead).max(MIN_POLL_INTERVAL));
         end.unwrap_or_else(left).min(MAX_POLL_INTERVAL)
     }
 }
 
-/// The owner's request for empty chunks.
+/// A request from the owner for empty chunks.
 struct Reclaim {
     since: Instant,
-    /// Number of the owner's command, until it is acknowledged.
+    /// Number of the owner's command, until it has been acknowledged.
     order: Option<u32>,
     /// Time of the last poll for empty chunks.
     looked: Instant,
@@ -197,7 +197,7 @@ struct Agent {
     shim: &'static Shim,
     card: &'static Card,
     connection: Arc<Connection>,
-    /// Time at which empty chunks were last returned.
+    /// Time of the last return of empty chunks.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Protocol version.
@@ -211,9 +211,9 @@ struct Agent {
 
 /// Executes the commands of a card's owner until the process exits.
 fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, version: u16) {
-    // A capture in another thread must not restrict this thread.
+    // Captures in other threads must not restrict this thread, so use relaxed mode.
     let mut mode = 2;
-    // SAFETY: the pointer is valid. The `prctl` call reduces this thread's timer slack from 50 us.
+    // The `prctl` call reduces this thread's timer slack from 50 us. SAFETY: the pointer is valid.
     unsafe {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -246,7 +246,7 @@ impl Agent {
         }
     }
 
-    /// Returns cached empty chunks after a while, preferably between slices, so that a slice can end without delay.
+    /// Returns cached empty chunks after a while, preferably between slices, so that slices end without delay.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * EMPTY_CHUNK_RETENTION } else { EMPTY_CHUNK_RETENTION } {
@@ -256,7 +256,7 @@ impl Agent {
         }
     }
 
-    /// Returns empty chunks if the owner has requested them. Chunks in use by earlier work follow later.
+    /// Returns empty chunks if the owner has requested them. Chunks still used by earlier work follow later.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -273,7 +273,7 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the next check of the slice.
+    /// Waits for a message, at most until the next check of the slice. Returns true if one has arrived.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -317,7 +317,7 @@ impl Agent {
                 link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
             }
             FromOwner::Leave { patience_us } => self.leave(patience_us)?,
-            // An owner does not send these to a process that has left.
+            // A correct owner does not send these to a process that has left.
             FromOwner::Quiesce { order, .. } if self.departure.has_left() => {
                 self.connection.send(&FromTenant::Busy { order }, &[])?;
             }
@@ -341,7 +341,7 @@ impl Agent {
             FromOwner::Step(run) => {
                 let now = Instant::now();
                 self.card.pacing.run_ahead.bound(run.run_ahead_us);
-                // Without an idle time, do not predict the end of the work.
+                // An idle time of 0 disables the prediction of the work's end.
                 let run = Run { idle_us: 0, ..run };
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.return_chunks(self.card, gate::NO_SLICE);
@@ -419,17 +419,18 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // Waking all threads that wait for this takes about as long as the tolerated idle time.
+        // Waking the waiting threads takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         self.card.gate.close(gate::NO_SLICE, None);
-        // Check that the driver has no work left after the measured work.
+        // Drain, because the driver may have work left after the measured work.
         if !self.approach_end(&turn.run, lead) || !self.card.pacing.run_ahead.is_measured() {
             self.shim.drain(self.card, None);
         }
         let usage = self.card.pacing.run_ahead.take_usage();
         let (card, waiting) = (turn.run.card, self.card.gate.is_held());
         self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // Wait for work that ends slightly later, so that its measured duration does not include other tenants' slices.
+        // Observe the completion of work that ends slightly later, so that its measured duration excludes other
+        // tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
             // A thread may have sent `Waiting` before `Stopped`; the owner ignores such a message.
@@ -440,14 +441,14 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        // If an owner sends two commands in a row, end the first one here.
+        // An incorrect owner may send two commands in a row, so end the first one here.
         self.end_order();
         let all = self.shim.cross.begin(self.card.number);
         self.order = Some(Order { number: order, all });
         let quiet =
             |user: &Card| user.gate.close(self.reason(user), Some(deadline)) && self.shim.drain(user, Some(deadline));
         if self.shim.users(self.card, all).all(quiet) {
-            // All work has ended. Return the empty chunks so that they need not be copied.
+            // All work has completed. Return empty chunks so that they need not be copied.
             self.card.contexts.bind();
             self.memory().begin_to_empty();
             self.memory().give_up_empty();
@@ -457,7 +458,7 @@ impl Agent {
         self.connection.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Returns the reason for closing a card's gate during a relocation on this agent's card.
+    /// Returns the reason flag with which a relocation on this agent's card closes the gate of `user`.
     fn reason(&self, user: &Card) -> u32 {
         if user.number == self.card.number { gate::ORDER } else { gate::order_of(self.card.number) }
     }
@@ -465,7 +466,7 @@ impl Agent {
     /// Opens the gates closed by a relocation.
     fn end_order(&mut self) {
         let Some(Order { number, all }) = self.order.take() else { return };
-        // If all cards are quiesced, work on another card may use the memory as soon as that card's gate opens.
+        // If all cards were quiesced, work on another card may use the memory as soon as that card's gate opens.
         if all && !self.bring(self.card) {
             report!("memory cannot be mapped after relocation {number}");
         }
@@ -479,15 +480,15 @@ impl Agent {
         self.shim.memory(self.card)
     }
 
-    /// Announces the end of a slice's last work to the owner. Returns true if the message was sent.
+    /// Announces to the owner when a slice's last work will complete. Returns true if the message was sent.
     fn announce(&self, run: &Run, left: Duration) -> bool {
         let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
         let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
         self.version >= VERSION_HANDOVER && self.connection.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for the last work of a slice if its end is predictable, and announces the end `lead` in advance. Returns
-    /// true if the work has ended or will end within [`EARLY_US`]. The gate must be closed.
+    /// Waits for a slice's last work if its completion is predictable, and announces the completion `lead` in advance.
+    /// Returns true if the work has completed or will complete within [`EARLY_US`]. The gate must be closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -513,7 +514,7 @@ impl Agent {
     /// Lets the program run without an owner.
     fn alone(&mut self) {
         self.card.link.set_connection(None);
-        // Make messages of other threads fail immediately from now on. SAFETY: the connection owns this open
+        // From now on, messages from other threads must fail immediately. SAFETY: the connection owns this open
         // descriptor.
         unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.soon, self.reclaim) = (None, None, None);
@@ -557,7 +558,7 @@ impl Agent {
                 || card.link.reconnect(&connection),
             );
             if told {
-                // Do not close the gate earlier: a submission that finds the gate closed notifies the owner only once,
+                // Do not close the gate earlier: the first submission that finds it closed notifies the owner, once,
                 // over this connection.
                 card.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
@@ -567,24 +568,23 @@ impl Agent {
         }
     }
 
-    /// Removes a reason for closing a card's gate. If this permits the program's work to run there, maps evicted chunks
-    /// first.
+    /// Removes a reason for closing a card's gate. If this opens the gate, first maps evicted chunks.
     fn open(&self, card: &Card, reason: u32) {
         self.return_chunks(card, reason);
         card.gate.open(reason);
     }
 
-    /// Maps the evicted chunks of a card if `reason` is all that prevents the program's work from running there.
+    /// Maps a card's evicted chunks if `reason` is the only reason for which the card's gate is closed.
     fn return_chunks(&self, card: &Card, reason: u32) {
         if card.gate.opens_without(reason) && !self.bring(card) {
             report!("memory that is away cannot be mapped");
         }
     }
 
-    /// Maps the evicted chunks of a card. Returns true if all are mapped.
+    /// Maps a card's evicted chunks. Returns true if all are mapped.
     fn bring(&self, card: &Card) -> bool {
-        // TIMEOUT: the driver may lack memory for a page table while other tenants' memory moves. After this many
-        // attempts, the program runs anyway, and faults if it accesses evicted chunks.
+        // TIMEOUT: the driver may lack memory for a page table while other tenants' memory moves. After the last
+        // attempt, the program runs anyway, and faults if it accesses evicted chunks.
         const MAX_RETURN_ATTEMPTS: u32 = 1000;
         card.contexts.bind();
         for _ in 0..MAX_RETURN_ATTEMPTS {

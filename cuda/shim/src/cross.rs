@@ -1,8 +1,8 @@
-//! Access between the cards of a program.
+//! Access between a program's cards.
 //!
-//! Work on one card may use another card's chunks: kernels once peer access is enabled, and copies at any time. Such
-//! work must not be in flight while these chunks move. A program that has never used another card's memory is quiesced
-//! only on the card whose chunks move; any other program is quiesced on all its cards.
+//! Work on one card may use another card's chunks: kernels if peer access is enabled, and copies at any time. Such work
+//! must not be in flight while these chunks move. A program that has never used another card's memory is quiesced only
+//! on the card whose chunks move; any other program is quiesced on all its cards.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,18 +12,18 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
-    /// Number of ongoing replacements of each card's memory with only that card quiesced.
+    /// Number of replacements in progress on each card for which only that card is quiesced.
     alone: [u32; crate::gate::MAX_CARDS],
 }
 
-/// Decides on which cards a program must be quiesced while memory is replaced.
+/// Determines the cards on which a program must be quiesced while memory is replaced.
 #[derive(Debug, Default)]
 pub struct CrossAccess {
     /// Set once work on a card may use another card's memory, and all memory is mapped.
     ready: AtomicBool,
     replacements: Mutex<Replacements>,
     ended: Condvar,
-    /// Held by the thread that prepares the access.
+    /// Held by the thread that prepares the cross-card access.
     preparing: Mutex<()>,
 }
 
@@ -38,8 +38,8 @@ impl CrossAccess {
         self.ready.load(Ordering::SeqCst)
     }
 
-    /// Permits each card's work to use the other cards' memory. First waits for all replacements with only one card
-    /// quiesced, and then calls `map` to map all memory.
+    /// Permits each card's work to use the other cards' memory. First waits for all replacements for which only one
+    /// card is quiesced, and then calls `map` to map all memory.
     pub fn allow(&self, map: impl FnOnce()) {
         let _one = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_ready() {
@@ -87,7 +87,7 @@ mod tests {
         assert!(!cross.begin(1), "no other card uses the memory");
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| cross.allow(|| assert!(cross.lock().possible, "moves now need all cards")));
-            // The other thread is either waiting, or about to wait.
+            // By then, the other thread is waiting or about to wait.
             for _ in 0..1000 {
                 std::thread::yield_now();
                 assert!(!cross.is_ready() && !cross.lock().possible);
@@ -96,7 +96,7 @@ mod tests {
             thread.join().expect("continues after the move");
         });
         assert!(cross.is_ready());
-        assert!(cross.begin(0), "from now on, all cards must be quiet");
+        assert!(cross.begin(0), "from now on, all cards must be quiesced");
         cross.end(0);
     }
 }

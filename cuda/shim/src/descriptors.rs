@@ -1,12 +1,13 @@
 //! The library's file descriptors in the program's process, for chunks and for the connection.
 //!
 //! The library keeps each chunk's descriptor for the next owner, because the driver cannot export imported handles. A
-//! program may therefore have thousands of descriptors, with numbers above the program's own descriptors and above its
-//! open file limit. The library does not raise the limit, because every child would inherit it. Instead, [`raised`]
-//! creates descriptors above the limit (decision 121), which work like any other descriptors. All of them are closed on
-//! `exec`, and in a child after `fork`.
+//! process may therefore have thousands of these descriptors, with numbers above the program's own descriptors and
+//! above its open file limit. The library does not raise the limit, because every child would inherit it. Instead,
+//! [`raised`] creates descriptors above the limit (decision 121), which work like any other descriptors. All of them
+//! are closed on `exec`, and in a child after `fork`.
 //!
-//! UNSAFETY: duplicates and closes descriptors by number, also in a process that shares this process's memory.
+//! UNSAFETY: duplicates and closes descriptors by number, partly in a separate process that shares this process's
+//! memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -33,10 +34,10 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a healthy owner receives messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// Bitmap of the library's descriptors. Static because the `fork` handler, which closes these descriptors, may neither
+/// Bitmap of the library's descriptors. Static, because the `fork` handler, which closes these descriptors, may neither
 /// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that were ever used; static for the same reason.
+/// Number of leading words of [`OURS`] that were ever used. Static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never
@@ -78,7 +79,7 @@ struct Inner {
 pub struct ChunkDescriptor(Arc<Inner>);
 
 impl ChunkDescriptor {
-    /// Returns the descriptor, to be kept while the chunk exists. Returns `None` if the program may need its number.
+    /// Returns the descriptor if it may be kept while the chunk exists, or `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
@@ -107,14 +108,15 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors. The sender's open file limit also bounds the user's descriptors in flight.
+    /// Sends a message with descriptors. If the sender's open file limit, which also limits the user's descriptors in
+    /// flight, is too low, sends without the limit.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
         let is_crowded =
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Do not wait, because the separate process would outlive this one.
+            // Do not block inside `raised`, because the separate process could outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -127,7 +129,8 @@ impl Connection {
     /// descriptors may arrive.
     pub fn receive_with_descriptors(&self, expects: bool) -> Result<(FromOwner, Vec<ChunkDescriptor>), LinkError> {
         let mut received = None;
-        // The program may use all lower numbers, and descriptors without a free number are lost.
+        // Receive without the limit: the program may use all lower numbers, and descriptors without a free number would
+        // be lost.
         if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
             raised(&mut || received = Some(self.link.receive()));
         }
@@ -146,7 +149,7 @@ impl Deref for Connection {
     }
 }
 
-/// Moves descriptors to numbers from [`LOWEST`] on.
+/// Moves descriptors to numbers of at least [`LOWEST`].
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {
@@ -178,17 +181,17 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
 /// Returns the process's open file limits.
 fn limit() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer refers to a local variable.
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
 }
 
 /// Runs `work` with this process's descriptors and memory, but without its soft limit on open files. Does nothing if
-/// this is impossible. Limits apply to a whole process, and the program may read or set this process's limit and pass
-/// it to children. Therefore, a separate process runs `work` and exits before this function returns. The calling thread
-/// waits, as in `posix_spawn`.
+/// this is impossible. Limits apply to a whole process, and the program may read, set or inherit this process's limit.
+/// Therefore, a separate process runs `work` and exits before this function returns. The calling thread waits, like in
+/// `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {
-        // SAFETY: the pointer points to an argument of `raised`, which waits. The limit belongs to the separate
+        // SAFETY: the pointer refers to an argument of `raised`, which waits. The limit belongs to the separate
         // process.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
@@ -205,8 +208,8 @@ fn raised(work: &mut dyn FnMut()) {
     // The program's signal handlers must not run in the other process.
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
-    // SAFETY: the stack outlives the other process, because `CLONE_VFORK` waits for its end. That process sends no exit
-    // signal, and this code reaps it by process ID, so the program's own waits do not find it.
+    // SAFETY: the stack outlives the other process, because `CLONE_VFORK` waits for its exit. That process sends no
+    // exit signal and is reaped by its process ID here, so the program's own waits do not see it.
     unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
         let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
@@ -219,8 +222,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise, these descriptors would keep memory
-/// alive that the program frees, and the owner would not notice the program's exit.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise, they would keep memory that the program
+/// frees alive, and would hide the program's exit from the owner.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

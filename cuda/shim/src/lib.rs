@@ -2,11 +2,11 @@
 //!
 //! Each symbol of the driver API jumps through a slot (`abi::stubs`). The first call loads the real driver library
 //! (`abi::loader`), and fills every slot with the real function. If the environment variable
-//! [`cuda_protocol::SOCKET_VARIABLE`] is set, this library's own functions replace those that a mediator must
+//! [`cuda_protocol::SOCKET_VARIABLE`] is set, this library's own functions replace those that the mediator must
 //! intercept, both in the slots and in the results of `cuGetProcAddress` (`abi::lookup`). These functions share one
 //! object, the [`shim::Shim`], with a [`shim::Card`] for each owner:
-//! - memory (`memory`): allocations are backed by chunks of the owner, at addresses that never change; memory that
-//!   cannot move is counted;
+//! - memory (`memory`): allocations are backed by the owner's chunks, at addresses that never change; memory that
+//!   cannot move is accounted for;
 //! - submissions (crate `cuda-pacing`): they wait while the tenant has no slice and while its chunks move, and the
 //!   run-ahead of each stream is bounded;
 //! - the link to the owner (`link`): requests from the program's threads.

@@ -1,6 +1,6 @@
 //! The link to the owner: the owner's terms, requests from the program's threads, and the program's fixed memory.
 //!
-//! UNSAFETY: requests a random number from the kernel.
+//! UNSAFETY: requests random bytes from the kernel.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::driver;
 use crate::log::report;
 use crate::settings::Settings;
 
-/// Maximum wait of an allocation for an absent owner.
+/// Maximum time that an allocation waits for an absent owner.
 // TIMEOUT: a service restarts within seconds; if the owner stays absent, the program must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunk size in bytes before the owner has reported it.
@@ -39,22 +39,22 @@ pub struct Terms {
     pub devices: Vec<Option<u8>>,
 }
 
-/// A reply to a request, which is accumulated until its last part arrives.
+/// A reply to a request. Its parts are collected until the last one arrives.
 #[derive(Debug)]
 pub enum Answer {
     /// The reply is incomplete. Contains the parts received so far.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),
-    /// The memory was counted.
+    /// The fixed memory was accounted for.
     Fixed,
     /// Free and total memory in bytes.
     Memory(u64, u64),
-    /// A token.
+    /// A sharing token.
     Shared(Share),
-    /// The request was refused. Contains the chunks received before.
+    /// The request was rejected. Contains the chunks received so far.
     Refused(Refusal, Vec<(Chunk, ChunkDescriptor)>),
-    /// The owner is absent, or exited before it replied.
+    /// The owner is absent, or has exited before it replied.
     Away,
 }
 
@@ -66,7 +66,7 @@ pub struct Link {
     instance: OnceLock<u128>,
     /// The connection, for requests.
     connection: RwLock<Option<Arc<Connection>>>,
-    /// Number of the next request.
+    /// Number for the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
     /// Signalled when a reply arrives or a connection is established.
@@ -76,7 +76,7 @@ pub struct Link {
     in_flight: Mutex<usize>,
     /// UUID of the program's only card, once the program has moved.
     moved_to: Mutex<Option<[u8; 16]>>,
-    /// Signalled when a request releases its place.
+    /// Signalled when a request releases its slot.
     left: Condvar,
 }
 
@@ -111,7 +111,7 @@ pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), Lin
         });
         match connected {
             Ok((FromOwner::Welcome(welcome), connection)) => return Ok((connection, welcome)),
-            // The tenant is between two cards. A program that has memory retries anyway.
+            // The tenant is moving between two cards. A program that adopts memory is retried by its caller.
             Ok((FromOwner::Goodbye(End::Moved), _)) if !hello.adopts && begin.elapsed() < OWNER_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(RECONNECT_MS));
             }
@@ -202,7 +202,7 @@ impl Link {
         connection.is_some_and(|connection| connection.send(message, &[]).is_ok())
     }
 
-    /// Stops sending requests to the connected owner. Fails, and changes nothing, if a request waits for its answer.
+    /// Stops sending requests to the owner. Returns false, and changes nothing, if a request is waiting for its reply.
     pub fn hold_requests(&self) -> bool {
         let connection = self.connection.write().unwrap_or_else(PoisonError::into_inner).take();
         let is_idle = !self.any_requests();
@@ -212,10 +212,10 @@ impl Link {
         is_idle
     }
 
-    /// Sends later requests to an owner.
+    /// Sends later requests over `connection`.
     pub fn resume_requests(&self, connection: &Arc<Connection>) {
         self.set_connection(Some(connection));
-        // Take the lock once, because a thread that is about to wait may not have seen the connection yet.
+        // Acquire the lock once, so that a thread that is about to wait cannot miss the notification.
         drop(self.answers());
         self.answered.notify_all();
     }
@@ -225,12 +225,12 @@ impl Link {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the card of a program.
+    /// Records the card to which the program has moved.
     pub fn set_moved_to(&self, uuid: [u8; 16]) {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid);
     }
 
-    /// Returns true if requests are sent to an owner.
+    /// Returns true if requests can be sent to an owner.
     pub fn is_connected(&self) -> bool {
         self.connection.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
@@ -296,7 +296,7 @@ impl Link {
         !self.answers().is_empty()
     }
 
-    /// Processes a part of a reply. Drops a reply that matches no request.
+    /// Processes a part of a reply. Drops replies without a matching request.
     pub fn answer(&self, request: u32, change: impl FnOnce(Vec<(Chunk, ChunkDescriptor)>) -> Answer) {
         let mut answers = self.answers();
         if let Some(Answer::Waiting(parts)) = answers.remove(&request) {
@@ -305,7 +305,7 @@ impl Link {
         self.answered.notify_all();
     }
 
-    /// Records that the connection has closed, so no more replies arrive.
+    /// Ends the waits for replies, because the connection has been closed.
     pub fn abandon_requests(&self) {
         for answer in self.answers().values_mut() {
             if let Answer::Waiting(_) = answer {
@@ -320,7 +320,7 @@ impl Link {
     }
 
     /// Changes the amount of fixed memory, and calls `tell` to notify the owner before another thread can change the
-    /// amount.
+    /// amount again.
     fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
         let mut fixed = self.fixed();
         let bytes = fixed.entry((card, kind)).or_default();
@@ -328,14 +328,15 @@ impl Link {
         tell()
     }
 
-    /// Requests that the owner count fixed memory. Returns true if the owner permits it.
+    /// Requests fixed memory from the owner. Returns true if the owner permits it.
     pub fn fix(&self, card: u8, kind: FixedKind, bytes: u64) -> bool {
-        // Reserve the slot first, because a thread that waits for memory must not block threads that return memory.
+        // Reserve the slot before locking, because a thread that waits for memory must not block threads that return
+        // memory.
         let _place = Place::take(self);
         let add = |sum: u64| sum.saturating_add(bytes);
         let ask = || self.begin(|request| FromTenant::Fix { request, card, kind, bytes });
         let number = self.change(card, kind, add, ask);
-        // Without an owner, the memory is permitted and later reported to the next owner.
+        // Without an owner, the memory is permitted, and reported to the next owner later.
         let may = matches!(number.map_or(Answer::Away, |number| self.wait(number)), Answer::Fixed | Answer::Away);
         if !may {
             self.change(card, kind, |sum| sum.saturating_sub(bytes), || ());
@@ -354,7 +355,7 @@ impl Link {
         let fixed = self.fixed();
         self.set_connection(Some(connection));
         for (&(card, kind), &bytes) in fixed.iter().filter(|(_, bytes)| **bytes > 0) {
-            // The program has the memory regardless of the reply, so no thread waits for it.
+            // The program already has the memory, so no thread waits for the reply.
             self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
         }
         drop(fixed);
@@ -370,7 +371,7 @@ mod tests {
     fn request_without_owner_fails_and_memory_is_still_counted() {
         let link = Link::new();
         assert!(matches!(link.request(|request| FromTenant::AskMemory { request, card: 0 }), Answer::Away));
-        assert!(link.fix(7, FixedKind::Array, 100), "who is away refuses nothing");
+        assert!(link.fix(7, FixedKind::Array, 100), "an absent owner does not reject requests");
         link.unfix(7, FixedKind::Array, 30);
         assert_eq!(link.fixed().get(&(7, FixedKind::Array)), Some(&70));
     }
@@ -384,7 +385,7 @@ mod tests {
                 scope.spawn(|| {
                     let _place = Place::take(&link);
                     most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                    // The delay is long enough for all other threads to arrive.
+                    // Give all other threads time to arrive.
                     std::thread::sleep(Duration::from_millis(5));
                     now.fetch_sub(1, Ordering::SeqCst);
                 });

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
-    /// Static because messages are written without a reference to the shim, and before it exists.
+    /// Static, because messages may be written before the shim exists.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // Do not acquire a lock, because a child forked in the meantime would wait for it.
+    // Do not acquire a lock, because a child forked meanwhile would wait for it forever.
     match WANTED.load(Ordering::Relaxed) {
         UNKNOWN => {
             let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");
@@ -21,7 +21,7 @@ pub fn wanted() -> bool {
     }
 }
 
-/// Writes a line immediately, and without the lock of `eprintln`, which a thread of the parent may have held.
+/// Writes a line immediately. Avoids the lock of `eprintln`, which a thread of the parent may have held during a fork.
 pub fn write(line: &str) {
     // SAFETY: the buffer is valid. Write errors are ignored.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };

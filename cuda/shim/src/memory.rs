@@ -4,7 +4,7 @@
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory shared between processes of a tenant;
 //! - [`access`]: access from the program's other cards;
-//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself and this library counts.
+//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates and this library accounts for.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,11 +30,11 @@ use chunks::ChunkMemory;
 use fixed::Fixed;
 use graphs::Graphs;
 
-/// Interval at which threads check if the program has arrived on another card.
+/// Interval at which threads check whether the program has arrived on another card.
 // TIMEOUT: a move takes a fraction of a second, so polling costs nothing.
 const DETACHED_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Memory of the program on one card.
+/// The program's memory on one card.
 #[derive(Debug)]
 pub struct Memory {
     chunks: Mutex<ChunkMemory>,
@@ -56,7 +56,7 @@ pub struct Memory {
     elsewhere: AtomicBool,
 }
 
-/// The memory, with the parts of the library that its operations need.
+/// The memory, with the other parts of the library that its operations need.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations<'a> {
     pub memory: &'a Memory,
@@ -67,7 +67,7 @@ pub struct Operations<'a> {
 }
 
 impl Memory {
-    /// Creates an empty memory for the program's card with this number.
+    /// Creates an empty memory for the program's card number `card`.
     pub fn new(card: usize) -> Self {
         let away = Arc::<AtomicUsize>::default();
         Self {
@@ -90,8 +90,8 @@ impl Memory {
 }
 
 impl<'a> Operations<'a> {
-    /// Locks the memory, so that no part of it moves. Waits while the program is between two cards, except on the
-    /// thread that carries out the owner's orders.
+    /// Locks the memory, so that no part of it moves. Waits while the program moves between two cards, except in the
+    /// thread that executes the owner's orders.
     pub fn lock(self) -> MutexGuard<'a, ChunkMemory> {
         loop {
             let guard = self.memory.lock();

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Access from one context to the memory of another.
+/// Access from one context to another context's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// Accessing context, and its device.
@@ -48,8 +48,8 @@ impl Peers {
         self.pairs().push(pair);
     }
 
-    /// Removes the pairs that match `is_it`. Returns the pairs of devices that have no enabled pair left: the accessing
-    /// device, and the device with the memory.
+    /// Removes the pairs that match `is_it`. Returns the pairs of devices without an enabled pair left, each as the
+    /// accessing device and the device that owns the memory.
     pub fn remove(&self, is_it: impl Fn(&Pair) -> bool) -> Vec<(c_int, c_int)> {
         let mut pairs = self.pairs();
         let removed: Vec<Pair> = pairs.extract_if(.., |pair| is_it(pair)).collect();

@@ -11,11 +11,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// An action that runs once. A child never waits for a parent's thread that runs the action.
+/// An action that runs once. A child never waits for a thread of its parent that was running the action.
 #[derive(Debug)]
 pub struct Once {
     once: std::sync::Once,
-    /// ID of the process with threads that run the action or wait for it.
+    /// ID of the process whose threads run the action or wait for it.
     process: AtomicU32,
     done: AtomicBool,
 }
@@ -44,11 +44,11 @@ impl Once {
     }
 }
 
-/// A lock that a child does not wait for if a thread of its parent held it at the fork.
+/// A lock for which a child does not wait if a thread of its parent held it during the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
-    /// ID of the process with threads that take the lock.
+    /// ID of the process whose threads acquire the lock.
     process: AtomicU32,
 }
 
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock. Returns `None` in a child if its parent held the lock at the fork.
+    /// Acquires the lock. Returns `None` in a child whose parent held the lock during the fork.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -70,7 +70,7 @@ impl<T> Lock<T> {
                 Some(guard)
             }
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // Another thread of the child may have just taken the lock.
+            // Another thread of the child may have just acquired the lock.
             Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
                 Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
             }
@@ -85,7 +85,7 @@ pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
     pub fn new() -> Self {
-        // SAFETY: both sets are locals, and the first is filled before it is read.
+        // SAFETY: both sets are local variables, and the first is filled before it is read.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -98,7 +98,7 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the set was the thread's signal mask before.
+        // SAFETY: the set is the thread's previous signal mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
         let lock = Lock::new(1);
         let held = lock.take().expect("free");
-        // Simulate the state in a child: another process took the lock, and never releases it here.
+        // Simulate the state in a child: another process acquired the lock, and never releases it here.
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn library_thread_blocks_signals_and_caller_mask_is_unchanged() {
         let mask = || {
-            // SAFETY: the set is a local, and the call does not change the signal mask.
+            // SAFETY: the set is a local variable, and the call does not change the signal mask.
             unsafe {
                 let mut set: libc::sigset_t = std::mem::zeroed();
                 libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use cuda_protocol::{MAX_CARDS, MAX_NAME, SOCKET_SEPARATOR};
 
-/// NVIDIA's environment variable for the folder with the pipes of an MPS control daemon.
+/// NVIDIA's environment variable for the folder of an MPS control daemon's pipes.
 const MPS_PIPES_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Name of the control daemon's pipe in that folder.
 const MPS_CONTROL_PIPE: &str = "control";
@@ -18,12 +18,12 @@ pub struct Settings {
     /// Absolute paths of the owners' sockets, one per card, in the order of the program's devices. Empty if the program
     /// does not belong to a tenant.
     pub sockets: Vec<PathBuf>,
-    /// Name of the tenant; may be empty.
+    /// Name of the tenant, or an empty string.
     pub tenant: String,
     /// Path of the driver library, if the environment sets it.
     pub driver: Option<PathBuf>,
-    /// Set if the process is a client of an MPS server: the environment names a folder with the pipe of a control
-    /// daemon. When the driver is initialised, it connects to this daemon or fails.
+    /// Set if the process is a client of an MPS server: the environment contains the folder of a control daemon's pipe.
+    /// During its initialization, the driver connects to this daemon or fails.
     pub mps: bool,
 }
 
@@ -41,7 +41,7 @@ impl Settings {
         }
     }
 
-    /// Returns the reason why these sockets are invalid, if they are.
+    /// Returns the reason if these sockets are invalid.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();
@@ -70,7 +70,7 @@ impl Settings {
     }
 }
 
-/// Splits a list of sockets. Keeps empty elements, because they are errors.
+/// Splits a list of sockets. Keeps empty elements, so that they are reported as errors.
 fn sockets(list: &OsStr) -> Vec<PathBuf> {
     let path = |part: &[u8]| {
         let path = PathBuf::from(OsStr::from_bytes(part));

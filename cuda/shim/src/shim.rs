@@ -4,7 +4,7 @@
 //! A program has one [`Card`] for each socket in its environment. A call belongs to the card of its stream, address or
 //! handle, or else to the card of the thread's current context. With a single card, calls skip this search.
 //!
-//! UNSAFETY: makes contexts of the program current, and queries the context of a stream.
+//! UNSAFETY: makes the program's contexts current, and queries streams' contexts.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ pub struct Libraries {
     pub cards: OnceLock<Vec<(usize, [u8; 16])>>,
 }
 
-/// The program's state on one card, or on the cards of one owner.
+/// The program's state for one owner, and thus for one card.
 #[derive(Debug)]
 pub struct Card {
     /// Index of the owner's socket in the program's list.
@@ -60,9 +60,9 @@ pub enum Start {
     /// `cuInit` has not connected to the owners yet.
     #[default]
     Not,
-    /// An owner rejected the process, which does not become a tenant later.
+    /// An owner rejected the process. It cannot become a tenant later.
     Refused,
-    /// The owners are connected, and the driver is initialised.
+    /// The owners are connected, and the driver is initialized.
     Connected,
 }
 
@@ -78,12 +78,12 @@ pub struct Shim {
     pub start: Lock<Start>,
     /// Set once the agent threads have started.
     pub started: AtomicBool,
-    /// Access between the program's cards.
+    /// State of access between the program's cards.
     pub cross: CrossAccess,
     pub peers: Peers,
     /// Card number and context of each stream, for a program with several cards.
     streams: RwLock<HashMap<u64, (usize, u64)>>,
-    /// Held by the thread that copies memory to make it exportable.
+    /// Held by a thread that quiesces a card to copy memory.
     exports: Mutex<()>,
 }
 
@@ -167,7 +167,7 @@ impl Shim {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    /// Returns the card with a number, or the first card.
+    /// Returns the card with the given number, or the first card if it does not exist.
     pub fn card(&self, number: usize) -> &Card {
         number.checked_sub(1).and_then(|at| self.more.get(at)).unwrap_or(&self.first)
     }
@@ -189,7 +189,7 @@ impl Shim {
         found.unwrap_or(&self.first)
     }
 
-    /// Runs `work` with a context of a card current in this thread, if the program has such a context.
+    /// Runs `work` with one of a card's contexts current, if the program has one there.
     pub fn in_context<T>(&self, card: &Card, work: impl FnOnce() -> T) -> T {
         if self.is_single() || self.of_current_context().number == card.number {
             return work();
@@ -220,17 +220,17 @@ impl Shim {
         self.cards().find(|card| card.has(address)).unwrap_or_else(|| self.of_current_context())
     }
 
-    /// Returns the card of a handle of this library.
+    /// Returns the card to which one of this library's handles belongs.
     pub fn of_handle(&self, handle: driver::Handle) -> &Card {
         self.card(memory::handles::Handles::card(handle))
     }
 
-    /// Returns the card on which the work of a stream runs.
+    /// Returns the card on which a stream's work runs.
     pub fn of_stream(&self, stream: Stream) -> &Card {
         self.place_of_stream(stream).0
     }
 
-    /// Returns the card on which the work of a stream runs. Also returns the stream's context if it may not be current.
+    /// Returns the card on which a stream's work runs, and the stream's context if it may not be current.
     pub fn place_of_stream(&self, stream: Stream) -> (&Card, Option<u64>) {
         // Each context has its own default streams.
         if self.is_single() || stream.is_default() {
@@ -244,7 +244,7 @@ impl Shim {
     #[cold]
     fn find_stream(&self, stream: Stream) -> Option<(&Card, u64)> {
         let mut context = std::ptr::null_mut();
-        // SAFETY: the pointer is valid, and the driver rejects a stream that does not exist.
+        // SAFETY: the pointer is valid, and the driver rejects nonexistent streams.
         if unsafe { driver::stream_get_ctx(stream.object(), &raw mut context) } != SUCCESS {
             return None;
         }
@@ -255,7 +255,7 @@ impl Shim {
         Some((card, context))
     }
 
-    /// Removes a destroyed stream, or all streams if `handle` is `None`.
+    /// Removes the record of a destroyed stream, or of all streams if `handle` is `None`.
     pub fn stream_ends(&self, handle: Option<u64>) {
         if self.is_single() {
             return;
@@ -297,8 +297,8 @@ impl Shim {
         std::iter::once(card).chain(others)
     }
 
-    /// Waits for all work that may use memory of `card`, and then runs `work` on the calling thread with a context of
-    /// the card current. No such work is in flight meanwhile.
+    /// Waits for all work that may use memory on `card`, and then runs `work` with one of the card's contexts current.
+    /// No such work is in flight meanwhile.
     pub fn drained(&self, card: &Card, work: impl FnOnce() -> c_int) -> c_int {
         let _one = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
         let before = driver::current_context();
@@ -308,7 +308,7 @@ impl Shim {
             user.gate.close(gate::EXPORT, None);
         }
         let result = if self.captures.any() {
-            // Waiting for a capture's work is not permitted.
+            // Waiting for work is not permitted during a capture.
             driver::CAPTURE_UNSUPPORTED
         } else {
             for user in self.users(card, all) {

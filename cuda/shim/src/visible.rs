@@ -14,8 +14,8 @@ use cuda_protocol::CardInfo;
 /// NVIDIA's environment variable for the cards visible to a process.
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Calls the driver's `cuInit` through `init`, with the tenant's cards in the environment. Calls must not be
-/// concurrent.
+/// Calls the driver's `cuInit` through `init`, with the tenant's cards in the environment. Must not be called
+/// concurrently.
 pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
     let before = std::env::var_os(VARIABLE);
     let own: Vec<String> = cards.iter().map(|card| name(&card.uuid)).collect();
@@ -23,9 +23,9 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
         Some(list) => chosen(&list.to_string_lossy(), &own),
         None => own.iter().map(String::as_str).collect(),
     };
-    // SAFETY: no thread may read the environment directly in the meantime, which is the same condition as for a program
-    // that sets this variable before it uses CUDA. Threads that use functions of the C library or of Rust see the old
-    // or the new value.
+    // SAFETY: no thread may read the environment directly meanwhile. The same holds for a program that sets this
+    // variable itself before it uses CUDA. Threads that use functions of the C library or of Rust see the old or the
+    // new value.
     unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
     let result = init();
     match before {
@@ -43,7 +43,7 @@ fn name(uuid: &[u8; 16]) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Returns the tenant's cards selected by a list of indices or UUID prefixes. Like the driver, ignores all entries
+/// Returns the tenant's cards that a list of indices or UUID prefixes selects. Like the driver, ignores all entries
 /// after an invalid one.
 fn chosen<'a>(list: &str, own: &'a [String]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();

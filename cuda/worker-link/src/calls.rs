@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Names of the calls from 0 on, in the order of their numbers on x86-64.
+/// Names of the system calls from number 0, in the order of their x86-64 numbers.
 const FIRST: &str = "\
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask \
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise \
@@ -37,10 +37,10 @@ const FIRST: &str = "\
     kexec_file_load bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect \
     pkey_alloc pkey_free statx io_pgetevents rseq";
 
-/// Number of the first call in [`LATER`]. The numbers in between are unused.
+/// Number of the first call in [`LATER`]. The numbers in between are not in either list.
 const FIRST_LATER: usize = 424;
 
-/// Names of the later calls.
+/// Names of the system calls from [`FIRST_LATER`].
 const LATER: &str = "\
     pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig \
     fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2 \
@@ -49,8 +49,8 @@ const LATER: &str = "\
     futex_wait futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal \
     setxattrat getxattrat listxattrat removexattrat";
 
-/// Returns the name of an x86-64 system call, or a placeholder for an unknown number. After the first call, it neither
-/// allocates nor locks.
+/// Returns the name of an x86-64 system call, or a placeholder for an unknown number. Only the first call allocates or
+/// locks.
 pub fn call_name(number: u32) -> &'static str {
     static NAMES: OnceLock<[Vec<&str>; 2]> = OnceLock::new();
     let [first, later] = NAMES.get_or_init(|| [FIRST, LATER].map(|names| names.split(' ').collect()));

@@ -24,10 +24,10 @@
 //! connection, and the previous worker still has the program. The device sends the state of blobs that the previous
 //! worker may not have received again.
 //!
-//! Without [`Rejoin`], the worker ends when the connection ends. With [`Rejoin`], the worker continues to serve its
-//! program, and connects to the next daemon. The next daemon repeats each `Blob` and each unanswered `Remove`, and then
-//! rings the doorbell; serial numbers make repeated messages harmless. If no daemon accepts a worker within the time
-//! limit, the worker ends.
+//! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve
+//! its program, and connects to the next daemon. The next daemon repeats each `Blob` and each `Remove` without a reply,
+//! and then sends `Doorbell`; serial numbers make repeated messages harmless. If no daemon accepts a worker within the
+//! time limit, the worker exits.
 //!
 //! Neither side trusts the guest: the worker checks each range against the window's size, and the device checks each
 //! identifier.

@@ -26,7 +26,7 @@ pub enum LinkError {
     /// The other side has closed the connection.
     #[error("the other side closed the worker's connection")]
     Closed,
-    /// No message has arrived, or the other side does not read.
+    /// No message has arrived, or the other side does not read its messages.
     #[error("the worker's connection would block")]
     WouldBlock,
     /// The packet is not a message.
@@ -53,7 +53,7 @@ impl Link {
     /// Returns the two ends of a new connection.
     ///
     /// # Errors
-    /// Returns an error if the process or the host has no free descriptors.
+    /// Returns an error if the process or the host has run out of descriptors.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(a), Self(b)))
@@ -62,30 +62,30 @@ impl Link {
     /// Connects to the device that listens at a socket.
     ///
     /// # Errors
-    /// Returns an error if no device listens there, or too many workers wait.
+    /// Returns an error if no device listens there, or if the listener's queue is full.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(Self(socket))
     }
 
-    /// Duplicates the descriptor of this end.
+    /// Duplicates this end's descriptor.
     ///
     /// # Errors
-    /// Returns an error if the process has no free descriptors.
+    /// Returns an error if the process has run out of descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
 
-    /// Returns the descriptor, for the worker's arguments.
+    /// Converts this end into its descriptor, for the worker's arguments.
     pub fn into_fd(self) -> OwnedFd {
         self.0
     }
 
-    /// Sends a message to the worker without waiting.
+    /// Sends a message to the worker without blocking.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
+    /// Returns [`LinkError::WouldBlock`] if the queue is full, or [`LinkError::Closed`] if the worker has exited.
     pub fn send_to_worker(&self, message: ToWorker) -> Result<(), LinkError> {
         self.send(&message.encode(), SendFlags::DONTWAIT)
     }
@@ -105,7 +105,7 @@ impl Link {
         if sent == PACKET { Ok(()) } else { Err(LinkError::Malformed(Malformed)) }
     }
 
-    /// Sends a message to the device; waits while the queue is full.
+    /// Sends a message to the device. Blocks while the queue is full.
     ///
     /// # Errors
     /// Returns [`LinkError::Closed`] if the device has closed the connection.
@@ -123,10 +123,11 @@ impl Link {
         Ok(ToWorker::decode(packet.get(..length).unwrap_or_default())?)
     }
 
-    /// Receives a message from the device without waiting, and the file that [`ToWorker::Save`] contains.
+    /// Receives a message from the device without blocking, and the file that [`ToWorker::Save`] contains.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the device has left.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived, or [`LinkError::Closed`] if the device has closed
+    /// the connection.
     pub fn try_receive_in_worker(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -138,17 +139,17 @@ impl Link {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        // Each packet has contents, so an empty one means that the connection has ended.
+        // A packet is never empty, so no bytes mean that the connection was closed.
         if received.bytes == 0 {
             return Err(LinkError::Closed);
         }
         Ok((ToWorker::decode(packet.get(..received.bytes).unwrap_or_default())?, file))
     }
 
-    /// Receives a message from the worker without waiting.
+    /// Receives a message from the worker without blocking.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the worker has ended.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived, or [`LinkError::Closed`] if the worker has exited.
     pub fn receive_from_worker(&self) -> Result<FromWorker, LinkError> {
         let mut packet = [0; PACKET];
         let length = self.receive(&mut packet, RecvFlags::DONTWAIT)?;

@@ -10,30 +10,30 @@ pub const PACKET: usize = 32;
 pub enum ToWorker {
     /// The guest program has a new blob.
     Blob {
-        /// Identifier, which the guest's messages use.
+        /// Identifier of the blob in the guest's messages.
         id: u32,
         /// `cuda_ring::BlobKind` as a number.
         kind: u32,
-        /// Serial number of this use of the identifier, because the guest may reuse identifiers.
+        /// Serial number, which distinguishes uses of the same identifier.
         serial: u32,
-        /// Offset in the window.
+        /// Offset in the window, in bytes.
         offset: u64,
         /// Size in bytes.
         size: u64,
     },
-    /// The guest program returns a blob.
+    /// The guest program releases a blob.
     Remove {
         /// Identifier of the blob.
         id: u32,
         /// Serial number of the blob.
         serial: u32,
     },
-    /// The guest has rung the doorbell, because the rings contain messages.
+    /// The guest has rung the doorbell because its rings contain messages.
     Doorbell,
-    /// The guest program has ended, or the device does not know the worker.
+    /// The guest program has exited, or the device does not know the worker.
     Goodbye,
-    /// The program continues in another worker: the worker saves its state in the file that the packet contains, and
-    /// ends. If a part of the state cannot be saved, it replies with `Refused` and continues to serve the program.
+    /// The worker must save its state in the packet's file and exit, so that the program can continue in another
+    /// worker. If part of the state cannot be saved, the worker replies with `Refused` and continues.
     Save,
     /// Like `Save`, but the worker does not end: it executes nothing until `Resume`, or until no daemon is left.
     Hold,
@@ -54,30 +54,30 @@ pub enum FromWorker {
     },
     /// Words in the control blob have changed while a guest thread waits.
     Check,
-    /// The worker ends.
+    /// The worker exits because of an error.
     Failed {
-        /// The cause.
+        /// Cause of the error.
         reason: Reason,
     },
     /// The worker's state is in the file of `Save` or `Hold`. After `Save`, the worker ends.
     Saved,
     /// The worker has restored the state of the program's previous worker, and continues the program.
     Restored,
-    /// The worker has not saved its state, and continues.
+    /// The worker has not saved its state, and continues to serve the program.
     Refused {
-        /// The part of the state that cannot be saved.
+        /// Part of the state that cannot be saved.
         obstacle: Obstacle,
     },
 }
 
-/// Cause of a worker's end.
+/// Reason why a worker exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The driver's library cannot be loaded or initialised.
+    /// The driver library cannot be loaded or initialized.
     Driver,
     /// The addresses that the guest and the worker must share are in use.
     Addresses,
-    /// The ring contains an operation that does not exist, or a malformed message.
+    /// The ring contains an unknown operation or a malformed message.
     Malformed,
     /// The guest exceeds a limit: blobs, handles or bytes.
     Limit,
@@ -85,9 +85,9 @@ pub enum Reason {
     Sandbox,
     /// The worker made a system call that its sandbox forbids. Contains the number of the call.
     Forbidden(u32),
-    /// The state that another worker saved cannot be restored.
+    /// The state saved by the program's previous worker cannot be restored.
     Restore,
-    /// A reason that this version does not know.
+    /// A reason that is unknown to this version.
     Unknown(u32),
 }
 
@@ -110,7 +110,7 @@ impl Reason {
         }
     }
 
-    /// Returns the number that a reason contains in addition to its kind.
+    /// Returns the number that a reason contains, or 0.
     fn detail(self) -> u64 {
         if let Self::Forbidden(call) = self { call.into() } else { 0 }
     }
@@ -129,7 +129,7 @@ impl Reason {
     }
 }
 
-/// The fields of a packet: type, identifier, kind, serial number, offset, size.
+/// Fields of a packet: type, identifier, kind, serial number, offset and size.
 type Fields = (u32, u32, u32, u32, u64, u64);
 
 fn pack((tag, id, kind, serial, offset, size): Fields) -> [u8; PACKET] {

@@ -1,42 +1,43 @@
-//! Reasons for which a program cannot continue in another worker.
+//! Reasons why a program cannot continue in another worker.
 
 use std::fmt;
 
 /// A part of a program's state that a worker cannot save. The program is unchanged when the obstacle is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// A stream captures work into a graph.
+    /// A stream is being captured into a graph.
     Capture,
-    /// The program's context has failed with this error of CUDA.
+    /// The program's context has failed with the given CUDA error.
     Sticky(u32),
-    /// An object that a call has created. Contains the number of the call in messages.
+    /// An object that cannot be created again. Contains the message number of the call that created it.
     Object(u32),
-    /// A module whose variables cannot be found. The worker's messages name the variable or the reason.
+    /// A module whose variables cannot be found. The worker logs the variable or the reason.
     Variables,
-    /// An event with timing that was recorded. The time of the record would be lost.
+    /// A recorded event with timing. Its time would be lost.
     Timing,
-    /// Memory of the program that the driver's library has not placed in chunks, or cannot place at a given address.
+    /// Memory that the driver library has not backed by chunks, or cannot allocate at a given address.
     Placement,
     /// The program's memory and images are larger than the file. Contains their size in bytes.
     Size(u64),
-    /// The program has more objects than the log of a worker.
+    /// The program has had more objects than the worker can log.
     Log,
-    /// Work of the program has not ended in time.
+    /// The program's work has not completed in time.
     Busy,
     /// The program has not started.
     Starting,
     /// The contents of memory could not be read, or the file could not be written.
     Copy,
-    /// The address of a module's variable is known to the program or is in its memory. The next worker has another one.
+    /// The program knows the address of a module's variable, or its memory contains the address. The next worker's
+    /// address differs.
     Addresses,
     /// A module whose kernels allocate memory. The contents of this memory would be lost.
     Heap,
-    /// An obstacle that this version does not know.
+    /// An obstacle that is unknown to this version.
     Unknown(u32),
 }
 
 impl Obstacle {
-    /// Returns the number of the kind, and its detail.
+    /// Returns the number of the obstacle's kind, and its detail.
     pub(crate) fn numbers(self) -> (u32, u64) {
         match self {
             Self::Capture => (1, 0),

@@ -1,4 +1,4 @@
-//! The start of a worker.
+//! Starts workers.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,22 +11,23 @@ use command_fds::{CommandFdExt as _, FdMapping};
 
 use crate::link::Link;
 
-/// Numbers of the descriptors in the worker.
+/// Number of the window's descriptor in the worker.
 const WINDOW_FD: i32 = 3;
+/// Number of the link's descriptor in the worker.
 const LINK_FD: i32 = 4;
 const STARTER_FD: i32 = 5;
 const RESTORE_FD: i32 = 6;
 
-/// Descriptors of a worker.
+/// Descriptors that a worker gets.
 #[derive(Debug)]
 pub struct WorkerFiles {
-    /// The window.
+    /// File of the window.
     pub window: OwnedFd,
-    /// The connection to the device.
+    /// Connection to the device.
     pub link: Link,
-    /// A connection for [`Save`](crate::ToWorker::Save), if the device is not the process that starts workers.
+    /// Connection for [`Save`](crate::ToWorker::Save), if another process than the device starts workers.
     pub starter: Option<Link>,
-    /// The file with the state of the program's previous worker, if there was one.
+    /// File with the state of the program's previous worker, if any.
     pub restore: Option<OwnedFd>,
     /// Set if the previous worker still has the program: the worker waits for [`Resume`](crate::ToWorker::Resume).
     pub is_held: bool,
@@ -43,41 +44,41 @@ pub enum StartError {
     Program(PathBuf, io::Error),
 }
 
-/// Continuation of a worker after the end of its daemon.
+/// Settings of a worker that survives its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejoin {
     /// Socket of the next daemon's device.
     pub socket: PathBuf,
-    /// Time after which a worker without a daemon ends itself.
+    /// Time after which a worker without a daemon exits.
     pub limit: Duration,
 }
 
-/// Restrictions of a worker, in addition to the restrictions of all workers.
+/// A worker's individual restrictions.
 #[derive(Clone, Debug, Default)]
 pub struct Restrictions {
-    /// True if the worker has no restrictions, not even the restrictions of all workers.
+    /// Set to disable all restrictions, including those that apply to all workers.
     pub is_off: bool,
     /// User and group of the worker, if the caller may change them.
     pub user: Option<(u32, u32)>,
-    /// Further files and folders that the worker may read.
+    /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
-    /// Further files and folders that the worker may change.
+    /// Additional files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
 }
 
 /// Program, environment and restrictions of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// The program `cuda-worker`.
+    /// Path of `cuda-worker`.
     pub program: PathBuf,
-    /// The complete environment of the worker: the location of the driver's library, the owner's socket, and the
-    /// tenant's name.
+    /// Complete environment of the worker: the location of the driver library, the owner's socket, and the tenant's
+    /// name.
     pub environment: Vec<(OsString, OsString)>,
     /// Driver library that the worker loads; by default, the loader searches for `libcuda.so.1`.
     pub library: Option<PathBuf>,
-    /// Restrictions, which the worker sets itself before it reads anything of the guest.
+    /// Restrictions that the worker applies to itself before it reads any guest data.
     pub restrictions: Restrictions,
-    /// Lets the worker survive its daemon; `None` if it ends with the daemon.
+    /// Settings to survive the daemon, or `None` if the worker exits with the daemon.
     pub rejoin: Option<Rejoin>,
 }
 
@@ -99,11 +100,11 @@ impl Restrictions {
 }
 
 impl WorkerOptions {
-    /// Starts a worker that uses `window` and talks over `link`, with the caller's standard error. Only these three
-    /// descriptors are open in the worker.
+    /// Starts a worker with the given window and link, and the caller's standard error. The worker has no other open
+    /// descriptors.
     ///
     /// # Errors
-    /// Returns an error if the program does not start.
+    /// Returns an error if the program cannot be started.
     pub fn start(&self, window: OwnedFd, link: Link) -> Result<Child, StartError> {
         self.start_with(window, link, Stdio::inherit())
     }
@@ -111,15 +112,15 @@ impl WorkerOptions {
     /// Like [`Self::start`], with another standard error.
     ///
     /// # Errors
-    /// Returns an error if the program does not start.
+    /// Returns an error if the program cannot be started.
     pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
         self.start_of(WorkerFiles { window, link, starter: None, restore: None, is_held: false }, errors)
     }
 
-    /// Like [`Self::start_with`], with further descriptors.
+    /// Like [`Self::start_with`], with additional descriptors.
     ///
     /// # Errors
-    /// Returns an error if the program does not start.
+    /// Returns an error if the program cannot be started.
     pub fn start_of(&self, files: WorkerFiles, errors: Stdio) -> Result<Child, StartError> {
         let WorkerFiles { window, link, starter, restore, is_held } = files;
         let mut mappings = vec![(window, WINDOW_FD), (link.into_fd(), LINK_FD)];

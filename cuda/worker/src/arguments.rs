@@ -1,16 +1,16 @@
-//! Arguments of the worker, and of every program that starts workers by hand.
+//! Command-line arguments of the worker, and of programs that start workers without the daemon.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// Restrictions of a worker.
+/// Arguments that restrict a worker.
 #[derive(Args, Clone, Debug)]
 pub struct SandboxArgs {
-    /// User ID that the worker changes to, if it may.
+    /// User ID to which the worker changes, if it is permitted to.
     #[arg(long, requires = "group")]
     pub user: Option<u32>,
-    /// Group ID that the worker changes to.
+    /// Group ID to which the worker changes.
     #[arg(long, requires = "user")]
     pub group: Option<u32>,
     /// File or folder that the worker may read, in addition to libraries and devices. May be repeated.

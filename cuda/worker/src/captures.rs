@@ -1,11 +1,11 @@
-//! Records the work of captures in the log.
+//! Records captured work in the log.
 
 use cuda_calls::{Arg, Call, Handles as _, Kind, Prepared, own};
 
 use crate::executor::Executor;
 use crate::pending::Origin;
 
-/// Returns the stream's handle in a message that adds work to a stream.
+/// Returns the handle of the stream to which a message adds work.
 fn stream_of(op: u16, words: &[u64]) -> Option<u64> {
     let at = match op {
         own::LAUNCH => 5,
@@ -19,7 +19,7 @@ fn stream_of(op: u16, words: &[u64]) -> Option<u64> {
 }
 
 impl Executor {
-    /// Returns true if the stream of a described call is capturing.
+    /// Returns true if the stream of a described call is being captured.
     pub(crate) fn is_captured(&self, call: &Call, prepared: &Prepared) -> bool {
         if self.captures == 0 {
             return false;
@@ -28,7 +28,7 @@ impl Executor {
         at.and_then(|at| prepared.values.get(at)).is_some_and(|stream| self.is_capturing(*stream))
     }
 
-    /// Records a message that has succeeded and is not a described call, if its work has become a part of a capture.
+    /// Records a successful message that is not a described call, if its work has been captured.
     pub(crate) fn record_captured(&mut self, origin: Origin, words: &[u64]) {
         let op = origin.header.op;
         let stream = stream_of(op, words).and_then(|stream| self.objects.find(Kind::Stream, stream).ok());
@@ -38,7 +38,7 @@ impl Executor {
         if matches!(op, own::LAUNCH | own::HOST_FUNCTION) {
             self.log.own(op, origin.route, words, None, None);
         } else {
-            // The contents of a staging piece have changed since the copy.
+            // The staging piece may have been overwritten since the copy, so the capture cannot be repeated.
             self.log.break_captures();
         }
     }

@@ -1,13 +1,13 @@
-//! Contents of memory in files.
+//! Memory contents in files.
 
 use std::os::fd::BorrowedFd;
 
 use object_log::{Step, StepKind};
 
-/// Number of words that are copied at once.
+/// Number of words per copy.
 pub(crate) const COPY_WORDS: usize = 512 << 10;
 
-/// Returns the size of the contents of a step's memory, in words.
+/// Returns the size of the memory contents of a step, in words.
 pub(crate) fn content_words(step: &Step) -> u64 {
     match (step.kind, &step.words[..]) {
         (StepKind::Memory, [_, bytes]) | (StepKind::Variable, [_, bytes, ..]) => bytes.div_ceil(8),
@@ -15,7 +15,7 @@ pub(crate) fn content_words(step: &Step) -> u64 {
     }
 }
 
-/// The file cannot be read, or is too short.
+/// Error of reading a file: it cannot be read, or is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadError;
 

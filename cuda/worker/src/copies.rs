@@ -1,4 +1,4 @@
-//! Copies between pageable memory of the guest and the card. The bytes are in the message, or in pieces of the staging
+//! Copies between the guest's pageable memory and the card. The data is in the message or in a piece of the staging
 //! blob.
 
 use cuda_calls::boxes::{BoxCopy, End, HOST, WORDS_3D};
@@ -13,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// The piece that a copy uses, if any, and true if the copy is from the card.
+/// A copy's use of a staging piece, and its direction: `is_out` is set if it reads the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -53,7 +53,7 @@ impl Executor {
         self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Replies when a copy completes, if a reply was requested, and releases the piece that the copy reads.
+    /// Replies when a copy completes, if a reply was requested, and releases the staging piece that the copy reads.
     fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
         let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {
@@ -70,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply to a later piece may replace this reply before the guest reads it.
+                    // The reply for a later piece may overwrite this one before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);
@@ -125,7 +125,7 @@ impl Executor {
 
     /// Returns true if work in a stream is captured into a graph.
     pub(crate) fn is_capturing(&self, stream: u64) -> bool {
-        // Other streams join a capture through events, so query the driver while any capture is open.
+        // Streams join captures through events, so query the driver while any capture is open.
         if self.captures == 0 {
             return false;
         }
@@ -135,7 +135,7 @@ impl Executor {
     }
 
     fn submit_copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
-        // The graph would read or write the shared memory at each launch.
+        // A captured copy would access the staging memory at each launch of the graph.
         if self.is_capturing(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }

@@ -1,4 +1,4 @@
-//! The connection to the device, which survives a change of daemons.
+//! The connection to the device, which is re-established after a change of daemons.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -11,7 +11,7 @@ use worker_link::{FromWorker, Link, LinkError, Rejoin, ToWorker};
 /// Interval between attempts to connect to the next daemon.
 const REJOIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The connection to the device.
+/// Connection to the device.
 #[derive(Debug)]
 pub struct DeviceLink {
     link: Mutex<Arc<Link>>,
@@ -28,7 +28,7 @@ impl DeviceLink {
         Arc::clone(&self.link.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a message. Without a daemon the message is lost; the next daemon requests the information again.
+    /// Sends a message. Without a daemon, the message is lost, and the next daemon requests the information again.
     pub(crate) fn send(&self, message: FromWorker) {
         let _ = self.current().send_from_worker(message);
     }
@@ -37,21 +37,22 @@ impl DeviceLink {
     pub(crate) fn wait(&self) {
         let link = self.current();
         let mut descriptors = [PollFd::new(&*link, PollFlags::IN)];
-        // After an error, the caller tries to receive and waits again.
+        // Ignore errors: the caller tries to receive, and waits again.
         let _ = poll(&mut descriptors, None);
     }
 
-    /// Returns the next message, and the file that it contains.
+    /// Returns the next message, and its file, if any.
     pub(crate) fn try_receive(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
         self.current().try_receive_in_worker()
     }
 
-    /// Connects to the next daemon. The last message of the previous daemon was received before `lost`. Returns false
-    /// if no daemon listens within the time limit.
+    /// Connects to the next daemon. `lost` is the time at which the connection to the previous daemon was found closed.
+    /// Returns false if no daemon listens within the time limit.
     pub(crate) fn rejoin(&self, lost: Instant) -> bool {
         let Some(Rejoin { socket, limit }) = &self.rejoin else { return false };
         while lost.elapsed() < *limit {
-            // Sleep before the first attempt too, so that this loop is slow even if a daemon closes each connection.
+            // Also sleep before the first attempt, so that a daemon that closes each connection does not cause a busy
+            // loop.
             std::thread::sleep(REJOIN_INTERVAL);
             if let Ok(link) = Link::connect(socket) {
                 crate::sandbox::report_at(link.as_fd());
@@ -59,7 +60,7 @@ impl DeviceLink {
                 return true;
             }
         }
-        // The reader of standard error may have exited with the daemon.
+        // Ignore errors, because the reader of standard error may have exited with the daemon.
         let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has started within {limit:?}: ending the program");
         false
     }

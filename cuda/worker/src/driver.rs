@@ -1,8 +1,8 @@
-//! The driver library. Calls its functions according to the description of their arguments.
+//! Loads the driver library, and calls its functions according to the descriptions of their arguments.
 //!
-//! UNSAFETY: loads a library and calls its functions. The functions' arguments are only integers and pointers, which
-//! x86-64 passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a
-//! function ignores surplus arguments.
+//! UNSAFETY: loads a library and calls its functions. All arguments are integers or pointers, which the x86-64 ABI
+//! passes in the same way, in registers and on the stack. Therefore one function type suffices for all functions, and
+//! surplus arguments are ignored.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};
@@ -21,7 +21,7 @@ pub const INVALID_HANDLE: i32 = 400;
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
 
-/// Reasons for which a library cannot be used.
+/// Reason why a library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The library cannot be loaded.
@@ -34,7 +34,7 @@ pub enum LoadError {
 
 macro_rules! needed {
     ($($name:ident = $symbol:literal,)*) => {
-        /// Functions that the worker calls itself.
+        /// Function that the worker itself calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "one variant for each function")]
         pub enum Needed { $($name,)* }
@@ -85,24 +85,24 @@ needed! {
 pub struct Driver {
     described: Vec<Option<Function>>,
     needed: Vec<Option<Function>>,
-    /// The shim's function that allocates memory at a given address.
+    /// The shim's function that allocates memory at a given address; `None` with other libraries.
     allocate_at: Option<Function>,
 }
 
-/// Returns the symbol of a described call, without the mark for calls that the guest library completes.
+/// Returns the symbol of a described call: its name without the suffix that marks calls completed by the guest library.
 fn symbol(name: &str) -> &str {
     name.trim_end_matches(['+', '-'])
 }
 
 impl Driver {
-    /// Loads a library. `path` is a path, or a name that the loader searches for.
+    /// Loads a library. `path` is a path, or a name for which the loader searches.
     ///
     /// # Errors
     /// Returns an error if the library cannot be loaded, or lacks a function that every driver has.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let missing = || LoadError::Library(path.to_owned());
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| missing())?;
-        // SAFETY: the operator names the library, and it is never closed.
+        // SAFETY: the operator selects the library, and it is never closed.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(missing());
@@ -128,7 +128,7 @@ impl Driver {
         Ok(Self { described, needed, allocate_at: find("gpu_mediator_allocate_at") })
     }
 
-    /// Returns a driver whose functions succeed without any effect.
+    /// Returns a driver whose functions succeed without effects.
     #[cfg(any(test, feature = "fuzz"))]
     pub fn accepting() -> Self {
         unsafe extern "C" fn accept(
@@ -147,7 +147,7 @@ impl Driver {
         ) -> i32 {
             0
         }
-        /// Stands for a function without parameters.
+        /// Replaces the parameter query: reports that functions have no parameters.
         unsafe extern "C" fn none(
             _: u64,
             _: u64,
@@ -164,7 +164,7 @@ impl Driver {
         ) -> i32 {
             INVALID_VALUE
         }
-        /// Finds each variable, with 8 bytes.
+        /// Replaces the variable lookup: finds every variable, with a size of 8 bytes.
         unsafe extern "C" fn variable(
             address: u64,
             bytes: u64,
@@ -196,25 +196,26 @@ impl Driver {
         Self { described: vec![Some(accept); CALLS.len()], needed, allocate_at: Some(accept) }
     }
 
-    /// Initializes the library, if possible. The program's own call returns the result.
+    /// Calls `cuInit`. Ignores the result, because the program's own call returns it too.
     pub fn start(&self) {
         self.invoke(Needed::Init, &[0]);
     }
 
-    /// Calls a described function. Returns 801 if the library lacks it.
+    /// Calls a described function. Returns [`NOT_SUPPORTED`] if the library lacks it.
     pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))
     }
 
-    /// Allocates memory of the current context at an address that an allocation of this size had in another worker.
-    /// With a size of 0, checks that the library can do this. Returns 801 if the library cannot.
+    /// Allocates memory in the current context, at an address that an allocation of the same size had in another
+    /// worker. With a size of 0, only checks that the library supports this. Returns [`NOT_SUPPORTED`] if it does not.
     pub fn allocate_at(&self, address: u64, bytes: u64) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         values[..2].copy_from_slice(&[address, bytes]);
         self.allocate_at.map_or(NOT_SUPPORTED, |function| invoke(function, &values))
     }
 
-    /// Calls a function that the worker itself needs, with up to 12 arguments. Returns 801 if the library lacks it.
+    /// Calls a function that the worker itself needs, with up to 12 arguments. Returns [`NOT_SUPPORTED`] if the library
+    /// lacks it.
     pub fn invoke(&self, function: Needed, arguments: &[u64]) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         for (value, argument) in values.iter_mut().zip(arguments) {
@@ -226,6 +227,7 @@ impl Driver {
 
 fn invoke(function: Function, values: &[u64; MAX_ARGUMENTS]) -> i32 {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = *values;
-    // SAFETY: each pointer is into the arena of decoded arguments, or to memory that was checked to be the guest's.
+    // SAFETY: each pointer refers to the arena of decoded arguments, or to memory that was checked to belong to the
+    // guest.
     unsafe { function(a, b, c, d, e, f, g, h, i, j, k, l) }
 }

@@ -1,4 +1,4 @@
-//! Executes one message.
+//! Executes messages.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
 
-/// Reasons for which a message ends its program's context.
+/// Reason why a message ends its program's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The message is invalid.
@@ -29,7 +29,7 @@ impl From<TooMany> for Broken {
     }
 }
 
-/// Effect of a call on the worker's own records.
+/// Effect of a call on the worker's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     None,
@@ -43,15 +43,15 @@ enum Effect {
     Frees,
     /// Reserves addresses, which the worker chooses if the program does not.
     Reserves,
-    /// The driver has changed the current context.
+    /// The call changes the driver's current context.
     ChangesContext,
-    /// The primary context of the device in the first argument has ended.
+    /// The primary context of the device in the first argument ends.
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
-    /// A stream begins to capture.
+    /// Capture begins on a stream.
     BeginsCapture,
-    /// The capture of the stream in the first argument ends.
+    /// Capture ends on the stream in the first argument.
     EndsCapture,
 }
 
@@ -71,18 +71,18 @@ fn effect(name: &str) -> Effect {
     }
 }
 
-/// Addresses for the program's own reservations. The shim uses the addresses below them.
+/// First address for the program's own reservations. The shim uses the addresses below.
 const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
-/// Returns true if a context is unusable after this error.
+/// Returns true if this error makes a context unusable.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
-/// Offsets and sizes of a function's parameters.
+/// Offsets and sizes of a function's parameters, in bytes.
 pub type Parameters = Vec<(u32, u32)>;
 
-/// The state of one program.
+/// Executes the messages of one program.
 pub struct Executor {
     pub(crate) driver: Driver,
     pub(crate) objects: Objects,
@@ -92,15 +92,15 @@ pub struct Executor {
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
     pub(crate) linked: Linked,
-    /// Number of captures that may be open. If it is 0, no stream is capturing.
+    /// Upper bound on the number of open captures. If it is 0, no stream is being captured.
     pub(crate) captures: u64,
-    /// The log of the objects, with which the program continues in another worker.
+    /// Object log, from which another worker can continue the program.
     pub(crate) log: Log,
     /// Result of the last call.
     pub(crate) last_code: i32,
-    /// True while steps of a log are executed. Calls send no reply.
+    /// Set while steps of a log are executed, for which no replies are sent.
     pub(crate) is_replaying: bool,
-    /// Process of the program in the guest.
+    /// The program's process ID in the guest.
     pub(crate) process: u32,
     /// Number of replies so far, by slot.
     pub(crate) counts: Vec<u64>,
@@ -110,7 +110,7 @@ pub struct Executor {
     effects: Vec<Effect>,
     current: Option<u32>,
     mode: u16,
-    /// Failures that were already reported, by message and error.
+    /// Failures that have already been reported, by message and error.
     reported: BTreeSet<(u16, i32)>,
 }
 
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Executor {
 }
 
 impl Executor {
-    /// Creates an executor for a program whose control blob is `control`.
+    /// Creates an executor for a program. `control` is its control blob.
     pub fn new(driver: Driver, control: Shared, window: Window) -> Self {
         Self {
             driver,
@@ -143,7 +143,7 @@ impl Executor {
             counts: vec![0; control::SLOT_COUNT as usize],
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
-            // A new thread has no context. The driver would refuse to set a context before `cuInit`.
+            // A new thread has no context. The driver would reject setting one before `cuInit`.
             current: Some(0),
             mode: 0,
             next_reservation: RESERVATIONS,
@@ -157,7 +157,7 @@ impl Executor {
         &mut self.window
     }
 
-    /// Executes a message. The message is a private copy.
+    /// Executes a message, which is a private copy of the ring's words.
     ///
     /// # Errors
     /// Returns an error if the message ends the program's context.
@@ -179,7 +179,7 @@ impl Executor {
             return Ok(());
         }
         self.dispatch(origin, words)?;
-        // The results of described calls are recorded there.
+        // Results of described calls are recorded in `dispatch`.
         let is_recorded = matches!(
             origin.header.op,
             own::FUNCTION_INFO | own::PIN | own::STAGING | own::GRAPH_KERNEL | own::GRAPH_HOST
@@ -206,7 +206,7 @@ impl Executor {
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
             own::IMAGE_PART => {
                 self.image_part(words)?;
-                // A program that waits for each reply also waits for this reply.
+                // A program that waits for each reply also waits for this one.
                 self.finish(origin, 0, &[]);
                 Ok(())
             }
@@ -227,12 +227,12 @@ impl Executor {
         processes::name_after(self.process);
         let matches = version == cuda_ring::VERSION && calls == CALLS.len() as u64;
         self.started = matches;
-        // The versions of the messages differ. The guest reports which side must be updated.
+        // Report this side's versions. If they differ, the guest reports which side must be updated.
         self.finish(origin, if matches { 0 } else { NOT_SUPPORTED }, &[cuda_ring::VERSION, CALLS.len() as u64]);
         Ok(())
     }
 
-    /// Makes the context current.
+    /// Makes a context current.
     pub(crate) fn enter(&mut self, context: u32) -> Result<(), i32> {
         if self.current == Some(context) {
             return Ok(());
@@ -284,14 +284,12 @@ impl Executor {
             let (value, context) = (prepared.made(&self.arena), origin.route.context);
             match (code, call.treatment) {
                 (0, Treatment::Answered) => {
-                    // The driver may return the same object from several calls, and the guest must then get the same
-                    // handle.
+                    // If the driver returns the same object from several calls, the guest must get the same handle.
                     let found = self.objects.insert_or_find(kind, made, value, context, prepared.owner)?;
                     known = Some(found).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
-                // If a creation with a reply fails, no record is needed, because the reply reports the failure to the
-                // guest.
+                // No record is needed, because the reply reports the failed creation to the guest.
                 (_, Treatment::Answered) => {}
                 (code, _) => self.objects.insert(made, Err(code), context)?,
             }
@@ -346,7 +344,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Chooses the addresses of a reservation if the program requests none.
+    /// Chooses the address of a reservation if the program does not request one.
     fn place_reservation(&mut self, prepared: &mut Prepared) {
         let [_, bytes, align, wish, ..] = &mut prepared.values;
         let at = self.next_reservation.checked_next_multiple_of((*align).max(2 << 20));
@@ -357,7 +355,7 @@ impl Executor {
         }
     }
 
-    /// Records the effect of a call. Returns the handles of objects that have ended.
+    /// Records the effect of a call. Returns the handles of the objects that it has ended.
     fn record(
         &mut self,
         effect: Effect,
@@ -374,7 +372,7 @@ impl Executor {
             // Reserved addresses do not belong to a context.
             Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
-            // The guest's handle of a primary context contains the device's number plus one.
+            // The index in the guest's handle for a primary context is the device number plus one.
             Effect::EndsPrimary => {
                 return Ok(self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))));
             }
@@ -412,19 +410,19 @@ impl Executor {
         }
     }
 
-    /// Returns an error from the thread's next call.
+    /// Makes the thread's next call return an error.
     pub(crate) fn defer(&self, origin: Origin, code: i32) {
         self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
-    /// Reports a failed call without a reply, once for each error. A later call returns the error.
+    /// Logs the failure of a call without a reply, once for each error. A later call returns the error to the program.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;
         }
         let call = CALLS.get(usize::from(op)).map_or("a call with its own message", |call| call.name);
         let text = "the program gets the error from its next call";
-        // The reader of standard error may have exited with the daemon.
+        // Ignore errors, because the reader of standard error may have exited with the daemon.
         let _ = writeln!(std::io::stderr(), "cuda-worker: {call} ({op:#x}) has failed with error {code}; {text}");
     }
 
@@ -458,19 +456,19 @@ impl Executor {
             objects.image_bytes = 0;
         }
         let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
-        // Only the last part may have a size that is not a multiple of a word.
+        // Only the size of the last part may not be a multiple of the word size.
         if !fits || !objects.image_bytes.is_multiple_of(8) || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
             return Err(Broken::Malformed);
         }
         objects.image.truncate(objects.image_bytes / 8);
         objects.image.extend_from_slice(data);
         objects.image_bytes += bytes;
-        // Terminate text with a zero byte, whatever the guest sends.
+        // NUL-terminate text, whatever the guest sends.
         objects.image.push(0);
         Ok(())
     }
 
-    /// Returns true once the guest's calls are served.
+    /// Returns true once the guest has started to make calls.
     pub fn is_started(&self) -> bool {
         self.started
     }

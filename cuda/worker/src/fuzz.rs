@@ -1,5 +1,5 @@
-//! Simulates a hostile program: puts arbitrary bytes into the ring, and executes them on a driver that accepts
-//! everything.
+//! Simulates a hostile program: puts arbitrary bytes into the ring, and executes them on a driver that accepts all
+//! calls.
 //!
 //! UNSAFETY: unmaps the window at the end of the run.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,7 +18,7 @@ use crate::window::Window;
 
 /// Size of the program's pinned memory in bytes.
 const PINNED_BYTES: u64 = 64 << 10;
-/// Blobs in the order of their identifiers, which start at 1.
+/// Kinds and sizes in bytes of the blobs, in the order of their identifiers, which start at 1.
 const BLOBS: [(BlobKind, u64); 4] = [
     (BlobKind::Control, control::BYTES),
     (BlobKind::Ring, ring::BYTES),
@@ -32,31 +32,31 @@ fn message(op: u16, words: &[u64]) -> Vec<u64> {
     [&[header.word(), route.word()][..], words].concat()
 }
 
-/// Executes the input as the words of a ring. Returns the number of executed messages.
+/// Executes the input as words in a ring. Returns the number of executed messages.
 ///
 /// # Panics
-/// Panics if the system has no memory for the window, or if the worker has a bug.
+/// Panics if the system is out of memory for the window, or if the worker has a bug.
 pub fn execute(input: &[u8]) -> usize {
     run(input).executed
 }
 
-/// Effects of a ring.
+/// Effects of executing a ring.
 struct Effects {
     /// Number of executed messages.
     executed: usize,
-    /// Result in the last reply.
+    /// Result code in the last reply.
     #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     result: i32,
 }
 
-/// Waits until no other thread has a program, because the programs of a process have the same addresses.
+/// Waits until no other thread runs a program, because all programs in a process use the same addresses.
 fn alone() -> MutexGuard<'static, ()> {
-    /// This value is static, because the addresses belong to the process.
+    /// Static, because the addresses belong to the process.
     static ADDRESSES: Mutex<()> = Mutex::new(());
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a window with the blobs of a program.
+/// Returns a window with a program's blobs.
 fn window() -> Window {
     let total = BLOBS.iter().map(|(_, bytes)| bytes).sum();
     let descriptor = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
@@ -70,10 +70,10 @@ fn window() -> Window {
     window
 }
 
-/// Restores a program from a file with these bytes. Returns true if all steps of the file were executed.
+/// Restores a program from a file that contains `input`. Returns true if all steps were executed.
 ///
 /// # Panics
-/// Panics if the system has no memory for the window, or if the worker has a bug.
+/// Panics if the system is out of memory for the window, or if the worker has a bug.
 pub fn restore(input: &[u8]) -> bool {
     let _alone = alone();
     let file = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
@@ -84,14 +84,14 @@ pub fn restore(input: &[u8]) -> bool {
     let Ok((state, contents)) = read_state(&file) else { return false };
     let mut window = window();
     for blob in &state.blobs {
-        // The window rejects blobs that differ from the program's blobs.
+        // The window rejects invalid blobs.
         let _ = window.add(blob.id, blob.kind, blob.serial, (blob.offset, blob.bytes));
     }
     let control = window.first(BlobKind::Control).expect("added");
     let mut executor = Executor::new(Driver::accepting(), control, window);
     let is_restored = executor.restore(&state, &file, contents).is_ok();
     executor.poll_waits();
-    // SAFETY: the executor is not used any longer.
+    // SAFETY: the executor is no longer used.
     unsafe { executor.window().unmap() };
     is_restored
 }
@@ -125,7 +125,7 @@ fn run(input: &[u8]) -> Effects {
         executed += 1;
     }
     let result = control.load(slots::result(1)) as i32;
-    // SAFETY: neither the consumer nor the executor is used any longer.
+    // SAFETY: neither the consumer nor the executor is used after this.
     unsafe { executor.window().unmap() };
     Effects { executed, result }
 }
@@ -191,7 +191,8 @@ mod tests {
         assert_eq!(last(copy_box(own::INLINE, 0, copy, &[1, 2])), (1, 0));
         assert_eq!(last(copy_box(3, 0, copy, &[])), (1, 0));
         assert_eq!(last(copy_box(3, 1, out, &[])), (1, 0));
-        // The guest's end is in the message or in the piece. The address in the message has no effect.
+        // The guest's end of the copy is in the message or in the staging piece. The address in the message has no
+        // effect.
         let elsewhere = End { kind: DEVICE, address: 0x7fff_0000_0000, ..End::default() };
         assert_eq!(last(copy_box(own::INLINE, 0, BoxCopy { from: elsewhere, ..copy }, &[1, 2])), (1, 0));
         for wrong in [
@@ -269,13 +270,13 @@ mod tests {
     /// An image with a variable.
     const TEXT: &[u8] = b".global .u64 sum;";
 
-    /// Returns the words of a message with an image.
+    /// Returns the words of a message that contains an image.
     fn image(text: &[u8]) -> Vec<u64> {
         let word = |part: &[u8]| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         [1, text.len() as u64].into_iter().chain(text.chunks(8).map(word)).collect()
     }
 
-    /// A program with objects of each kind of step, whose state is in a file.
+    /// Saves a program that has executed each kind of step. Returns the file.
     fn saved(size: u64) -> Result<OwnedFd, Obstacle> {
         let _alone = alone();
         let window = window();
@@ -303,14 +304,14 @@ mod tests {
         ] {
             executor.execute(&message).expect("a valid message");
         }
-        // The driver of this test returns the address 0 from an allocation.
+        // Add the memory to the log here, because this driver's allocations return the address 0.
         let words = vec![ADDRESSES.start + 512, 20 << 20];
         let route = Route { context: 1, slot: 0, capture_mode: 0 }.word();
         executor.log.restored(&Step { kind: StepKind::Memory, op: find("cuMemAlloc_v2+"), route, words, image: None });
         let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
         rustix::fs::ftruncate(&file, size).expect("memory");
         let done = executor.save(&file, 4096);
-        // SAFETY: the executor is not used any longer.
+        // SAFETY: the executor is no longer used.
         unsafe { executor.window().unmap() };
         done.map(|()| file)
     }
@@ -333,7 +334,7 @@ mod tests {
     }
 
     const MEMORY: usize = 20 << 20;
-    /// Size of the memory and the variable.
+    /// Total size of the memory and the variable, in bytes.
     const CONTENTS: usize = MEMORY + 8;
 
     #[test]
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!((variable.kind, &variable.words[..]), (StepKind::Variable, &expected[..]));
         assert_eq!(executor.steps().as_deref(), Ok(steps));
         assert!(executor.is_started() && executor.staging == Some(3));
-        // SAFETY: the executor is not used any longer.
+        // SAFETY: the executor is no longer used.
         unsafe { executor.window().unmap() };
         drop(alone);
         assert!(restore(&contents(&file)));
@@ -382,7 +383,7 @@ mod tests {
             let step = other.steps[number].clone();
             other.steps.insert(number, step);
             let restored = restore(&with_state(&other, 2 * CONTENTS));
-            // The driver of this test accepts repeated calls without a new handle, and each address.
+            // This driver accepts any address, and repeated calls that do not create a handle.
             let op = state.steps[number].op;
             let makes = CALLS.get(usize::from(op)).is_some_and(|call| cuda_calls::replay::created(call).is_some());
             let is_once = makes || matches!(op, own::PIN | own::STAGING | own::GRAPH_HOST);

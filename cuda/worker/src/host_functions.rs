@@ -1,7 +1,7 @@
-//! Executes functions of the guest in the order of a stream. The driver calls a function of the worker, which notifies
-//! the guest and waits until the guest has run its function.
+//! Executes host functions of the guest in stream order. The driver calls a function of the worker, which notifies the
+//! guest and waits until the guest has run its function.
 //!
-//! UNSAFETY: the driver calls the function with the number that the worker has passed to it.
+//! UNSAFETY: the driver calls the function with the number that the worker has passed to the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -15,18 +15,18 @@ use crate::driver::Needed;
 use crate::executor::{Broken, Executor};
 use crate::pending::Origin;
 
-/// Shared memory, and a way to wake the guest, for threads of the driver.
+/// State for callbacks on the driver's threads: shared memory, and a function that wakes the guest.
 struct Callbacks {
     control: Shared,
     notify: Box<dyn Fn() + Send + Sync>,
     posted: Mutex<u64>,
 }
 
-/// This value is static, because the driver passes only one word, and may call the function after all other values end.
+/// Static, because the driver passes only one word, and may call the function after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks, of which `posted` have run in previous workers of the program. `notify` wakes guest threads that
-/// sleep.
+/// Prepares callbacks. `posted` is the number that has run in the program's previous workers; `notify` wakes sleeping
+/// guest threads.
 pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
 }
@@ -36,7 +36,7 @@ pub(crate) fn posted() -> u64 {
     CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Interval at which the worker checks if the guest has finished a callback.
+/// Interval at which the worker checks whether the guest has finished a callback.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn run(data: *mut c_void) {
@@ -53,14 +53,14 @@ unsafe extern "C" fn run(data: *mut c_void) {
         *posted
     };
     (callbacks.notify)();
-    // The stream continues after the guest's function has finished. A guest whose function never finishes blocks only
-    // its own streams.
+    // The stream continues when the guest's function has returned. A function that never returns blocks only its
+    // guest's own streams.
     while control.load(control::CALLBACKS_DONE) < mine {
         std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Returns the address of the function that the driver calls with the number of a callback.
+/// Returns the address of the function that the driver calls with a callback's number.
 pub(crate) fn callback() -> u64 {
     let function: unsafe extern "C" fn(*mut c_void) = run;
     function as usize as u64

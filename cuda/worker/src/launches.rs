@@ -1,4 +1,4 @@
-//! Launches, and the parameters of functions.
+//! Kernel launches, and the parameters of functions.
 
 use cuda_calls::own::{
     self, ATTRIBUTE_WORDS, LAUNCH_WORDS, MAX_ATTRIBUTES, MAX_PARAMETER_BYTES, MAX_PARAMETERS, PLAIN_ATTRIBUTES,
@@ -19,13 +19,13 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// Returns the lower and the upper half of a word.
+/// Returns the lower and upper 32 bits of a word.
 pub(crate) fn halves(word: u64) -> (u64, u64) {
     (word & 0xffff_ffff, word >> 32)
 }
 
 impl Executor {
-    /// Replies with the offsets and sizes of a function's parameters, and stores them for its launches.
+    /// Replies with the offsets and sizes of a function's parameters, and stores them for launches.
     pub(crate) fn function_info(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let [handle] = *words else { return Err(Broken::Malformed) };
         let function = match self.objects.find(Kind::Function, handle) {
@@ -38,7 +38,7 @@ impl Executor {
         };
         let parameters = match self.read_parameters(Needed::FunctionParameter, function) {
             Ok(found) if !found.is_empty() => Ok(found),
-            // The function is a kernel of a library, or it has no parameters.
+            // The function is a library's kernel, or has no parameters.
             first => self.read_parameters(Needed::KernelParameter, function).or(first),
         };
         match parameters {
@@ -74,12 +74,12 @@ impl Executor {
         Ok(parameters)
     }
 
-    /// Returns pointers to the parameters of a function. The parameters are in `bytes`.
+    /// Returns pointers to a function's parameters in `bytes`.
     ///
     /// # Errors
-    /// Returns an error if the guest has not requested the parameters before, or if `bytes` is too short.
+    /// Returns an error if the guest has not queried the function's parameters, or if `bytes` is too short.
     pub(crate) fn parameter_pointers(&self, function: u64, bytes: &[u64]) -> Result<Vec<u64>, Broken> {
-        // A guest requests the parameters before the first launch.
+        // The guest queries the parameters before the first launch.
         let parameters = self.parameters.get(&function).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {
@@ -135,7 +135,7 @@ impl Executor {
             self.finish(origin, code, &[u64::from(clusters.cast_unsigned())]);
             return Ok(());
         }
-        // A guest requests the parameters before the first launch.
+        // The guest queries the parameters before the first launch.
         let parameters = self.parameters.get(&handle).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {

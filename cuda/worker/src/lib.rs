@@ -1,21 +1,21 @@
-//! The worker of one guest program. The worker executes the calls in the program's ring on a CUDA driver library.
+//! The worker of one guest program. It executes the calls in the program's ring on a CUDA driver library.
 //!
-//! The library is the shim, so the worker is an ordinary program of a tenant, and needs no code for chunks, relocation,
-//! turns and quotas. The worker does not trust the contents of the ring. It copies each message, and checks it against
+//! The library is the shim, so the worker is an ordinary tenant program, and needs no code for chunks, relocation,
+//! turns or quotas. The worker does not trust the contents of the ring. It copies each message, and checks it against
 //! the description of the call (`cuda-calls`). It uses addresses only if they belong to the card or to the guest's own
 //! memory.
 //!
 //! - [`serve`] is the entry point: the loop that handles the ring, waits and sleeps, and the thread that reads the
 //!   link.
 //! - `executor` executes one message. This module handles described calls itself; the modules `launches`, `copies`,
-//!   `pinned`, `host_functions`, `nodes` and `links` handle calls with messages of their own.
-//! - `waits` handles calls whose reply is sent when work of the card completes. Such calls never block the ring.
+//!   `pinned`, `host_functions`, `nodes` and `links` handle calls that have their own messages.
+//! - `waits` handles calls whose reply is sent when work on the card completes. Such calls never block the ring.
 //! - `save` writes the state of a program to a file, and `restore` continues from it in another worker.
-//! - `device_link` connects to the next daemon after the connection to the present one has ended.
-//! - `objects` maps the guest's handles to the driver's; `window` contains the shared memory; `driver` is the library.
-//! - `sandbox` restricts the process, because a guest may run any code in its worker.
+//! - `device_link` connects to the next daemon when the connection to the current one has ended.
+//! - `objects` maps the guest's handles to the driver's; `window` maps the shared memory; `driver` calls the library.
+//! - `sandbox` restricts the process, because a guest may be able to run arbitrary code in its worker.
 //!
-//! A crash ends the process, and with it one guest program. The crate does not schedule work, which the shim and its
+//! A crash ends the process, and with it one guest program. The crate does not schedule work; the shim and the card's
 //! owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
 
 mod arguments;

@@ -1,5 +1,4 @@
-//! Results of links at run time. The driver keeps a result until the link is destroyed, and the guest reads it in
-//! parts.
+//! Results of run-time linking. The driver keeps a result until the link is destroyed, and the guest reads it in parts.
 //!
 //! UNSAFETY: reads the result, whose address and size the driver returns.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -50,7 +49,7 @@ impl Executor {
         let count = usize::try_from(bytes).ok().filter(|count| *count <= MAX_IMAGE_BYTES).ok_or(NOT_SUPPORTED)?;
         let mut words = vec![0u64; count.div_ceil(8)];
         if address != 0 {
-            // SAFETY: the driver returns a result of this size, which lives as long as the link.
+            // SAFETY: the driver returns a result of this size, which is valid as long as the link.
             unsafe { std::ptr::copy_nonoverlapping(address as *const u8, words.as_mut_ptr().cast(), count) };
         }
         self.linked = Linked { handle, words };

@@ -29,7 +29,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the number of bytes of a name, followed by the bytes.
+    /// Returns the length of a name in bytes, followed by the bytes.
     fn read_name(&self, call: Needed, function: u64) -> Result<Vec<u64>, i32> {
         let mut address = 0u64;
         match self.driver.invoke(call, &[(&raw mut address).addr() as u64, function]) {
@@ -37,7 +37,7 @@ impl Executor {
             0 => {}
             code => return Err(code),
         }
-        // SAFETY: the driver returns text that lives as long as the function.
+        // SAFETY: the driver returns a string that is valid as long as the function.
         let name = unsafe { CStr::from_ptr(address as *const c_char) }.to_bytes();
         if name.len() > MAX_NAME_BYTES {
             return Err(NOT_SUPPORTED);

@@ -1,4 +1,4 @@
-//! Nodes of graphs whose parameters contain pointers: kernels, and functions of the guest.
+//! Graph nodes whose parameters contain pointers: kernels, and host functions of the guest.
 
 use cuda_calls::own::{self, LAUNCH_WORDS, MAX_NODES, edit};
 use cuda_calls::{Fault, Handles as _, Kind};
@@ -31,7 +31,7 @@ struct HostNode {
 /// Driver functions for one kind of node, indexed as in [`edit`].
 type Functions = [Needed; 3];
 
-/// The node that a message adds or changes.
+/// Node that a message adds or changes.
 struct Target {
     edit: u64,
     /// The guest's handles for the graph and for the node.
@@ -62,7 +62,7 @@ impl Executor {
         Ok(target)
     }
 
-    /// Adds or changes a node with these parameters, and replies with its handle.
+    /// Adds or changes a node, and replies with its handle.
     fn edit_node(
         &mut self,
         origin: Origin,
@@ -127,7 +127,7 @@ impl Executor {
         self.edit_node(origin, &target, functions, (&raw const parameters).addr() as u64)
     }
 
-    /// Adds or changes a node with a function of the guest.
+    /// Adds or changes a node with a host function of the guest.
     pub(crate) fn host_node(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let [edit, graph, node, number, count, rest @ ..] = words else { return Err(Broken::Malformed) };
         let (before, rest) = split_nodes(rest, *count)?;
@@ -143,7 +143,7 @@ impl Executor {
         self.edit_node(origin, &target, functions, (&raw const parameters).addr() as u64)
     }
 
-    /// Replies to a call on a missing object with the error.
+    /// Replies with the error if an object of the call does not exist.
     fn refuse(&mut self, origin: Origin, fault: Fault) -> Result<(), Broken> {
         match fault {
             Fault::Malformed => Err(Broken::Malformed),
@@ -155,7 +155,7 @@ impl Executor {
     }
 }
 
-/// Splits `words` into the dependencies of a node and the words after them.
+/// Splits `words` into a node's dependencies and the words after them.
 fn split_nodes(words: &[u64], count: u64) -> Result<(&[u64], &[u64]), Broken> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_NODES).ok_or(Broken::Malformed)?;
     words.split_at_checked(count).ok_or(Broken::Malformed)

@@ -9,17 +9,17 @@ use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
 
 /// Maximum number of objects of one program.
 const MAX_OBJECTS: usize = 1 << 20;
-/// Maximum number of ranges of device memory outside the shared address range.
+/// Maximum number of device memory ranges outside the shared address range.
 const MAX_RANGES: usize = 1 << 18;
 
-/// An object, or the error of its creation.
+/// An object, or the error from its creation.
 #[derive(Clone, Copy, Debug)]
 struct Object {
     value: Result<u64, i32>,
     context: u32,
-    /// Number of calls that returned the object, minus the calls that destroyed it.
+    /// Number of calls that returned the object, minus the number of calls that destroyed it.
     references: u32,
-    /// Handle of the object whose end also ends this object; 0 if there is none.
+    /// Handle of the object that owns this object and ends it; 0 without an owner.
     owner: u64,
 }
 
@@ -38,16 +38,16 @@ pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
     /// Handles of objects that were returned by calls with a reply.
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
-    /// Handles of the objects that end together with an object.
+    /// Handles of the objects that an object owns, and that end with it.
     owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
-    /// Objects that the driver identifies by a number. The value counts how often the number was returned, because
-    /// several contexts may use the same number.
+    /// Objects that the driver identifies by a number. The value is the number of times that the number was returned,
+    /// because several contexts may use the same number.
     numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
     /// Device memory that the driver placed outside the shared address range, by first address.
     ranges: BTreeMap<u64, Range>,
     /// Pinned memory of the program, by first address.
     pinned: BTreeMap<u64, Range>,
-    /// The image that is being received in parts, followed by zeros.
+    /// Image that is being received in parts, padded with zeros.
     pub image: Vec<u64>,
     /// Number of bytes of the image received so far.
     pub image_bytes: usize,
@@ -65,7 +65,7 @@ fn within(ranges: &BTreeMap<u64, Range>, address: u64, bytes: u64) -> bool {
 }
 
 impl Objects {
-    /// Records an object, or the error of its creation.
+    /// Records an object, or the error from its creation.
     ///
     /// # Errors
     /// Returns an error if the program has too many objects.
@@ -77,8 +77,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Records an object that a call has returned, under a new handle or under its existing handle. Returns the handle.
-    /// If the object has an owner, it ends together with the owner.
+    /// Records an object that a call has returned, under its existing handle or else under `handle`. Returns the
+    /// handle. An object with an owner ends with it.
     ///
     /// # Errors
     /// Returns an error if the program has too many objects.
@@ -93,7 +93,7 @@ impl Objects {
         if self.handles.len() >= 2 * MAX_OBJECTS {
             return Err(TooMany);
         }
-        // The driver may return an object that was released but stays alive because it is mapped.
+        // The driver may return an object that was released but still exists because it is mapped.
         let known = *self.handles.entry((kind, value)).or_insert(handle);
         match self.objects.get_mut(&known) {
             Some(object) => object.references = object.references.saturating_add(1),
@@ -108,9 +108,9 @@ impl Objects {
         Ok(known)
     }
 
-    /// Removes an object, or one reference to it. Returns the handles of all ended objects: the object, and its own
-    /// objects. The memory of a context ends with it, because the driver releases the addresses and the worker may then
-    /// use them for its own memory.
+    /// Removes a reference to an object. If it was the last one, removes the object and the objects that it owns, and
+    /// returns their handles. With a context, its memory ranges are also removed, because the driver releases the
+    /// addresses and the worker may reuse them for its own memory.
     pub fn remove(&mut self, handle: u64) -> Vec<u64> {
         let Some(object) = self.objects.get_mut(&handle) else { return Vec::new() };
         object.references -= 1;
@@ -130,7 +130,7 @@ impl Objects {
         while let Some(owner) = ended.get(at).copied() {
             at += 1;
             for owned in self.owned.remove(&owner).unwrap_or_default() {
-                // The driver may reuse the object's address for another object, which needs a handle of its own.
+                // The driver may reuse the object's address for another object, which needs its own handle.
                 if let (Some(object), Some(kind)) = (self.objects.remove(&owned), kind_of(owned))
                     && let Ok(value) = object.value
                 {
@@ -164,7 +164,7 @@ impl Objects {
         }
     }
 
-    /// Returns the driver's handles for the streams of a context.
+    /// Returns the driver's handles for a context's streams.
     pub fn streams_of(&self, context: u32) -> Vec<u64> {
         let of = |(handle, object): (&u64, &Object)| {
             (kind_of(*handle) == Some(Kind::Stream) && object.context == context).then(|| object.value.ok()).flatten()
@@ -177,7 +177,7 @@ impl Objects {
         self.objects.keys().filter_map(|handle| index_of(Kind::Context, *handle)).collect()
     }
 
-    /// Records device memory of a context outside the shared address range.
+    /// Records a context's device memory outside the shared address range.
     ///
     /// # Errors
     /// Returns an error if the program has too many ranges.
@@ -217,7 +217,7 @@ impl Handles for Objects {
         match self.objects.get(&handle) {
             Some(Object { value: Ok(value), .. }) => Ok(*value),
             Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
-            // The driver returns this error for memory, whose handles are numbers.
+            // The driver returns this error for unknown memory, whose handles are numbers.
             None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
             None => Err(Fault::Refused(INVALID_HANDLE)),
         }

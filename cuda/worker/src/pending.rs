@@ -1,4 +1,4 @@
-//! Records of calls whose reply is sent later.
+//! Records of calls with deferred replies.
 
 use std::collections::VecDeque;
 
@@ -15,18 +15,18 @@ pub(crate) struct Origin {
 /// Maximum number of waits per program: one for each thread's slot.
 pub(crate) const MAX_WAITS: usize = control::SLOT_COUNT as usize;
 
-/// The work that a call waits for.
+/// Work for which a call waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// A stream of the driver.
+    /// A stream, by the driver's handle.
     Stream(u64),
-    /// An event of the driver.
+    /// An event, by the driver's handle.
     Event(u64),
-    /// Several streams.
+    /// All streams of a context, by the driver's handles.
     Context(Vec<u64>),
 }
 
-/// Use of a staging piece: the event after the copy that reads the piece.
+/// Use of a staging piece by a copy, with the event recorded after the copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceUse {
     pub piece: u64,
@@ -41,12 +41,12 @@ pub(crate) struct Linked {
     pub words: Vec<u64>,
 }
 
-/// All waits of a program.
+/// All pending waits of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     pub calls: Vec<(Origin, Wait)>,
     pub pieces: VecDeque<PieceUse>,
-    /// Unused events for pieces, each with its context.
+    /// Unused events for staging pieces, each with its context.
     pub events: Vec<(u32, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Pinned memory and the staging blob. Both blobs are parts of the window that are registered with the card.
+//! Pinned memory and the staging blob. Both are blobs in the window, and are registered with the card.
 
 use cuda_calls::own;
 use cuda_ring::BlobKind;
@@ -13,7 +13,7 @@ const PORTABLE_AND_MAPPED: u64 = 3;
 const INVALID_VALUE: i32 = 1;
 
 impl Executor {
-    /// Registers or releases a blob.
+    /// Handles a message that registers or releases a blob.
     pub(crate) fn pinned(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let code = match (origin.header.op, words) {
             (own::PIN, [id, address]) => self.pin(number(*id)?, *address),
@@ -53,8 +53,8 @@ impl Executor {
         code
     }
 
-    /// Returns true if the worker uses a blob until the program ends: the blob contains control words or rings, or is
-    /// the staging blob.
+    /// Returns true if the worker needs a blob until the program ends: a blob with control words or rings, or the
+    /// staging blob.
     pub(crate) fn needs_blob(&self, id: u32) -> bool {
         let kind = self.window.blob(id).map(|blob| blob.kind);
         matches!(kind, Some(BlobKind::Control | BlobKind::Ring)) || self.staging == Some(id)

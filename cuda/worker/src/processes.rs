@@ -1,4 +1,4 @@
-//! Replaces process IDs in NVML's lists with IDs of the guest.
+//! Replaces host process IDs in NVML's lists with guest process IDs.
 //!
 //! NVML lists the workers by their process IDs on the host. A worker's name contains the process ID of its program in
 //! the guest, so that the workers of a tenant can identify each other's programs. Processes that are not workers are
@@ -9,28 +9,28 @@ use std::fs;
 /// First word of the name of a worker.
 const NAME: &str = "guest ";
 
-/// Number of words per list entry: the process, its memory in bytes, and its instances.
+/// Number of words per list entry: the process ID, its memory in bytes, and its GPU and compute instances.
 const ENTRY_WORDS: usize = 3;
 
-/// Names this thread, the first thread of the process, after a program of the guest.
+/// Names this thread, which must be the process's first one, after a guest program.
 pub fn name_after(program: u32) {
-    // Without a name, the guest does not find its program in lists.
+    // If this fails, the guest does not find its program in lists.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {
         let _ = rustix::thread::set_name(&name);
     }
 }
 
-/// Returns the program ID in a worker's name.
+/// Returns the guest process ID in a worker's name.
 fn program(name: &str) -> Option<u32> {
     name.strip_prefix(NAME)?.trim_end().parse().ok()
 }
 
-/// Returns the program ID of a worker on this host.
+/// Returns the guest process ID of a worker on this host.
 fn program_of(process: u32) -> Option<u32> {
     program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
 }
 
-/// Replaces the host's process IDs in the results of a list: the number of entries, and then the entries.
+/// Replaces the host's process IDs in a list, which consists of the number of entries and the entries.
 pub fn translate(results: &mut [u64]) {
     replace(results, program_of);
 }
@@ -47,7 +47,7 @@ fn replace(results: &mut [u64], program_of: impl Fn(u32) -> Option<u32>) {
         }
     }
     *count = (own.len() / ENTRY_WORDS) as u64;
-    // The guest gets no information about other processes of the host.
+    // Do not reveal other processes of the host to the guest.
     own.resize(entries.len(), 0);
     entries.copy_from_slice(&own);
 }

@@ -1,7 +1,7 @@
-//! Continues a program from the file that its previous worker has saved.
+//! Continues a program from the file that its previous worker saved.
 //!
-//! The previous worker may have run the guest's code, so the file is trusted as little as the ring: each step is
-//! checked like a message.
+//! The guest may have run arbitrary code in the previous worker, so the file is no more trusted than the ring: each
+//! step is checked like a message.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -17,26 +17,26 @@ use crate::processes;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
-/// Time for which an allocation is tried.
-// TIMEOUT: the card's owner frees the previous worker's memory when it notices the end of that worker.
+/// Time for which an allocation is retried.
+// TIMEOUT: the card's owner frees the previous worker's memory when it detects that worker's exit.
 const ALLOCATION_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between attempts to allocate.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Reasons for which a program cannot continue.
+/// Reason why a program cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The file cannot be read, or is not the state of a worker.
+    /// The file cannot be read, or does not contain a worker's valid state.
     #[error("the file of the previous worker has no valid state")]
     File,
-    /// A step cannot be executed.
+    /// A step has failed.
     #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
     Step {
         /// Number of the step.
         step: usize,
-        /// Number of all steps.
+        /// Total number of steps.
         steps: usize,
-        /// Message of the step.
+        /// Number of the step's message.
         op: u16,
         /// The driver's error; 0 if the step does not have the same result as before.
         code: i32,
@@ -49,7 +49,7 @@ impl From<ReadError> for RestoreError {
     }
 }
 
-/// Reads the state in a file. Returns the state, and the offset of the contents of the memory.
+/// Reads the state from a file. Returns the state, and the offset of the memory contents in bytes.
 ///
 /// # Errors
 /// Returns an error if the file has no valid state.
@@ -63,7 +63,7 @@ pub(crate) fn read_state(file: impl AsFd) -> Result<(SavedState, u64), RestoreEr
     if !fits {
         return Err(RestoreError::File);
     }
-    // The words must be in the file before memory is allocated for them.
+    // Read in parts, so that memory is allocated only for words that the file contains.
     let mut words = Vec::new();
     let mut rest = usize::try_from(count).map_err(|_| RestoreError::File)?;
     while rest > 0 {
@@ -78,10 +78,10 @@ pub(crate) fn read_state(file: impl AsFd) -> Result<(SavedState, u64), RestoreEr
 }
 
 impl Executor {
-    /// Executes the steps of a state, and restores the contents of the memory.
+    /// Executes the steps of a state, and restores the memory contents.
     ///
     /// # Errors
-    /// Returns an error if a step fails. The program has no context then.
+    /// Returns an error if a step fails. The program then has no usable context.
     pub(crate) fn restore(&mut self, state: &SavedState, file: impl AsFd, mut offset: u64) -> Result<(), RestoreError> {
         let file = file.as_fd();
         self.process = state.process;
@@ -103,7 +103,7 @@ impl Executor {
             done.map_err(|code| failed(number, step, code))?;
         }
         self.is_replaying = false;
-        // Copies would disturb the captures that the steps repeat.
+        // Write the contents last, because copies would disturb the captures that the steps repeat.
         for (number, step) in state.steps.iter().enumerate() {
             let target = match step.kind {
                 StepKind::Message | StepKind::Again => continue,
@@ -136,14 +136,14 @@ impl Executor {
         if self.last_code != 0 {
             return Err(self.last_code);
         }
-        // If the driver has returned an object that exists, the handle of the message refers to nothing.
+        // If the driver has returned an existing object, the message's handle does not refer to it.
         match created_by(step) {
             Some((kind, handle)) if !self.has_object(kind, handle) => Err(0),
             _ => Ok(()),
         }
     }
 
-    /// Allocates the memory of a step at its address.
+    /// Allocates a step's memory at its previous address.
     fn allocate_again(&mut self, step: &Step) -> Result<(), i32> {
         let [address, bytes] = *step.words else { return Err(0) };
         let end = address.checked_add(bytes);
@@ -167,13 +167,13 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the memory of a step, and makes its context current.
+    /// Returns the address and size of a step's memory, and makes its context current.
     fn memory_of(&mut self, step: &Step) -> Result<(u64, u64), i32> {
         let [address, bytes] = *step.words else { return Err(0) };
         if self.enter_step(step) { Ok((address, bytes)) } else { Err(0) }
     }
 
-    /// Writes the contents of memory of the current context.
+    /// Writes contents to memory of the current context.
     fn write_contents(&mut self, (address, bytes): (u64, u64), file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {
         self.set_mode(2);
         let mut buffer = vec![0u64; COPY_WORDS.min(usize::try_from(bytes.div_ceil(8)).unwrap_or(COPY_WORDS))];

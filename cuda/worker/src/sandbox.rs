@@ -1,12 +1,12 @@
-//! The worker's sandbox, which is needed because a guest may run any code in its worker.
+//! The worker's sandbox. It is needed because a guest may be able to run arbitrary code in its worker.
 //!
-//! The sandbox has two steps, both before the worker reads any data of the guest. [`Sandbox::enter`] restricts the
-//! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the system call filter
-//! for all threads after the driver has been initialized, because the initialization needs more system calls.
+//! The sandbox has two steps, both before the worker reads any guest data. [`Sandbox::enter`] restricts the user,
+//! capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the system call filter for
+//! all threads after the driver has been initialized, because the initialization needs more system calls.
 //!
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
-//! - `addresses`: the only addresses to which a worker may connect, in memory that cannot be changed.
+//! - `addresses`: the only addresses to which a worker may connect, in immutable memory.
 //! - `violation`: reports a forbidden call and ends the worker.
 
 mod addresses;
@@ -25,32 +25,33 @@ use addresses::Addresses;
 
 /// Maximum number of open descriptors of a worker: the driver's device files, chunks and pipes.
 const MAX_DESCRIPTORS: u64 = 16_384;
-/// Maximum size of the memory that a worker may lock, in bytes. The driver's pinned memory does not count.
+/// Maximum size of the memory that a worker may lock, in bytes, without the driver's pinned memory.
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
-/// Maximum size of a worker's private memory, in bytes. This size is far more than the driver and its compiler need.
+/// Maximum size of a worker's private memory, in bytes. This is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
-/// Maximum number of threads of a user of workers. For the daemon's user, the limit includes the daemon itself.
+/// Maximum number of threads of a user that runs only workers. The same limit for the daemon's user, which includes the
+/// daemon itself.
 const MAX_OWN_THREADS: u64 = 4096;
 const MAX_SHARED_THREADS: u64 = 32_768;
-/// OOM score of workers. If the host is out of memory, the kernel kills workers before all other processes.
+/// OOM score of workers. If the host runs out of memory, the kernel kills workers before other processes.
 const OOM_SCORE: &str = "1000";
-/// Highest capability number that a kernel may have.
+/// Highest capability number that a kernel may define.
 const MAX_CAPABILITY: u32 = 63;
 
-/// A worker's restrictions in addition to those that all workers have.
+/// A worker's individual restrictions.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group to which the worker changes, if it may.
+    /// User and group to which the worker changes, if it is permitted to.
     pub user: Option<(u32, u32)>,
-    /// Further files and folders that the worker may read.
+    /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
-    /// Further files and folders that the worker may modify.
+    /// Additional files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
     /// Sockets to which the worker may connect, at most two: the sockets of the card's owner and of the next daemon.
     pub sockets: Vec<PathBuf>,
 }
 
-/// Reasons for which the sandbox cannot be set up.
+/// Reason why the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// A step failed. Contains the step and its error.
@@ -62,7 +63,7 @@ pub enum SandboxError {
          with Landlock, or give workers separate users (`worker_users` of the card)"
     )]
     NoLandlock,
-    /// The kernel refused the rules for files.
+    /// The kernel rejected the Landlock rules.
     #[error("cannot restrict the worker's files: {0}")]
     Files(#[from] landlock::RulesetError),
     /// The system call filter cannot be created or installed.
@@ -73,11 +74,11 @@ pub enum SandboxError {
     Address(std::io::Error),
 }
 
-/// A process in which the first step of the sandbox is done.
+/// A process that has completed the first step of the sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
     addresses: Addresses,
-    /// Keeps the kernel's entries of the files to which the rules are bound.
+    /// Keeps the kernel's entries for the files to which the rules are bound.
     _files: Option<files::Files>,
 }
 
@@ -85,7 +86,7 @@ impl Sandbox {
     /// Restricts the user, capabilities, limits and files of this process, which must have only one thread.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses a restriction.
+    /// Returns an error if the kernel rejects a restriction.
     pub fn enter(options: &Options) -> Result<Self, SandboxError> {
         let step = |name| move |error| SandboxError::Step(name, error);
         rustix::thread::set_no_new_privs(true).map_err(step("no_new_privs"))?;
@@ -102,7 +103,7 @@ impl Sandbox {
         limit(Resource::Nproc, processes).map_err(step("the limit of threads"))?;
         limit(Resource::Msgqueue, 0).map_err(step("the limit of message queues"))?;
         limit(Resource::Rtprio, 0).map_err(step("the limit of priorities"))?;
-        // Without the file, the kernel treats this process like others when it is out of memory.
+        // If this fails, the OOM killer only treats this process like others.
         let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         let addresses = Addresses::keep(&options.sockets).map_err(SandboxError::Address)?;
         let files = files::restrict(options)?;
@@ -113,34 +114,34 @@ impl Sandbox {
     }
 
     /// Forbids all system calls that a worker does not need, in all threads. A worker that makes a forbidden call
-    /// reports it at `link` and exits.
+    /// reports it over `link` and exits.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses the filter.
+    /// Returns an error if the kernel rejects the filter.
     pub fn close(&self, link: BorrowedFd<'_>) -> Result<(), SandboxError> {
         violation::prepare(link, self.addresses).map_err(|error| SandboxError::Step("the signal handler", error))?;
         filter::install(self.addresses).map_err(SandboxError::Filter)
     }
 }
 
-/// Sets the connection at which forbidden calls are reported from now on.
+/// Sets the connection over which forbidden calls are reported from now on.
 pub(crate) fn report_at(link: BorrowedFd<'_>) {
     violation::set_link(link);
 }
 
-/// Changes to a user that has no supplementary groups.
+/// Changes the user and group, and removes all supplementary groups.
 fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     let step = |name| move |error| SandboxError::Step(name, error);
     rustix::thread::set_thread_groups(&[]).map_err(step("the removal of groups"))?;
     rustix::thread::set_thread_res_gid(group, group, group).map_err(step("the change of the group"))?;
     rustix::thread::set_thread_res_uid(user, user, user).map_err(step("the change of the user"))?;
-    // After the change of the user, the process can no longer read its own files in /proc, which the driver needs.
+    // Changing the user makes the process's own files in /proc unreadable, but the driver needs them.
     let dumpable = rustix::process::DumpableBehavior::Dumpable;
     rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to the process's own files"))
 }
 
-/// Removes all capabilities from the bounding set. The removal needs a privilege that only some processes have;
-/// no_new_privs protects the others.
+/// Removes all capabilities from the bounding set. This needs CAP_SETPCAP; processes without it are protected by
+/// no_new_privs.
 fn remove_bounds() {
     for number in 0..=MAX_CAPABILITY {
         let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number));
@@ -150,7 +151,7 @@ fn remove_bounds() {
 fn drop_capabilities() -> Result<(), Errno> {
     let sets = rustix::thread::capabilities(None)?;
     if [sets.effective, sets.permitted, sets.inheritable].iter().all(|set| set.is_empty()) {
-        // A service's filter may forbid a call that has no effect.
+        // Skip the call, because the filter of a systemd service may forbid it.
         return Ok(());
     }
     rustix::thread::clear_ambient_capability_set()?;

@@ -1,6 +1,6 @@
 //! Saves the state of a program in a file: its log of objects, its replies, and the contents of its memory.
 //!
-//! The program does not change. The file has a fixed size, which the process that created the file chose.
+//! Saving does not change the program. The file's size is fixed by the process that created it.
 //!
 //! ```text
 //! words of the state | the state | contents of each memory and variable, in the order of the steps
@@ -24,7 +24,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Writes words at an offset of the file.
+/// Writes words at a byte offset of the file.
 fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obstacle> {
     for part in words.chunks(COPY_WORDS) {
         let bytes = bytes_of(part);
@@ -43,10 +43,10 @@ fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obs
 }
 
 impl Executor {
-    /// Returns the steps with which another worker continues the program.
+    /// Returns the steps from which another worker can continue the program.
     ///
     /// # Errors
-    /// Returns the obstacle, if there is one.
+    /// Returns the obstacle if the program cannot continue in another worker.
     pub(crate) fn steps(&mut self) -> Result<Vec<Step>, Obstacle> {
         if !self.started {
             return Err(Obstacle::Starting);
@@ -68,8 +68,7 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes a context current: the context with this number, or another if that has ended. Returns false without a
-    /// context.
+    /// Makes the context with this number current, or any other if it has ended. Returns false if no context exists.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
             return true;
@@ -94,7 +93,7 @@ impl Executor {
             for stream in [0, 2].into_iter().chain(streams) {
                 match self.driver.invoke(Needed::StreamQuery, &[stream]) {
                     NOT_READY => return Ok(false),
-                    // The stream has ended with its context.
+                    // The work has completed, or the stream was destroyed with its context.
                     0 | 400 => {}
                     code => return Err(Obstacle::Sticky(code.cast_unsigned())),
                 }
@@ -103,10 +102,10 @@ impl Executor {
         Ok(true)
     }
 
-    /// Writes the state of the program to the file. No work may be in flight. `tail` is the position in the ring.
+    /// Writes the program's state to the file. No work may be in flight. `tail` is the read position in the ring.
     ///
     /// # Errors
-    /// Returns the obstacle. In this case, the program is unchanged, and the file has no valid state.
+    /// Returns the obstacle. The program is then unchanged, and the file has no valid state.
     pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
         let file = file.as_fd();
         let mut steps = self.steps()?;
@@ -159,11 +158,11 @@ impl Executor {
             offset += 8 * variable.bytes.div_ceil(8);
         }
         write(file, &words, 8)?;
-        // The first word makes the file valid.
+        // The first word makes the file valid, so write it last.
         write(file, &[words.len() as u64], 0)
     }
 
-    /// Copies memory of the card to the file. The memory must not contain any of the `known` addresses.
+    /// Copies card memory to the file. Returns an obstacle if it contains one of the `known` addresses.
     fn save_contents(
         &mut self,
         file: BorrowedFd<'_>,
@@ -192,10 +191,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Checks that pinned memory contains none of the addresses.
+    /// Checks that pinned memory does not contain any of the addresses.
     fn search_pinned(&self, known: &Addresses) -> Result<(), Obstacle> {
         let mut buffer = vec![0u64; COPY_WORDS];
-        // Reads the file, because an access to a page that is not used yet would allocate it.
+        // Read the file, because accessing an unused page through the mapping would allocate it.
         for (offset, bytes) in self.window.pinned() {
             for first in (0..bytes).step_by(8 * COPY_WORDS) {
                 let count = (bytes - first).min(8 * COPY_WORDS as u64) / 8;
@@ -209,7 +208,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Copies bytes and waits for the end of the copy. Returns the driver's result.
+    /// Copies bytes synchronously. Returns the driver's result.
     pub(crate) fn copy_now(&self, to: u64, from: u64, bytes: u64) -> i32 {
         match self.driver.invoke(Needed::Copy, &[to, from, bytes, 0]) {
             0 => self.driver.invoke(Needed::StreamSynchronize, &[0]),
@@ -222,7 +221,7 @@ impl Executor {
         self.objects.find(kind, handle).is_ok()
     }
 
-    /// Makes the context of a step of memory current for its allocation.
+    /// Makes the context in which a step allocates memory current.
     pub(crate) fn enter_step(&mut self, step: &Step) -> bool {
         let number = step.route as u32;
         number != 0 && self.has_object(Kind::Context, handle(Kind::Context, number)) && self.enter(number).is_ok()

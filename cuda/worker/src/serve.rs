@@ -19,20 +19,20 @@ use crate::host_functions;
 use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
-/// Time for which the worker polls after the last message before it sleeps.
+/// Time for which the worker polls for messages after the last one before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Maximum sleep while calls wait for work of the card.
+/// Maximum sleep while calls wait for work on the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
-/// Maximum time until an announced blob reaches this thread.
-// TIMEOUT: only a guest that uses a blob which does not exist waits this long, and only that guest waits.
+/// Time limit for the announcement of a blob to reach this thread.
+// TIMEOUT: only a guest that uses a nonexistent blob waits this long, and no other guest waits with it.
 const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
-/// Maximum time until the work of a program has ended, before its state is saved.
-// TIMEOUT: work that does not end in time prevents the save; the program continues.
+/// Time limit for a program's work to complete before its state is saved.
+// TIMEOUT: if the work does not complete in time, the state is not saved and the program continues.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of consecutive messages before waiting calls are checked.
+/// Maximum number of messages executed between checks of waiting calls.
 const BATCH: usize = 32;
 
-/// Reasons for which a worker cannot serve its program.
+/// Reason why a worker cannot serve its program.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The window cannot be used.
@@ -41,7 +41,7 @@ pub enum ServeError {
     /// A message was invalid.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
-    /// The program cannot continue in this worker.
+    /// The program of another worker cannot continue in this one.
     #[error("cannot continue the program of another worker: {0}")]
     Restore(#[from] RestoreError),
 }
@@ -57,12 +57,12 @@ impl ServeError {
     }
 }
 
-/// Descriptors with which a worker starts, in addition to the window and the connection to its device.
+/// Descriptors that a worker may get at its start, in addition to the window and the connection to its device.
 #[derive(Debug, Default)]
 pub struct Start {
     /// A further connection, on which the worker accepts only requests to save its state.
     pub starter: Option<Link>,
-    /// The state that the program's previous worker has saved.
+    /// File with the state saved by the program's previous worker.
     pub restore: Option<OwnedFd>,
     /// Set if the previous worker still has the program, so that this worker must wait for [`ToWorker::Resume`].
     pub is_held: bool,
@@ -107,7 +107,7 @@ impl Inbox {
     }
 }
 
-/// The inbox, which two threads share.
+/// Inbox shared by the main loop and the threads that read connections.
 #[derive(Debug, Default)]
 struct Mail(Mutex<Inbox>, Condvar);
 
@@ -130,16 +130,16 @@ impl Mail {
 
 /// Exits without running exit handlers, because the driver's handlers could wait for work that never ends.
 fn end() -> ! {
-    // SAFETY: exits without running further code of this process.
+    // SAFETY: exits without running any more code of this process.
     unsafe { libc::_exit(0) }
 }
 
-/// Reads the link until the device sends `Goodbye` or no device is left. Exits in both cases.
+/// Reads the link until the device sends `Goodbye` or no daemon is left. Then exits the process.
 fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
         link.wait();
-        // A worker that saves its state keeps this lock, so that the next worker gets the remaining messages.
+        // A worker that saves its state keeps this lock locked, so that the next worker gets the remaining messages.
         let mut inbox = mail.lock();
         match link.try_receive() {
             Ok((ToWorker::Goodbye, _)) => end(),
@@ -175,7 +175,7 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     }
 }
 
-/// Reads the connection to the process that started the worker, until it ends.
+/// Reads the connection to the process that started the worker until it is closed.
 fn read_starter(link: &Arc<DeviceLink>, mail: &Mail) {
     loop {
         link.wait();
@@ -194,15 +194,15 @@ fn read_starter(link: &Arc<DeviceLink>, mail: &Mail) {
 fn notify(control: Shared, link: &DeviceLink) {
     control.add(control::EVENTS, 1);
     let word = control.address(control::EVENTS);
-    // SAFETY: the word is mapped, and waking does not read memory.
+    // SAFETY: the word is mapped, and `FUTEX_WAKE` does not access memory.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
     link.send(FromWorker::Check);
 }
 
-/// Serves a program until it ends or breaks a rule. Does not return if the program ends.
+/// Serves a program. Returns only on an error; exits the process when the program ends.
 ///
 /// # Errors
-/// Returns an error if the program breaks a rule.
+/// Returns an error if the program sends an invalid message or cannot be served.
 pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink, start: Start) -> Result<(), ServeError> {
     let link = Arc::new(link);
     let result = serve_over(driver, window, &link, start);
@@ -239,7 +239,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         if let (Some(control), Some(ring)) = (window.first(BlobKind::Control), window.first(BlobKind::Ring)) {
             break (control, ring);
         }
-        // The saved state of a program that has started contains these blobs.
+        // The saved state of a started program contains these blobs, so a state without them is invalid.
         if restored.is_some() {
             return Err(RestoreError::File.into());
         }
@@ -252,7 +252,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         }
         match inbox.messages.pop_front() {
             Some(ToWorker::Blob { id, kind, serial, offset, size }) => window.add(id, kind, serial, (offset, size))?,
-            // The program has ended: the guest's kernel removes its blobs before its context.
+            // The program has exited: the guest's kernel removes its blobs before its context.
             Some(ToWorker::Remove { .. }) => end(),
             _ => {}
         }
@@ -270,7 +270,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
     let link = Arc::clone(link);
     let tail = restored.as_ref().map_or(0, |(_, state, _)| state.tail);
     let restore = |executor: &mut Executor| match restored {
-        // If the position in the ring differs, a message would be executed twice.
+        // With another position in the ring, messages would be skipped or executed twice.
         Some((_, state, _)) if control.load(control::TAIL) != state.tail => Err(RestoreError::File),
         Some((file, state, contents)) => {
             executor.restore(&state, &file, contents)?;
@@ -345,7 +345,7 @@ impl Service {
     }
 
     /// Waits for the blob to which the message refers. The device announces a blob before the guest can refer to it,
-    /// but the announcement comes through the link, which another thread reads.
+    /// but another thread reads the announcement from the link.
     fn await_blob(&mut self) -> Result<(), ServeError> {
         let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
         let Ok(id) = u32::try_from(id) else { return Ok(()) };
@@ -369,12 +369,12 @@ impl Service {
                     self.executor.window().add(id, kind, serial, (offset, size))?;
                 }
                 ToWorker::Remove { id, serial } => {
-                    // The next daemon repeats the message without a reply. The guest may have another blob with this
-                    // identifier by then.
+                    // The next daemon repeats a message that got no reply. By then, the guest may have reused the
+                    // identifier for another blob.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
-                    // Another program may get the range of a removed blob, so the worker must no longer write to it.
-                    // The worker ends without a report, because this is how most programs end: the guest's kernel
-                    // removes their blobs before their context.
+                    // The range of a removed blob may be reused for another program, so the worker must no longer write
+                    // to it. The worker ends without a report, because this is how most programs end: the guest's
+                    // kernel removes their blobs before their context.
                     if is_there && self.executor.needs_blob(id) {
                         end();
                     }
@@ -399,7 +399,7 @@ impl Service {
         }
         if found.is_ok() {
             let mail = Arc::clone(&self.mail);
-            // No message may be read from now on: the next worker reads it.
+            // Keep the lock, so that later messages are left for the next worker.
             let mut inbox = mail.lock();
             while !inbox.messages.is_empty() {
                 drop(inbox);
@@ -422,7 +422,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits until no work of the program is in flight. The program's new messages stay in the ring.
+    /// Waits until no work of the program is in flight. New messages from the program stay in the ring.
     fn drain(&mut self) -> Result<Result<(), Obstacle>, ServeError> {
         let until = Instant::now() + DRAIN_LIMIT;
         loop {
@@ -444,7 +444,7 @@ impl Service {
         }
     }
 
-    /// Sleeps until the device sends a message, or until the time limit.
+    /// Sleeps until a message from the device arrives or the time limit expires.
     fn pause(&self, limit: Option<Duration>) {
         let mut inbox = self.mail.lock();
         let until = limit.map(|limit| Instant::now() + limit);

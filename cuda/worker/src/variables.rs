@@ -1,4 +1,4 @@
-//! Variables of modules and libraries: their names are in the images, and the driver has their addresses.
+//! Variables of modules and libraries. Their names come from the images, and their addresses from the driver.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -19,15 +19,15 @@ const NOT_FOUND: i32 = 500;
 const CAPABILITY: [u64; 2] = [75, 76];
 /// Maximum number of variables of one program.
 const MAX_VARIABLES: usize = 1 << 17;
-/// Maximum size of a variable's name in a report.
+/// Maximum length of a variable's name in a report, in bytes.
 const MAX_REPORTED_BYTES: usize = 256;
 
 /// A variable in a context.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
-    /// Number of the context.
+    /// Number of the variable's context.
     pub context: u32,
-    /// Handle of the module or library.
+    /// Handle of the variable's module or library.
     owner: u64,
     name: Vec<u8>,
     /// Address in this worker.
@@ -37,7 +37,7 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
-    /// Returns the step that writes the variable in another worker.
+    /// Returns the step that restores the variable in another worker.
     pub fn step(&self) -> Step {
         let word = |part: &[u8]| part.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
         let mut words = vec![self.owner, self.bytes, self.name.len() as u64];
@@ -49,14 +49,14 @@ impl Variable {
 /// The addresses of variables, which change when a program continues in another worker.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
-    /// First addresses, each with the address after the end.
+    /// End addresses (exclusive) of the variables, by first address.
     ranges: BTreeMap<u64, u64>,
-    /// Bounds of all ranges.
+    /// Lowest address of all ranges, and the end of the last range.
     all: (u64, u64),
 }
 
 impl Addresses {
-    /// Returns the addresses of variables.
+    /// Collects the addresses of variables.
     pub fn of(variables: &[Variable]) -> Self {
         let ranges = variables.iter().map(|it| (it.address, it.address.saturating_add(it.bytes)));
         let ranges: BTreeMap<u64, u64> = ranges.collect();
@@ -65,7 +65,7 @@ impl Addresses {
         Self { ranges, all: (first, end) }
     }
 
-    /// Returns true if one of the words is an address of a variable.
+    /// Returns true if one of the words is an address within a variable.
     pub fn are_in(&self, words: &[u64]) -> bool {
         let (first, end) = self.all;
         let is_in = |word: u64| self.ranges.range(..=word).next_back().is_some_and(|(_, end)| word < *end);
@@ -73,9 +73,9 @@ impl Addresses {
     }
 }
 
-/// Reports a reason for which a program cannot continue in another worker.
+/// Logs why a program cannot continue in another worker.
 fn report(text: &str) {
-    // The reader of standard error may have exited with the daemon.
+    // Ignore errors, because the reader of standard error may have exited with the daemon.
     let _ = writeln!(std::io::stderr(), "cuda-worker: the program cannot continue in another worker: {text}");
 }
 
@@ -83,9 +83,9 @@ impl Executor {
     /// Returns the variables of all modules and libraries.
     ///
     /// # Errors
-    /// Returns the obstacle if a variable cannot be found, or if another worker would lose a part of its state.
+    /// Returns the obstacle if a variable cannot be found, or if another worker could not restore its state.
     pub(crate) fn variables(&mut self, steps: &[Step]) -> Result<Vec<Variable>, Obstacle> {
-        // Later objects with the same handle replace earlier ones, which have ended.
+        // Later objects replace earlier ones with the same handle, which have ended.
         let mut images: BTreeMap<u64, (Kind, u32, Arc<Image>)> = BTreeMap::new();
         for step in steps {
             if let (Some((kind @ (Kind::Module | Kind::Library), handle)), Some(image)) =
@@ -109,7 +109,7 @@ impl Executor {
                 report("initial values of a module's variables contain addresses");
                 return Err(Obstacle::Addresses);
             }
-            // A library has variables in each context. A module ends with its context.
+            // A library has its variables in each context, and a module only in its own.
             let mut contexts = self.objects.contexts();
             contexts.retain(|number| kind == Kind::Library || *number == context);
             if code.variables.is_empty() {
@@ -168,7 +168,7 @@ impl Executor {
         }
     }
 
-    /// Returns the variable of a step, and makes its context current.
+    /// Returns the address and size of a step's variable, and makes its context current.
     ///
     /// # Errors
     /// Returns the driver's error, or 0 if the step is malformed or the variable has another size.

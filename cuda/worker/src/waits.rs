@@ -1,5 +1,5 @@
-//! Calls whose reply is sent when work of the card completes. The worker polls for completion between messages, so that
-//! a waiting call never blocks calls of other threads.
+//! Calls whose reply is sent when work on the card completes. The worker polls for completion between messages, so a
+//! waiting call never blocks calls of other threads.
 
 use cuda_ring::{Words as _, control};
 
@@ -18,7 +18,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the result of a wait if it has ended.
+    /// Returns the result of a wait if it is over.
     fn poll_wait(&mut self, wait: &mut Wait) -> Option<i32> {
         let (query, wait_for, object) = match wait {
             Wait::Stream(stream) => (Needed::StreamQuery, Needed::StreamSynchronize, *stream),
@@ -26,36 +26,37 @@ impl Executor {
             Wait::Context(streams) => {
                 while let Some(stream) = streams.last() {
                     match self.driver.invoke(Needed::StreamQuery, &[*stream]) {
-                        // The stream has no work, or was destroyed in the meantime.
+                        // The stream is idle, or has been destroyed.
                         0 | 400 => drop(streams.pop()),
                         NOT_READY => return None,
                         _ => break,
                     }
                 }
-                // No work is in flight, or the driver refuses to wait, in which case it returns its result at once.
+                // This does not block: no work is in flight, or the driver immediately returns an error.
                 return Some(self.driver.invoke(Needed::Synchronize, &[]));
             }
         };
         match self.driver.invoke(query, &[object]) {
             NOT_READY => None,
             0 => Some(0),
-            // Call the waiting function itself, because its error may differ, and it may affect a capture.
+            // Call the synchronizing function itself, because its error may differ, and it may affect a capture.
             _ => Some(self.driver.invoke(wait_for, &[object])),
         }
     }
 
-    /// Returns true if calls wait, or pieces are in use.
+    /// Returns true if calls are waiting or staging pieces are in use.
     pub(crate) fn has_waits(&self) -> bool {
         !self.waits.is_empty()
     }
 
-    /// Replies to the calls whose work has completed. Returns true if any calls are left.
+    /// Replies to the calls whose work has completed. Returns true if calls are still waiting or pieces are still in
+    /// use.
     pub(crate) fn poll_waits(&mut self) -> bool {
         self.poll_pieces();
         let mut at = 0;
         while let Some((origin, wait)) = self.waits.calls.get(at).cloned() {
             let mut wait = wait;
-            // In this mode, a query does not disturb captures of other threads.
+            // In relaxed capture mode, a query does not disturb other threads' captures.
             self.set_mode(2);
             let result = match self.enter(origin.route.context) {
                 Ok(()) => self.poll_wait(&mut wait),
@@ -74,13 +75,13 @@ impl Executor {
         !self.waits.is_empty()
     }
 
-    /// Records the use of a piece by the last copy in a stream.
+    /// Records that the last copy in a stream uses a staging piece.
     pub(crate) fn use_piece(&mut self, piece: u64, stream: u64, context: u32) {
         let mut event =
             self.waits.events.iter().position(|(of, _)| *of == context).map(|at| self.waits.events.swap_remove(at).1);
         if event.is_none() {
             let mut made = 0u64;
-            // Create the event without timing.
+            // Create an event without timing.
             let code = self.driver.invoke(Needed::EventCreate, &[(&raw mut made).addr() as u64, 2]);
             event = (code == 0).then_some(made);
         }
@@ -95,14 +96,14 @@ impl Executor {
         }
     }
 
-    /// Allows the guest to reuse a piece.
+    /// Allows the guest to reuse a staging piece.
     pub(crate) fn release_piece(&self, piece: u64) {
         let word = control::PIECES + 8 * piece;
         self.control.store(word, self.control.load(word).wrapping_add(1));
     }
 
     fn poll_pieces(&mut self) {
-        // Copies in different streams may complete in another order. Later uses are checked after the first use.
+        // Check uses in order, although copies in different streams may complete in another order.
         while let Some(first) = self.waits.pieces.front().copied() {
             self.set_mode(2);
             if self.enter(first.context).is_ok() && self.driver.invoke(Needed::EventQuery, &[first.event]) == NOT_READY

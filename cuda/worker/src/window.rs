@@ -1,6 +1,6 @@
 //! The window that the guest and the worker share, and its blobs.
 //!
-//! UNSAFETY: maps the whole window once, and parts of it at the addresses of pinned memory.
+//! UNSAFETY: maps the whole window once, and parts of it again at the addresses of pinned memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::BTreeMap;
@@ -9,16 +9,16 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
 
-/// Maximum number of blobs of a program.
+/// Maximum number of a program's blobs.
 const MAX_BLOBS: usize = 4096;
 
-/// Reasons for which a window cannot be used.
+/// Reason why a window cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
-    /// The descriptor cannot be examined or mapped.
+    /// The file cannot be queried or mapped.
     #[error("cannot map the window: {0}")]
     Map(#[from] io::Error),
-    /// A blob is not in the window, or its size does not match its kind.
+    /// A blob is not within the window, or its size does not match its kind.
     #[error("blob {0} does not fit its kind or the window")]
     Blob(u32),
     /// The program has too many blobs.
@@ -26,22 +26,22 @@ pub enum WindowError {
     TooMany,
 }
 
-/// A blob.
+/// A blob in the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Blob {
     /// Kind of the blob.
     pub kind: BlobKind,
-    /// Serial number of this use of the identifier.
+    /// Serial number, which distinguishes uses of the same identifier.
     pub serial: u32,
-    /// Offset in the window.
+    /// Offset in the window, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Address at which the blob is mapped for the card, if it is pinned memory that the guest has mapped.
+    /// Address at which the blob is mapped for the card, if the guest has pinned it.
     pub pinned: Option<u64>,
 }
 
-/// The window.
+/// The mapped window and its blobs.
 #[derive(Debug)]
 pub struct Window {
     descriptor: OwnedFd,
@@ -51,10 +51,10 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a whole window. The owner of the descriptor must never shrink the file.
+    /// Maps a whole window. The file must never shrink.
     ///
     /// # Errors
-    /// Returns an error if the kernel refuses the mapping.
+    /// Returns an error if the file cannot be mapped.
     pub fn map(descriptor: OwnedFd) -> Result<Self, WindowError> {
         let bytes = rustix::fs::fstat(&descriptor).map_err(io::Error::from)?.st_size.cast_unsigned();
         // SAFETY: the mapping is new, and the kernel chooses its address.
@@ -62,10 +62,10 @@ impl Window {
         Ok(Self { descriptor, base, bytes, blobs: BTreeMap::new() })
     }
 
-    /// Records a blob with its offset and size. A repeated message changes nothing.
+    /// Records a blob with its offset and size. Has no effect if the blob is already recorded.
     ///
     /// # Errors
-    /// Returns an error if the blob does not fit the window, or its size does not fit its kind.
+    /// Returns an error if the blob is not within the window, or its size does not match its kind.
     pub fn add(&mut self, id: u32, kind: u32, serial: u32, (offset, bytes): (u64, u64)) -> Result<(), WindowError> {
         let kind = BlobKind::from_number(kind).ok_or(WindowError::Blob(id))?;
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
@@ -97,12 +97,12 @@ impl Window {
         self.blobs.iter().map(|(id, blob)| (*id, *blob))
     }
 
-    /// Returns the file of the window.
+    /// Returns the window's file.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// Returns the offsets in the file and the sizes of all pinned memory.
+    /// Returns the file offset and the size of each pinned blob, in bytes.
     pub fn pinned(&self) -> Vec<(u64, u64)> {
         let pinned = self.blobs.values().filter(|blob| blob.pinned.is_some());
         pinned.map(|blob| (blob.offset, blob.bytes)).collect()
@@ -123,12 +123,12 @@ impl Window {
     /// Unmaps the window.
     ///
     /// # Safety
-    /// The caller must not use any value of [`Self::first`] afterwards.
+    /// Values returned by [`Self::first`] must not be used afterwards.
     #[cfg(any(test, feature = "fuzz"))]
     pub unsafe fn unmap(&mut self) {
         let ids: Vec<u32> = self.blobs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.unpin(id));
-        // SAFETY: guaranteed by the caller; `map` made the mapping.
+        // SAFETY: guaranteed by the caller; the mapping was created by `map`.
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
     }
 
@@ -137,8 +137,8 @@ impl Window {
         self.base + blob.offset
     }
 
-    /// Maps pinned memory at the guest's address. Returns false if the address is outside the range for pinned memory,
-    /// or in use.
+    /// Maps a pinned blob at the guest's address. Returns false if the address is outside the range for pinned memory,
+    /// or is in use.
     pub fn pin(&mut self, id: u32, address: u64) -> bool {
         let Some(blob) = self.blobs.get_mut(&id) else { return false };
         let end = address.checked_add(blob.bytes);
@@ -147,17 +147,17 @@ impl Window {
         if !fits || blob.kind != BlobKind::Pinned || blob.pinned.is_some() {
             return false;
         }
-        // SAFETY: the kernel refuses the address if it is already in use.
+        // SAFETY: the kernel rejects an address that is already in use.
         let mapped = unsafe { map(Some(address), blob.bytes, &self.descriptor, blob.offset) };
         blob.pinned = mapped.is_ok().then_some(address);
         mapped.is_ok()
     }
 
-    /// Undoes [`Self::pin`]. The card must not use the memory any longer.
+    /// Undoes [`Self::pin`]. The card must no longer use the memory.
     pub fn unpin(&mut self, id: u32) {
         let Some(blob) = self.blobs.get_mut(&id) else { return };
         if let Some(address) = blob.pinned.take() {
-            // SAFETY: `pin` made the mapping, and no other code uses it.
+            // SAFETY: the mapping was created by `pin`, and no other code uses it.
             unsafe { libc::munmap(address as *mut libc::c_void, blob.bytes as usize) };
         }
     }
@@ -166,8 +166,7 @@ impl Window {
 /// Maps a part of the window.
 ///
 /// # Safety
-/// Without an address, the kernel chooses one for the new mapping; with an address, it refuses one that is already in
-/// use.
+/// The mapping never replaces another one: the kernel chooses the address, or rejects one that is already in use.
 unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
     let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
     // SAFETY: guaranteed by the caller.

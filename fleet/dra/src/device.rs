@@ -16,7 +16,7 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// Divisor of the card's capacity for a request without a capacity.
+/// A request without a capacity gets one of this number of equal parts of the card.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
@@ -51,7 +51,7 @@ impl Trouble {
         match self {
             Self::Failed => "it is out of service",
             Self::Passthrough => "a virtual machine uses the whole card",
-            Self::Drained => "an operator drains it (`mediatorctl card undrain` ends this)",
+            Self::Drained => "an operator is draining it (`mediatorctl card undrain` ends this)",
             Self::Unreachable => "mediatord does not respond",
         }
     }
@@ -64,7 +64,7 @@ pub struct Offer {
     pub device: String,
     /// Name of the card.
     pub card: String,
-    /// Set if the card serves tenants; otherwise, it serves virtual machines.
+    /// Set if the card serves tenants instead of virtual machines.
     pub tenants: bool,
     /// Memory shared by the card's users, in MiB.
     pub memory_mib: u64,
@@ -113,7 +113,7 @@ impl Offer {
                 tracing::warn!(
                     card = card.name,
                     other = there.card,
-                    "two cards have one name in Kubernetes: rename one"
+                    "two cards have the same name in Kubernetes: rename one of them"
                 );
                 continue;
             }

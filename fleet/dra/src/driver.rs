@@ -31,12 +31,12 @@ const MAX_SHARES: usize = 32;
 // TIMEOUT: the kubelet waits 45 s for the whole request.
 const KUBE: Duration = Duration::from_secs(15);
 
-/// Paths and names that the driver uses.
+/// The driver's paths and names.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the node, and of the pool of its devices.
     pub node: String,
-    /// Parent folder of the sockets' folders.
+    /// Parent folder of the socket folders.
     pub sockets: PathBuf,
     /// Folder of CDI files.
     pub cdi: PathBuf,
@@ -46,7 +46,7 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets in addition to a tenant's devices, such as NVIDIA's own devices.
+    /// CDI devices, such as NVIDIA's own, that a container gets in addition to a tenant's devices.
     pub beside: Vec<String>,
 }
 
@@ -59,11 +59,11 @@ pub struct Prepared {
     pub pool: String,
     /// Name of the device.
     pub device: String,
-    /// CDI devices.
+    /// IDs of the CDI devices.
     pub cdi: Vec<String>,
 }
 
-/// The driver.
+/// Prepares and unprepares a node's claims.
 pub struct Driver {
     settings: Settings,
     admin: Admin,
@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the message of the daemon's error.
+/// Returns the error message of the daemon.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -175,7 +175,7 @@ impl Driver {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
         let found = found.map_err(|_| format!("the API server did not respond within {} s", KUBE.as_secs()))?;
-        let found = found.map_err(|error| format!("the API server does not return the claim: {error}"))?;
+        let found = found.map_err(|error| format!("the API server did not return the claim: {error}"))?;
         let found = found.ok_or("the API server has no such claim")?;
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         if uid != claim.uid {
@@ -190,7 +190,7 @@ impl Driver {
             results.iter().filter(|result| result.driver == DRIVER && result.pool == self.settings.node).collect();
         if ours.is_empty() {
             return Err(format!(
-                "nothing of driver `{DRIVER}` and pool `{}` was allocated to the claim",
+                "the claim has no allocation from driver `{DRIVER}` and pool `{}`",
                 self.settings.node
             ));
         }
@@ -220,7 +220,7 @@ impl Driver {
     /// Creates the missing parts of a claim.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
-            self.folder().map_err(|error| format!("no folder for the sockets: {error}"))?;
+            self.folder().map_err(|error| format!("the folder for the sockets cannot be created: {error}"))?;
             self.ask(uid, &share.body).await?;
         }
         let file = CdiFile::new(&self.settings.cdi, uid).map_err(said)?;
@@ -252,7 +252,7 @@ impl Driver {
         match self.there(uid, body).await? {
             There::Nothing => {}
             There::Ours => return Ok(()),
-            There::Others => return Err(format!("`{}` is there, and not this claim's; remove it", body.name())),
+            There::Others => return Err(format!("`{}` exists but belongs to another owner; remove it", body.name())),
         }
         let made = match body {
             Body::Tenant(spec) => self.admin.post::<serde_json::Value>(body.collection(), spec).await,
@@ -366,7 +366,7 @@ impl Driver {
             // Even if the daemon has lost the share, the share's folder exists and must be removed.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
-                .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
+                .map_err(|error| format!("the folder of `{name}` cannot be removed: {error}"))?;
         }
         Ok(())
     }
@@ -402,7 +402,7 @@ fn pods(labels: &api::Labels) -> Option<String> {
 fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
     let offer = offers.iter().find(|offer| offer.device == result.device);
     let offer =
-        offer.ok_or_else(|| format!("request `{}`: there is no device `{}` here", result.request, result.device))?;
+        offer.ok_or_else(|| format!("request `{}`: this node has no device `{}`", result.request, result.device))?;
     match &offer.trouble {
         None => Ok(offer),
         Some(_) => {

@@ -37,7 +37,7 @@ impl Event {
     #[must_use]
     pub fn prepared(claim: &Named, pods: Option<String>, shares: &str) -> Self {
         let of = pods.as_deref().map(|pods| format!(" of pod {pods}")).unwrap_or_default();
-        let note = format!("{shares} made for claim {}{of} in namespace {}", claim.name, claim.namespace);
+        let note = format!("{shares} created for claim {}{of} in namespace {}", claim.name, claim.namespace);
         Self { claim: claim.clone(), pods, reason: "SharePrepared", action: "Prepare", good: true, note }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn event_names_claim_pod_and_share() {
         let claim = Named { namespace: "prod".to_owned(), name: "web".to_owned(), uid: "u".to_owned() };
         let event = Event::prepared(&claim, Some("web-0,web-1".to_owned()), "k8s-u-0").object("node");
-        assert_eq!(event.note.as_deref(), Some("k8s-u-0 made for claim web of pod web-0,web-1 in namespace prod"));
+        assert_eq!(event.note.as_deref(), Some("k8s-u-0 created for claim web of pod web-0,web-1 in namespace prod"));
         assert_eq!(event.related.unwrap().name.as_deref(), Some("web-0"));
         assert_eq!(event.regarding.unwrap().uid.as_deref(), Some("u"));
         assert!(event.event_time.is_some() && event.metadata.name.unwrap().starts_with("web."));

@@ -1,13 +1,12 @@
 //! The Kubernetes driver of dynamic resource allocation (DRA): one program per node, next to `mediatord`.
 //!
-//! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the
-//! scheduler has allocated a part of a card to a claim, the kubelet requests its preparation from the driver. The
-//! driver then creates a tenant on a CUDA card or a vGPU on another kind of card ([`share`], with optional
-//! [`parameters`] from the claim's author), and writes a CDI file with the container edits ([`driver`]). [`store`]
-//! records prepared claims so that they survive a restart. [`plugin`] is the interface to the kubelet.
+//! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). After the
+//! scheduler has allocated a part of a card to a claim, the kubelet asks the driver to prepare the claim. The driver
+//! then creates a tenant on a CUDA card or a vGPU on another kind of card ([`share`], with optional [`parameters`] from
+//! the claim's author), and writes a CDI file with the container edits ([`driver`]). [`store`] records prepared claims
+//! so that they survive a restart. [`plugin`] is the interface to the kubelet.
 //!
-//! The driver does not decide on allocations or enforce them. The scheduler decides on them, and `mediatord` enforces
-//! them.
+//! The driver does not choose or enforce allocations: the scheduler chooses them, and `mediatord` enforces them.
 
 pub mod claim;
 pub mod device;
@@ -23,9 +22,9 @@ pub mod store;
 
 /// Name of the driver in Kubernetes objects, and in its registration with the kubelet.
 pub const DRIVER: &str = cdi_spec::VENDOR;
-/// Capacity of a device: memory, in bytes.
+/// Name of a device's memory capacity, which is in bytes.
 pub const MEMORY: &str = "memory";
-/// Capacity of a device: time, in thousandths.
+/// Name of a device's time capacity, which is in thousandths.
 pub const TIME: &str = "time";
-/// The total time of a card, in thousandths.
+/// A card's total time, in thousandths.
 pub const WHOLE_CARD_PERMILLE: u32 = 1000;

@@ -47,13 +47,13 @@ struct Serve {
     /// Name of the node
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: String,
-    /// The kubelet's root
+    /// Root folder of the kubelet
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_root: PathBuf,
     /// mediatord's admin socket
     #[arg(long, value_name = "PATH", env = "MEDIATORCTL_SOCKET", default_value = "/run/gpu-mediator/admin.sock")]
     admin_socket: PathBuf,
-    /// Folder for the sockets of shares, which mediatord must see at the same path
+    /// Folder for the shares' sockets; mediatord must see it at the same path
     #[arg(long, value_name = "DIR", default_value = "/run/gpu-mediator/claims")]
     socket_folder: PathBuf,
     /// Folder for CDI files
@@ -72,7 +72,7 @@ struct Serve {
     /// Address for metrics and the liveness check
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
-    /// Milliseconds between two polls of the cards
+    /// Interval at which the cards are polled, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     look_every_ms: u64,
 }
@@ -116,7 +116,7 @@ impl Serve {
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
-            .context("no way to the API server: run this in a pod, or set KUBECONFIG")?;
+            .context("no API server is configured: run this in a pod, or set KUBECONFIG")?;
         let folder = plugin::folder(&self.kubelet_root);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let store = Store::open(&folder.join("claims.json"))?;

@@ -26,12 +26,12 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// Counts a preparation as successful or failed.
+    /// Counts a successful or failed preparation.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a removal as successful or failed.
+    /// Counts a successful or failed removal.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }
@@ -41,7 +41,7 @@ impl Metrics {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// Records whether the daemon responds.
+    /// Records whether the daemon is responding.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }
@@ -51,7 +51,7 @@ impl Metrics {
         self.registered.store(registered, Ordering::Relaxed);
     }
 
-    /// Records the claims.
+    /// Replaces the metrics lines with those of the claims' shares.
     pub fn claims(&self, claims: &BTreeMap<String, KeptClaim>) {
         let mut lines = Vec::new();
         for (uid, kept) in claims {

@@ -63,7 +63,7 @@ pub struct Memory {
     /// shares do not need it. The default is the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Maximum host memory for data that does not fit on the card.
+    /// Maximum host memory for data that does not fit into card memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_cap: Option<String>,
     /// Weight of the share relative to other shares when memory is scarce. A claim can set at most its allocated time.
@@ -134,7 +134,7 @@ enum Author {
     Claim,
 }
 
-/// Combined parameters of one request. Limits apply to weights set by a claim, so such weights are marked.
+/// The combined parameters of a request. Weights set by a claim are marked, because they are limited to the allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The combined parameters.
@@ -178,7 +178,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
         if author == Author::Claim && set.time.class == Some(Class::Interactive) {
             return Err(format!(
                 "parameters for request `{request}`: time.class `interactive`, expected `normal` or `background`: only a device \
-                 class gives the first"
+                 class can set `interactive`"
             ));
         }
         overlay(&mut applied, set, author);

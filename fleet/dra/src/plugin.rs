@@ -80,7 +80,7 @@ impl Registration for Registrar {
         self.metrics.registered(plugin_registered);
         match plugin_registered {
             true => tracing::info!("the kubelet has registered the driver"),
-            false => tracing::error!(error, "the kubelet does not register the driver"),
+            false => tracing::error!(error, "the kubelet rejected the registration of the driver"),
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

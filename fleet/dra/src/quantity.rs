@@ -29,13 +29,13 @@ pub fn whole(text: &str) -> Result<u64, String> {
         Some((scaled, shift.checked_mul(by)?))
     };
     match parsed() {
-        Some((scaled, by)) if !scaled.is_multiple_of(by) => wrong("no whole number"),
+        Some((scaled, by)) if !scaled.is_multiple_of(by) => wrong("not a whole number"),
         Some((scaled, by)) => u64::try_from(scaled / by).or_else(|_| wrong("too much")),
         None => wrong("too much"),
     }
 }
 
-/// Returns the multiplier and the divisor of a suffix.
+/// Returns the multiplier and divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = |power: u32| Some((1 << (10 * power), 1));
     let decimal = |power: u32| Some((10_u128.pow(power), 1));
@@ -69,7 +69,7 @@ pub fn mib(text: &str) -> Result<u64, String> {
     let bytes = whole(text)?;
     match bytes.is_multiple_of(1 << 20) {
         true => Ok(bytes >> 20),
-        false => Err(format!("`{text}` is no whole number of MiB")),
+        false => Err(format!("`{text}` is not a whole number of MiB")),
     }
 }
 
@@ -104,10 +104,10 @@ mod tests {
         for text in ["", "Gi", "-1", "+1", "1 Gi", "1gi", "1.2.3", "1e", "1e99", "1e-3", "0x10", "1Gii", "٣"] {
             assert!(whole(text).unwrap_err().contains("not a quantity"), "{text}");
         }
-        assert!(whole("100m").unwrap_err().contains("no whole number"));
+        assert!(whole("100m").unwrap_err().contains("not a whole number"));
         assert!(whole("1.0000000000000000001").unwrap_err().contains("too much"));
         assert_eq!(mib("1Gi"), Ok(1024));
-        assert!(mib("1G").unwrap_err().contains("no whole number of MiB"));
+        assert!(mib("1G").unwrap_err().contains("not a whole number of MiB"));
     }
 
     proptest! {

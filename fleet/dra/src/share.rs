@@ -36,7 +36,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// Returns the name.
+    /// Returns the name of the tenant or virtual machine.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -54,7 +54,7 @@ impl Body {
         }
     }
 
-    /// Returns the labels.
+    /// Returns the labels of the tenant or virtual machine.
     #[must_use]
     pub fn labels(&self) -> &Labels {
         match self {
@@ -63,7 +63,7 @@ impl Body {
         }
     }
 
-    /// Returns the collection in the admin API.
+    /// Returns the name of the request's collection in the admin API.
     #[must_use]
     pub fn collection(&self) -> &'static str {
         match self {
@@ -127,7 +127,7 @@ pub fn body(
 ) -> Result<Body, String> {
     let place = |what: String| format!("request `{}`, device `{}`: {what}", result.request, result.device);
     if result.admin_access == Some(true) {
-        return Err(place("adminAccess gives no share of a card, expected a request without it".to_owned()));
+        return Err(place("adminAccess does not allocate a share of a card, expected a request without it".to_owned()));
     }
     let name = name(claim.uid, number);
     let allocated = allocated(result, offer).map_err(place)?;
@@ -200,7 +200,7 @@ fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u6
         }
         let chunk = offer.chunk_mib;
         Err(format!(
-            "memory.{key}: `{quantity}`, expected a multiple of the {chunk}Mi in which card `{}` gives memory",
+            "memory.{key}: `{quantity}`, expected a multiple of {chunk}Mi, the allocation unit of card `{}`",
             offer.card
         ))
     };
@@ -215,7 +215,7 @@ fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u6
     let guarantee = size("guarantee", &asked.guarantee)?.unwrap_or(most);
     if guarantee > most {
         return Err(format!(
-            "memory.guarantee: {guarantee}Mi, expected at most {most}Mi: what was allocated, and no more than the limit"
+            "memory.guarantee: {guarantee}Mi, expected at most {most}Mi: the allocated memory or the limit, whichever is lower"
         ));
     }
     let mut keys = Map::new();
@@ -259,8 +259,7 @@ fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Res
     if (1..=most).contains(&weight) {
         return Ok(());
     }
-    let why =
-        if of_claim { ": the thousandths of the time that were allocated; a device class may give more" } else { "" };
+    let why = if of_claim { ": the allocated time in thousandths; a device class can set more" } else { "" };
     Err(format!("{key}: {weight}, expected 1 to {most}{why}"))
 }
 

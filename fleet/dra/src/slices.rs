@@ -25,7 +25,7 @@ const API_TIMEOUT: Duration = Duration::from_secs(15);
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum time until a change to the cluster's slices is detected if the watch does not report it.
+/// Maximum delay until a change to the cluster's slices is detected if the watch does not report it.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -117,14 +117,14 @@ impl Publisher {
                     }
                 }
                 Err(what) => {
-                    tracing::warn!(what, "the slice is not published");
+                    tracing::warn!(what, "the slice cannot be published");
                     sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// Waits until another client changes the node's slices. For example, the kubelet does so when it starts.
+    /// Waits until another client changes the node's slices, as the kubelet does when it starts.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);
@@ -137,7 +137,7 @@ impl Publisher {
                 }
             }
             Err(error) => {
-                tracing::debug!(%error, "no watch of the slices");
+                tracing::debug!(%error, "the slices cannot be watched");
                 sleep(RETRY_DELAY).await;
             }
         }
@@ -159,7 +159,7 @@ impl Publisher {
             list.items.into_iter().partition(|s| s.metadata.name == Some(self.name()));
         for other in others {
             let name = other.metadata.name.unwrap_or_default();
-            tracing::info!(name, "a slice of another version for this node is deleted");
+            tracing::info!(name, "deleting a slice of another version for this node");
             slices.delete(&name, &DeleteParams::default()).await?;
         }
         let there = ours.into_iter().next();

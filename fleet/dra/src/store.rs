@@ -1,7 +1,7 @@
 //! Stores prepared claims in a file so that they survive a restart of the driver or the node.
 //!
-//! A claim is recorded before its parts are created and deleted after they are removed. All existing parts are
-//! therefore known even after a crash.
+//! A claim is recorded before its parts are created, and deleted after they are removed. Therefore, all existing parts
+//! are known even after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -54,9 +54,9 @@ struct File {
     claims: BTreeMap<String, KeptClaim>,
 }
 
-/// An error with the claims file.
+/// Reasons why the claims file cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum StoreError {
     #[error("{} cannot be read or written", path.display())]
     Io {

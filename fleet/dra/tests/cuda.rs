@@ -1,5 +1,5 @@
-//! Tests a claim for a CUDA card with the fake driver: creates a tenant, and runs a program that uses the tenant in the
-//! same way as a program in a container.
+//! Tests a claim for a CUDA card with the fake driver: creates a tenant, and runs a program that uses the tenant as a
+//! program in a container does.
 
 use std::path::Path;
 use std::process::Command;
@@ -71,7 +71,7 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // The owner process exits and cannot be restarted. The card therefore fails, and claims for it cannot be prepared.
+    // The owner process exits and cannot be restarted. Therefore, the card fails, and claims for it cannot be prepared.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

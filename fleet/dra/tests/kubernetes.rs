@@ -77,7 +77,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
 
         let events = until("events", async || Some(node.api.events()).filter(|events| events.len() >= 2)).await;
         let note = events[0].note.as_deref().unwrap();
-        assert_eq!(note, "k8s-uid-big-0 made for claim big of pod pod-of-big in namespace prod");
+        assert_eq!(note, "k8s-uid-big-0 created for claim big of pod pod-of-big in namespace prod");
 
         for claim in [&big, &small, &big] {
             kubelet.back(claim).await;
@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit, because a VM unknown to the scheduler uses the card. The first two shares are
-    // therefore removed as well.
+    // The last share does not fit, because a VM unknown to the scheduler uses the card. Therefore, the first two shares
+    // are removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -226,7 +226,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // Missing parts are created again without the claim object, which may have been removed by that time.
+    // Missing parts are recreated without the claim object, which may already have been removed.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;
@@ -304,7 +304,7 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice is deleted", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A starting kubelet removes the slice.
+    // A kubelet removes the slice when it starts.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
@@ -383,7 +383,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     let drained = ("drained".to_owned(), "NoSchedule".to_owned());
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
-    assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
+    assert!(error.contains("card `card0` cannot be used: an operator is draining it"), "{error}");
     // Existing users keep the card. The driver reports the card as healthy, so that their pods are not terminated.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
@@ -435,7 +435,7 @@ async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
     std::os::unix::fs::symlink(&victim, node.path("claims")).unwrap();
     node.api.put_claim(allocated("a", &[("gpu", "card0", "16Mi", "250")], Value::Null));
     let error = kubelet.bad(&named("a")).await;
-    assert!(error.contains("no folder for the sockets"), "{error}");
+    assert!(error.contains("the folder for the sockets cannot be created"), "{error}");
     assert_eq!(fs::metadata(&victim).unwrap().permissions().mode() & 0o777, 0o755);
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
     fs::remove_file(node.path("claims")).unwrap();

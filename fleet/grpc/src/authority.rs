@@ -30,7 +30,7 @@ const MAX_FRAME: usize = 16 << 10;
 const MAX_BLOCK: usize = 64 << 10;
 /// Size of the client's table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
-/// Number of bytes counted for each header in addition to its name and value (RFC 9113).
+/// Overhead in bytes counted for each header in addition to its name and value (RFC 9113).
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;

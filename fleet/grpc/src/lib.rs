@@ -13,7 +13,7 @@ pub mod socket;
     clippy::all,
     clippy::pedantic,
     clippy::allow_attributes_without_reason,
-    reason = "generated from proto/*.proto, whose comments say what there is"
+    reason = "generated from proto/*.proto, which contain the documentation"
 )]
 mod protocols {
     include!(concat!(env!("OUT_DIR"), "/protocols.rs"));

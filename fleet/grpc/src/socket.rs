@@ -17,13 +17,13 @@ pub const MAX_STREAMS: u32 = 64;
 
 /// An error while creating the socket.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum SocketError {
     #[error("{} is not a socket; remove it, or name another path", .0.display())]
     Other(PathBuf),
-    #[error("a process serves {} already; end it, or name another path", .0.display())]
+    #[error("another process already serves {}; end it, or name another path", .0.display())]
     Served(PathBuf),
-    #[error("{} cannot be made", path.display())]
+    #[error("{} cannot be created", path.display())]
     Io {
         path: PathBuf,
         #[source]

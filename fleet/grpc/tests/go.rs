@@ -1,4 +1,4 @@
-//! Tests a server with recorded bytes from a Go client that dials in the same way as the kubelet.
+//! Tests a server with recorded bytes from a Go client that dials as the kubelet does.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
 //! `/tmp/cap/plugin.sock`. In `path`, it dialled the path, as the kubelet's plugin watcher does. `escaped` contains the
@@ -148,7 +148,7 @@ fn socket_replaces_only_unserved_socket() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let (socket, incoming) = Socket::bind(&path).unwrap();
     let error = Socket::bind(&path).err().unwrap().to_string();
-    assert!(error.contains("a process serves"), "{error}");
+    assert!(error.contains("another process already serves"), "{error}");
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     drop((socket, incoming));

@@ -18,7 +18,7 @@ const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
 /// Reason why vGPUs cannot be added to a document.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
+#[expect(missing_docs, reason = "the messages name the fields")]
 pub enum DomainError {
     #[error("a domain of {0} bytes, expected at most {MAX_DOCUMENT}")]
     Long(usize),
@@ -183,7 +183,7 @@ impl Edit {
         self.write(Event::End(end))
     }
 
-    /// Writes the elements for the source of the memory and the access to it.
+    /// Writes the elements that specify the memory's source and access mode.
     fn memory(&mut self) -> Result<(), DomainError> {
         self.memory = true;
         self.write(Event::Empty(BytesStart::new("source").with_attributes([("type", "memfd")])))?;

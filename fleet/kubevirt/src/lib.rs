@@ -38,12 +38,12 @@ pub struct Hook {
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
-        return Err(format!("{request:?} is not a name of a request, expected up to 63 of the characters a-z 0-9 -"));
+        return Err(format!("{request:?} is not a request name, expected up to 63 of the characters a-z 0-9 -"));
     }
     let socket = Vgpu::folder(request).join(SOCKET);
     let vm = launch::Named { name: request, socket: &socket, profile: None, is_cuda: false };
     let args = launch::args(SocketVmm::Qemu, vm, &launch::MemorySize::default()).args;
-    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU gets no device")?;
+    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("the QEMU command has no device")?;
     let mut device: serde_json::Value = serde_json::from_str(value).map_err(|error| error.to_string())?;
     device["id"] = format!("vgpu{number}").into();
     Ok(device.to_string())

@@ -15,7 +15,7 @@ use tonic::transport::Server;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// Folder in which virt-launcher looks for hooks
+    /// Folder that virt-launcher searches for hooks
     #[arg(long, value_name = "DIR", default_value = "/var/run/kubevirt-hooks")]
     folder: PathBuf,
     /// Name of the hook, and of its socket

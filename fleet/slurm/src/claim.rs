@@ -11,12 +11,12 @@ use crate::options::{Arguments, Cap, Given};
 /// Maximum weight.
 const WEIGHT_MAX: u32 = 10_000;
 
-/// A card of the daemon.
+/// A card managed by the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Name of the card.
     pub name: String,
-    /// Set if the card serves tenants; otherwise, it serves virtual machines.
+    /// Set if the card serves tenants instead of virtual machines.
     pub cuda: bool,
     /// Memory shared by the card's users, in MiB.
     pub shared_mib: u64,
@@ -112,7 +112,7 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Only the daemon can connect until the job's user owns the socket.
+        // Only the daemon can connect until ownership of the socket passes to the job's user.
         "mode": "0600",
         // The socket has its own folder. The daemon creates this folder, and containers of the job mount it.
         "socket": arguments.sockets.join(name).join(socket),

@@ -100,14 +100,14 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let mut heads = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
     let unclear = |what: &str| {
         format!(
-            "job {job}: Slurm's description of it {what}; give the job a name and paths without ends of lines. A heterogeneous job \
+            "job {job}: Slurm's description of it {what}; give the job a name and paths without line breaks. A heterogeneous job \
              cannot have shards"
         )
     };
     match (heads.next(), heads.next()) {
         (Some(head), None) if head.starts_with(&format!("JobId={job} ")) => {}
         (None, _) => return Err(format!("Slurm does not describe job {job}")),
-        _ => return Err(unclear("has several jobs, or another one")),
+        _ => return Err(unclear("lists several jobs, or another job")),
     }
     let here = |line: &str| {
         let (names, rest) = line.trim_start().strip_prefix("Nodes=")?.split_once(" CPU_IDs=")?;

@@ -18,7 +18,7 @@ pub const OPTIONS: [JobOption; 7] = [
     JobOption {
         name: c"gpu-memory",
         value: Some(c"SIZE"),
-        usage: c"Maximum memory of the job on the card, such as 512M or 20G; by default, the part of its shards. Memory above that \
+        usage: c"Maximum memory of the job on the card, such as 512M or 20G; by default, its shards' part. Memory above that \
             part is not guaranteed",
     },
     JobOption {
@@ -34,7 +34,7 @@ pub const OPTIONS: [JobOption; 7] = [
     JobOption {
         name: c"gpu-cap",
         value: Some(c"PERCENT"),
-        usage: c"Maximum share of the card's time, even if the rest stays unused; `shards` for the part of its shards",
+        usage: c"Maximum share of the card's time, even if the rest stays unused; `shards` for its shards' part",
     },
     JobOption {
         name: c"vgpu",
@@ -189,7 +189,7 @@ pub struct Arguments {
     pub library: PathBuf,
     /// NVIDIA's library, for programs that would otherwise not find it.
     pub driver: Option<PathBuf>,
-    /// Program that sends notes to the controller.
+    /// Path of `scontrol`, which queries and annotates jobs.
     pub scontrol: PathBuf,
     /// Time to wait for an unresponsive daemon, in seconds.
     pub patience_s: u64,

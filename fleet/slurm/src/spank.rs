@@ -33,8 +33,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of Slurm that the plugin is for. Slurm compares the first element with its own version. The version is 0 in
-/// this build, and the installer writes it into a copy of the library.
+/// Slurm version that the plugin is built for. Slurm compares the first element with its own version. The version is 0
+/// in this build, and the installer writes it into a copy of the library.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -157,7 +157,7 @@ fn unset_variable(handle: Handle, name: &CStr) {
 /// paths.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
-    let node = node.ok_or("Slurm does not give the name of this node: Slurm 22.05 or newer is required")?;
+    let node = node.ok_or("Slurm does not provide the name of this node: Slurm 22.05 or newer is required")?;
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if !node.bytes().all(good) || node.starts_with('.') {
         return Err(format!("{node:?} is not the name of a node"));
@@ -183,7 +183,7 @@ fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, Str
     let word = |index: usize| {
         // SAFETY: Slurm guarantees `count` pointers to terminated strings.
         let word = unsafe { CStr::from_ptr(*words.add(index)) };
-        word.to_str().map_err(|_| "an argument in plugstack.conf is no text".to_owned())
+        word.to_str().map_err(|_| "an argument in plugstack.conf is not UTF-8".to_owned())
     };
     Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
 }
@@ -197,7 +197,7 @@ fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -
             BAD
         }
         Err(_) => {
-            complain("the plugin has panicked");
+            complain("the plugin panicked");
             BAD
         }
     }
@@ -209,9 +209,9 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
             ""
         } else {
             // SAFETY: Slurm guarantees a terminated string.
-            unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
+            unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is not UTF-8".to_owned())?
         };
-        let number = usize::try_from(number).map_err(|_| "Slurm names an option that does not exist".to_owned())?;
+        let number = usize::try_from(number).map_err(|_| "Slurm passed an unknown option".to_owned())?;
         GIVEN.lock().unwrap_or_else(PoisonError::into_inner).take(number, text)
     })
 }
@@ -235,7 +235,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
             };
             // SAFETY: the handle is valid during this call. Slurm copies the option, whose texts are constants.
             if unsafe { register(handle, &raw const shown) } != GOOD {
-                return Err(format!("Slurm refuses the option --{}", option.name.to_string_lossy()));
+                return Err(format!("Slurm rejected the option --{}", option.name.to_string_lossy()));
             }
         }
         Ok(())
@@ -250,16 +250,16 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, so the controller need not be queried. Otherwise, trust only the number of shards
-        // from the controller.
+        // Most jobs have no shards, so the controller need not be queried. For the others, trust only the controller's
+        // number of shards.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
         let arguments = arguments(count, words)?.on(Some(&node()?));
         let array = number(handle, ARRAY_ID).filter(|array| *array != 0);
         let job = Job {
-            id: number(handle, JOB_ID).ok_or("Slurm does not give the job's number")?,
-            uid: number(handle, JOB_UID).ok_or("Slurm does not give the job's user")?,
+            id: number(handle, JOB_ID).ok_or("Slurm does not provide the job's ID")?,
+            uid: number(handle, JOB_UID).ok_or("Slurm does not provide the job's user")?,
             of_array: array.zip(number(handle, ARRAY_TASK_ID)),
         };
         let variables = work::begin(&arguments, &given, &job)?;

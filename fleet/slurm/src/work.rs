@@ -163,10 +163,10 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
         }
         Err(error) => return Err(told(&error)),
     };
-    let socket = made["socket"].as_str().ok_or("the daemon names no socket")?;
+    let socket = made["socket"].as_str().ok_or("the daemon does not report a socket")?;
     let socket = PathBuf::from(socket);
     sockets::give(&arguments.sockets, &socket, job.uid).map_err(|error| {
-        format!("{}: {error}; `sockets` in plugstack.conf names the daemon's folder of sockets", socket.display())
+        format!("{}: {error}; `sockets` in plugstack.conf must be the daemon's socket folder", socket.display())
     })?;
     let socket = socket.display().to_string();
     if given.vgpu {
@@ -306,7 +306,9 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
     let there = file.metadata()?;
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
-        return Err(std::io::Error::other("it is not a file that only this user owns; move it away"));
+        return Err(std::io::Error::other(
+            "it is not a regular file with a single link, owned by this user; move it away",
+        ));
     }
     // Write the line with a single call, so that lines of different processes are not mixed.
     file.write_all(line.as_bytes())

@@ -439,8 +439,10 @@ impl Channel {
         }
         let submission = self.submitted.get() + 1;
         let buffer = &self.ring[((submission - 1) % self.ring.len() as u64) as usize];
-        // The GPU may still fetch from the buffer.
-        buffer.wait(true)?;
+        // The GPU may still fetch from the buffer. The first submissions use new buffers.
+        if submission > self.ring.len() as u64 {
+            buffer.wait(true)?;
+        }
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         buffer.map()?.write(0, &bytes);
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::commands;
 use crate::request::{Answers, Request};
 
-/// Maximum length in bytes of a line from the host. Longer lines are truncated.
+/// Maximum length of a line from the host, in bytes. Longer lines are truncated.
 const LONGEST_LINE: usize = 4096;
 
 /// Exit code for an unknown or malformed command.

@@ -13,7 +13,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::request::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
-/// Maximum length in bytes of a line of program output. Longer lines are split.
+/// Maximum length of a line of program output, in bytes. Longer lines are split.
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
@@ -89,7 +89,7 @@ fn show(path: &str, answers: &Answers) -> io::Result<()> {
 fn names(directory: &str, answers: &Answers) -> io::Result<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        // `/dev/dri` does not exist before the first driver is loaded.
+        // `/dev/dri` does not exist before a driver has been loaded.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(named(directory, &error)),
     };

@@ -5,7 +5,8 @@
 //! including orphans.
 //!
 //! This is not a shell: words are separated by spaces, and cannot be quoted. The program never exits, because the
-//! kernel panics when init exits. On a system with another init, it runs as a service and only serves the line.
+//! kernel panics when init exits. On a system with another init, the program runs as a service that only serves the
+//! line.
 //!
 //! Kernel messages go to the console (`ttyS0`); the agent uses `ttyS1`. With `gm.autoload=1` on the kernel command
 //! line, the modules are loaded before the agent reports readiness.
@@ -24,7 +25,7 @@ mod setup;
 use std::time::Duration;
 
 fn main() {
-    // A panic terminates only its thread, with a message; the process must continue.
+    // A panic must terminate only its thread, with a message; the process must continue.
     std::panic::set_hook(Box::new(|info| println!("guest-init: panic: {info}")));
     let ended = std::panic::catch_unwind(run);
     println!("guest-init: halted: {}", if ended.is_ok() { "the agent's line closed" } else { "after a panic" });

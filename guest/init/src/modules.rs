@@ -47,7 +47,7 @@ pub fn unload(name: &str) -> io::Result<()> {
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
 }
 
-/// Returns a module's parameters on the kernel command line, like `modprobe`.
+/// Returns a module's parameters on the kernel command line, as `modprobe` does.
 fn given_to(module: &str, command_line: &str) -> String {
     let words = command_line.split_whitespace().filter_map(|word| {
         let (name, parameter) = word.split_once('.')?;

@@ -1,8 +1,8 @@
 //! Starts child processes, waits for them, and reaps orphans.
 //!
-//! Only one thread calls `wait`, so reaping orphans never consumes the exit status of a child that another thread waits
-//! for. The lock is held while a child is started, so that a child that exits immediately is not reaped before its
-//! owner is recorded.
+//! Only one thread calls `wait`, so reaping orphans never consumes the exit status of a child for which another thread
+//! is waiting. The lock is held while a child is started, so that a child that exits immediately is not reaped before
+//! its owner has been recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -37,7 +37,7 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // First wait for a child to exit, and then reap it under the lock.
+        // First wait for a child to exit, and then reap it with the lock held.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {

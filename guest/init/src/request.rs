@@ -28,7 +28,7 @@ impl Request {
     }
 }
 
-/// Sends the output of a command. The output of concurrent commands is interleaved line by line.
+/// Sends the output of a command. Outputs of concurrent commands are interleaved line by line.
 #[derive(Clone)]
 pub struct Answers {
     /// The serial line to the host.
@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Ignore errors: a line that does not drain cannot be fixed here.
+        // Ignore errors: this program cannot fix a line that does not drain.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

@@ -23,10 +23,10 @@ const MOUNTS: [(&str, &str); 6] = [
 /// Mounts the guest's file systems. Prints a message for each failure, and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
-        // The mount points within `sysfs` and `debugfs` already exist.
+        // The mount points in `sysfs` and `debugfs` already exist.
         let _ = std::fs::create_dir_all(directory);
         match mount(kind, directory, kind, MountFlags::empty(), None) {
-            // The kernel may have mounted devtmpfs already.
+            // The kernel may already have mounted devtmpfs.
             Ok(()) | Err(rustix::io::Errno::BUSY) => {}
             Err(error) => println!("guest-init: mount {kind} on {directory}: {error}"),
         }

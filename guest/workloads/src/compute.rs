@@ -10,12 +10,19 @@ use gdev::{Context, Tuning};
 /// A context on nouveau.
 pub type Guest = Context<Nouveau>;
 
-/// Copy settings that make every VRAM copy use the copy engine, because the tests count its copies.
+/// Copy settings that make every VRAM copy use a copy engine, because the tests count these copies.
 const BY_ENGINE: Tuning = Tuning { direct_write_bytes: 0, direct_read_bytes: 0, ..TUNING };
 
 /// Creates a context.
 pub fn context(device: &Arc<Device>) -> Result<Guest> {
     Ok(Context::new(Nouveau::new(device)?, BY_ENGINE))
+}
+
+/// Creates a context that measures the GPU time of its launches.
+pub fn measuring(device: &Arc<Device>) -> Result<Guest> {
+    let mut guest = context(device)?;
+    guest.backend_mut().measure_launches();
+    Ok(guest)
 }
 
 /// Creates a context with at most `in_flight` submissions in flight. Further launches wait for the oldest submission.

@@ -1,11 +1,11 @@
 //! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
-//! The driver is the library `gdev`: contexts are for whole computations, and device files, buffers, channels and
-//! pushbuffers for tests of single requests. Only [`raw`] computes without the library, for comparison.
+//! The driver is the library `gdev`: whole computations use contexts, and tests of single requests use device files,
+//! buffers, channels and pushbuffers. Only [`raw`] computes without the library, for comparison.
 //!
 //! Parts: [`compute`] (contexts), [`raw`] (a driver without the library), [`pattern`] (test data), [`rig`] (fills,
-//! checks, counts), [`ending`] (time limits), [`marks`] (pauses in which the host reads its counters), [`tests`] (one
-//! file per command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
+//! checks, counts), [`ending`] (time limits), [`marks`] (pauses during which the host reads its counters), [`tests`]
+//! (one file per command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
 //!
 //! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. Other drivers, relocations,
 //! tiled buffers, `VM_BIND` and graphics are not supported.

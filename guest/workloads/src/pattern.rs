@@ -1,7 +1,7 @@
 //! Test data: randomly accessible byte streams, and the expected contents of a buffer.
 //!
 //! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
-//! copied from a wrong address, or was not copied, is detected with a probability of 255/256.
+//! copied from a wrong address, or not copied, is detected with a probability of 255/256.
 
 use anyhow::{Result, bail};
 
@@ -66,7 +66,7 @@ impl Random {
     }
 }
 
-/// A range of a buffer that contains a range of a stream.
+/// A range of a buffer, filled from a range of a stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     /// Offset in the buffer, in bytes.
@@ -79,7 +79,7 @@ pub struct Piece {
     pub from: u64,
 }
 
-/// Expected contents of a buffer: a background overlaid with pieces. Later pieces overlay earlier ones.
+/// Expected contents of a buffer: a background overlaid with ranges. Later ranges overlay earlier ones.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -92,7 +92,7 @@ impl Expected {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Overlays the contents with a piece.
+    /// Overlays the contents with a range.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);

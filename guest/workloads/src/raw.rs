@@ -1,7 +1,7 @@
 //! A minimal driver of nouveau's ioctls: the baseline for the library `gdev`.
 //!
 //! [`Raw`] issues the ioctls like a program without a library. It submits the same kernels and copies, and uses two
-//! staging buffers of the same size as the library's. `Raw` has none of the library's checks and stamps, so it does not
+//! staging buffers of the same size as the library's. `Raw` lacks the library's checks and stamps, so it does not
 //! detect lost work, and the caller must compare results. `Raw` uses only the argument layouts, the method encoding and
 //! the file mapping of `gdev`.
 
@@ -21,7 +21,7 @@ use workloads::Gpu;
 const STAGING_BYTES: u64 = TUNING.piece_bytes;
 /// Number of staging buffers: the CPU uses one while the card uses the other.
 const STAGINGS: usize = 2;
-/// The card prefetches code beyond the program counter.
+/// Number of bytes that the card prefetches beyond the program counter.
 const FETCH_AHEAD_BYTES: u64 = 0x100;
 
 /// A buffer of the kernel driver.
@@ -57,7 +57,7 @@ impl Buffer {
         self.mapping.as_ref().context("the buffer is not in RAM")
     }
 
-    /// Returns an entry for a submission's buffer list.
+    /// Returns an entry for the buffer list of a submission.
     fn entry(&self, reads: bool, writes: bool) -> uapi::PushbufBuffer {
         uapi::PushbufBuffer {
             handle: self.handle,
@@ -256,7 +256,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Frees a buffer. The kernel driver keeps its memory until the submitted work has completed.
+    /// Frees a buffer. The kernel driver keeps its memory until submitted work has completed.
     fn close(&self, buffer: Buffer) -> Result<()> {
         let Buffer { handle, mapping, .. } = buffer;
         drop(mapping);
@@ -266,7 +266,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // The kernel driver waits for the channel's work. A failure cannot be handled.
+        // The kernel driver waits for the channel's work. A failure cannot be handled here.
         let _ = call(&self.file, &mut uapi::ChannelFree { channel: self.channel });
     }
 }

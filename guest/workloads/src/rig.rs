@@ -1,7 +1,7 @@
 //! Common code of the tests: the device, counters, and functions that fill and check buffers in any memory.
 //!
 //! The CPU fills and checks guest RAM. CPU accesses to BAR1 may trap, so more than a few KiB of VRAM are transferred
-//! with a GPU copy through a bounce buffer, if possible on an engine other than the one under test. A few words are
+//! with a GPU copy through a bounce buffer, on an engine other than the one under test if possible. A few words are
 //! still sampled through BAR1.
 
 use std::cell::Cell;
@@ -16,18 +16,18 @@ use gdev::nouveau::device::{Buffer, Channel, Device, Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect, linear, lines};
 use gdev::nouveau::uapi::param;
 
-/// Maximum size in bytes of VRAM buffers that are filled and checked only through BAR1.
+/// Maximum size of VRAM buffers that are filled and checked only through BAR1, in bytes.
 const DIRECT: u64 = 2048;
-/// Maximum size in bytes of a buffer that is mapped through BAR1.
+/// Maximum size of a buffer that is mapped through BAR1, in bytes.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Number of words of a large buffer sampled through BAR1.
+/// Number of words sampled in a large buffer through BAR1.
 const SAMPLED_WORDS: u64 = 24;
-/// Size of the bounce buffer in bytes.
+/// Size of the bounce buffer, in bytes.
 const BOUNCE: u64 = 2 << 20;
 /// Number of bytes that the CPU generates or compares at a time.
 const CHUNK: u64 = 64 << 10;
 
-/// The device, with usage counters.
+/// The device, with its usage counters.
 pub struct Rig {
     device: Arc<Device>,
     random: Cell<u64>,
@@ -91,7 +91,7 @@ impl Rig {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
 
-    /// Adds the counts of other processes of this test.
+    /// Adds the counts of this test's other processes.
     pub fn add(&self, counts: Counts) {
         self.verified.set(self.verified.get() + counts.bytes);
         self.copies.set(self.copies.get() + counts.copies);
@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Submits the copies in as many submissions as necessary, without waiting.
+    /// Submits the copies in as many submissions as necessary, without waiting for them.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {
@@ -150,7 +150,7 @@ impl Rig {
         self.add(Counts { bytes, ..Counts::default() });
     }
 
-    /// Prints a progress line of a long test.
+    /// Prints a progress line for a long test.
     pub fn progress(&self, name: &str) {
         let Counts { bytes, copies, channels } = self.counts();
         let seconds = self.seconds();
@@ -265,7 +265,7 @@ fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected:
     Ok(())
 }
 
-/// Updates `target` with the effect of the copies from a source buffer that contains `stream`.
+/// Applies to `target` the effect of the copies from a source buffer that contains `stream`.
 pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, stream: Stream, at: &Buffer) {
     for rect in rects {
         if rect.source_pitch == rect.line_bytes && rect.target_pitch == rect.line_bytes {

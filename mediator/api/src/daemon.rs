@@ -22,7 +22,7 @@ pub struct DaemonInfo {
     pub upgrade_failures: u64,
 }
 
-/// Response to `POST /v1/daemon/upgrade`, after the next daemon has taken over.
+/// Response to `POST /v1/daemon/upgrade`, sent after the next daemon has taken over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Upgraded {
     /// Process ID of the new daemon.

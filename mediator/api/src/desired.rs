@@ -38,7 +38,7 @@ pub struct CardSettings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Desired {
-    /// Expected revision: the request is rejected if the state has another revision.
+    /// Expected revision. The request is rejected if the state has another revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Keys of the `[daemon]` table, which can only be compared, not changed.

@@ -1,4 +1,4 @@
-//! Events: changes to virtual machines, tenants, cards and the daemon, with their time and originator.
+//! Events: changes to virtual machines, tenants, cards and the daemon, with their time and author.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,8 @@ pub struct EventPage {
     pub next: String,
     /// Number of events between the cursor and `next` that are no longer in the log.
     pub lost: u64,
-    /// True if the cursor is from a daemon that has exited. Its later events are lost, and not counted in `lost`.
+    /// True if the cursor is from a daemon that has exited. That daemon's later events are lost, and are not counted in
+    /// `lost`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarted: bool,
     /// Human-readable note about lost events.
@@ -32,7 +33,7 @@ pub struct Event {
     pub at: String,
     /// Kind of the event.
     pub kind: EventKind,
-    /// Object to which the event relates.
+    /// Object that the event is about.
     pub subject: Subject,
     /// Card of the virtual machine or tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,7 +46,7 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_ms: Option<u64>,
     /// Number of events of this kind and subject that this event summarizes, because they occurred too fast to be
-    /// listed.
+    /// listed individually.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub suppressed: u64,
 }
@@ -54,7 +55,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Object to which an event relates.
+/// Object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Subject {
     /// Kind of the object.
@@ -63,7 +64,7 @@ pub struct Subject {
     pub name: String,
 }
 
-/// Kind of object to which an event relates.
+/// Kind of object that an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SubjectKind {
@@ -169,7 +170,7 @@ macro_rules! kinds {
 kinds! {
     /// The daemon has started.
     Started = "started",
-    /// The daemon exits.
+    /// The daemon is exiting.
     Ended = "ended",
     /// An upgrade of the daemon began.
     UpgradeBegan = "upgrade_began",
@@ -193,7 +194,7 @@ kinds! {
     Failed = "failed",
     /// A submission or a program was killed.
     Killed = "killed",
-    /// A program was given up but could not be killed.
+    /// An unresponsive program could not be killed.
     KillFailed = "kill_failed",
     /// A program was suspended.
     Suspended = "suspended",
@@ -223,9 +224,9 @@ kinds! {
     RestoreFailed = "restore_failed",
     /// An operator moved memory to host memory or back.
     MemoryMoved = "memory_moved",
-    /// A drain of a card began.
+    /// The drain of a card began.
     DrainBegan = "drain_began",
-    /// A drain of a card completed.
+    /// The drain of a card completed.
     Drained = "drained",
     /// A card accepts virtual machines and tenants again.
     Undrained = "undrained",
@@ -237,7 +238,7 @@ kinds! {
     MpsLost = "mps_lost",
     /// The MPS server of a share group was restarted.
     MpsStarted = "mps_started",
-    /// Events of many objects occurred too fast to be listed.
+    /// Events about many objects occurred too fast to be listed individually.
     Suppressed = "suppressed",
 }
 

@@ -116,7 +116,7 @@ impl From<MemorySize> for String {
     }
 }
 
-/// Virtual machine, as described by a libvirt domain.
+/// A virtual machine whose VMM arguments are requested.
 #[derive(Clone, Copy, Debug)]
 pub struct Named<'a> {
     /// Name of the virtual machine.
@@ -130,8 +130,8 @@ pub struct Named<'a> {
 }
 
 impl Named<'_> {
-    /// Returns the device ID in QEMU. The IDs differ by kind, because a guest can have both a virtual GPU and the CUDA
-    /// function of another entry.
+    /// Returns the device ID in QEMU. The ID depends on the kind of device, because a guest can have both a virtual GPU
+    /// and the CUDA function of another entry.
     fn id(&self) -> &'static str {
         if self.is_cuda { "cuda0" } else { "vgpu0" }
     }

@@ -97,11 +97,11 @@ impl VmState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
-    /// Through its own vGPU.
+    /// The virtual machine has its own vGPU.
     Mediated,
-    /// Directly, by passthrough.
+    /// The virtual machine drives the card directly (passthrough).
     Passthrough,
-    /// Through CUDA calls of the guest's programs.
+    /// The guest's programs use the card through CUDA calls.
     Cuda,
 }
 
@@ -137,7 +137,7 @@ pub struct Vm {
     /// Path of the socket; absent if the service manager provided the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Name or number of the virtual machine's Xen domain.
+    /// Name or ID of the virtual machine's Xen domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xen_domain: Option<String>,
     /// Connected VMM.
@@ -152,9 +152,9 @@ pub struct Vm {
     /// True if the VMM does not share guest memory (`share=off`). The guest cannot use the card, because the card would
     /// read zeros.
     pub memory_not_shared: bool,
-    /// True if the VMM took back guest memory while the card could access it.
+    /// True if the VMM withdrew guest memory while the card could access it.
     pub memory_withdrawn: bool,
-    /// RAM lent to the card by the virtual machine.
+    /// RAM that the virtual machine lends to the card.
     #[serde(default)]
     pub ram: Ram,
     /// State of the device as configured by the guest's driver.
@@ -194,23 +194,23 @@ pub struct GuestProgram {
     pub lost: bool,
 }
 
-/// RAM lent to a card by a virtual machine.
+/// RAM that a virtual machine lends to a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct Ram {
-    /// Size of the lent RAM in bytes.
+    /// Lent RAM, in bytes.
     pub lent_bytes: u64,
-    /// Maximum size of the lent RAM in bytes.
+    /// Maximum lent RAM, in bytes.
     pub quota_bytes: u64,
-    /// Number of bytes for which bus addresses are reserved, regardless of how much RAM other virtual machines lend.
+    /// Lent RAM for which bus addresses are reserved, regardless of how much RAM other virtual machines lend, in bytes.
     pub guarantee_bytes: u64,
-    /// Number of bytes that were first touched by the daemon or the card, and are therefore charged to the daemon's
-    /// cgroup.
+    /// Lent RAM that the daemon or the card touched first, and that is therefore charged to the daemon's cgroup, in
+    /// bytes.
     pub touched_bytes: u64,
-    /// Limit on these bytes; absent if limited only by the size of the lent RAM.
+    /// Limit on `touched_bytes`; absent if only the size of the lent RAM limits it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub touch_limit_bytes: Option<u64>,
-    /// Number of accesses denied because they would have exceeded this limit.
+    /// Number of accesses denied because they would have exceeded `touch_limit_bytes`.
     pub touches_refused: u64,
 }
 
@@ -221,7 +221,7 @@ pub struct Client {
     pub pid: i32,
     /// User ID of the VMM.
     pub uid: u32,
-    /// Number of the Xen domain, if one is served instead of a connected process.
+    /// ID of the Xen domain, if the client is a domain instead of a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
@@ -233,9 +233,9 @@ pub enum InterruptKind {
     /// The driver receives no interrupts.
     #[default]
     Off,
-    /// Through the interrupt pin (INTx).
+    /// The driver receives interrupts through the interrupt pin (INTx).
     Intx,
-    /// Through MSI.
+    /// The driver receives interrupts through MSI.
     Msi,
 }
 
@@ -248,7 +248,7 @@ pub struct Driver {
     pub bus_master: bool,
     /// Mechanism that delivers interrupts to the driver.
     pub interrupts: InterruptKind,
-    /// Human-readable state of the driver, as far as known to the device.
+    /// Human-readable state of the driver, as far as the device knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -308,9 +308,9 @@ pub struct Card {
     /// memory.
     #[serde(default)]
     pub vram_mediator_mib: u64,
-    /// Size of BAR1 in MiB.
+    /// Size of BAR1, in MiB.
     pub bar1_mib: u64,
-    /// Size of BAR3 in MiB.
+    /// Size of BAR3, in MiB.
     pub bar3_mib: u64,
     /// Number of channels available to virtual machines.
     pub channels: u32,
@@ -321,7 +321,7 @@ pub struct Card {
     /// Names of the tenants of a CUDA card.
     #[serde(default)]
     pub tenants: Vec<String>,
-    /// Unmanaged processes on a CUDA card, as reported by NVML. They are not programs of a tenant.
+    /// Unmanaged processes on a CUDA card, as reported by NVML. They do not belong to a tenant.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
     /// Memory of a CUDA card that the driver reports as used but that cannot be attributed to a process or tenant, in
@@ -335,14 +335,14 @@ pub struct Card {
     pub drained: bool,
 }
 
-/// Process that uses a CUDA card without going through the card's owner.
+/// Process that uses a CUDA card without the card's owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 pub struct Stranger {
     /// Process ID on the daemon's host.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Size of the card memory that the process uses, in bytes, if known.
+    /// Card memory that the process uses, in bytes, if known.
     pub bytes: Option<u64>,
 }
 

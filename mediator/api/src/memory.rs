@@ -1,4 +1,4 @@
-//! Memory of a card and its use in the admin API. Sizes are in bytes.
+//! Memory of cards, and its use, in the admin API. Sizes are in bytes.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub struct CardMemory {
     pub spare_bytes: u64,
     /// Free memory that is not zeroed yet, in bytes.
     pub to_scrub_bytes: u64,
-    /// Memory of the card and the host that stays unused, because the card may still access it for its last owner, in
+    /// Card and host memory that must stay unused, because the card may still access it for its previous user, in
     /// bytes.
     pub quarantined_bytes: u64,
     /// Number of bytes zeroed since the mediator took over the card.
@@ -63,8 +63,8 @@ pub struct CardMemory {
 }
 
 impl CardMemory {
-    /// Returns a description of the limit that prevents moving memory of a virtual machine to the card or to host
-    /// memory, with the remedy. Returns `None` if the virtual machine is not on this card.
+    /// Describes the limit that prevents moves of a virtual machine's memory to the card or to host memory, with the
+    /// remedy. Returns `None` if the virtual machine is not on this card.
     #[must_use]
     pub fn why_stayed(&self, name: &str, to_card: bool) -> Option<String> {
         let Self { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = self;
@@ -95,10 +95,10 @@ impl CardMemory {
     }
 }
 
-/// Quantum in which one virtual machine has a card's memory.
+/// Quantum during which one virtual machine has a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
-    /// Virtual machine that has the quantum.
+    /// Virtual machine whose quantum it is.
     pub holder: String,
     /// All virtual machines that alternate, including the holder.
     pub members: Vec<String>,
@@ -106,8 +106,8 @@ pub struct Turn {
     pub quantum_ms: u64,
 }
 
-/// Placement of a virtual machine's memory. `advertised` is the sum of `on_card`, `in_reserve`, `in_host` and
-/// `unbacked`.
+/// Placement of a virtual machine's memory. `advertised_bytes` is the sum of `on_card_bytes`, `in_reserve_bytes`,
+/// `in_host_bytes` and `unbacked_bytes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VmMemory {
     /// Name of the virtual machine.
@@ -137,17 +137,17 @@ pub struct VmMemory {
     pub entitled_bytes: u64,
     /// Memory pinned to the card, in bytes.
     pub pinned_bytes: u64,
-    /// Peak memory on the card, in bytes.
+    /// Peak amount of memory on the card, in bytes.
     pub on_card_peak_bytes: u64,
-    /// Peak memory on the host, in bytes.
+    /// Peak amount of memory on the host, in bytes.
     pub in_host_peak_bytes: u64,
-    /// Number of bytes that were first placed in host memory.
+    /// Memory that was first placed on the host, in bytes.
     pub born_in_host_bytes: u64,
     /// Number of bytes moved from the card to host memory.
     pub moved_out_bytes: u64,
     /// Number of bytes moved from host memory to the card.
     pub moved_in_bytes: u64,
-    /// Number of suspensions of the virtual machine's work for moves.
+    /// Number of times that the virtual machine's work was suspended for a move.
     pub relocations: u64,
     /// Total duration of the suspensions, in ns.
     pub suspended_ns: u64,
@@ -159,13 +159,13 @@ pub struct VmMemory {
     pub copied_ns: u64,
     /// Number of submissions that had to wait for memory.
     pub memory_waits: u64,
-    /// Number of submissions that failed because they waited for memory until the time limit.
+    /// Number of submissions that failed because their wait for memory exceeded the time limit.
     pub memory_denied: u64,
-    /// Total time for which work has waited for memory, in ns: waits for quanta, and completed waits of submissions for
+    /// Total time that work has waited for memory, in ns: waits for quanta, and completed waits of submissions for
     /// chunks.
     pub memory_waited_ns: u64,
-    /// Number of bytes that could not be placed on first use, by the limit that prevented it: `card` and `quota` apply
-    /// to the card, `host_budget` and `swap_cap` also to host memory.
+    /// Number of bytes that could not be placed on first use, keyed by the limit that prevented it: `card` and `quota`
+    /// apply to the card, `host_budget` and `swap_cap` also to host memory.
     pub refused_bytes: BTreeMap<String, u64>,
 }
 
@@ -186,7 +186,7 @@ pub struct MoveRequest {
     /// Maximum amount in MiB, rounded up to whole chunks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mib: Option<u64>,
-    /// Range that limits the move.
+    /// Restricts the move to this range.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<Range>,
 }
@@ -196,16 +196,16 @@ pub struct MoveRequest {
 pub struct MoveReport {
     /// Moved memory, in bytes.
     pub moved_bytes: u64,
-    /// Memory that stays because there is no space or because it was already being moved, in bytes.
+    /// Memory that was not moved, because there was no space or because it was already being moved, in bytes.
     pub stayed_bytes: u64,
     /// Duration for which the virtual machine's work was suspended, in ns.
     pub suspended_ns: u64,
-    /// Human-readable reason why memory stays, with the remedy.
+    /// Human-readable reason why memory was not moved, with the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Response to `POST /v1/vms/NAME/memory/accesses`: counts of accesses to a guest's VRAM in the requested time.
+/// Response to `POST /v1/vms/NAME/memory/accesses`: the accesses to a guest's VRAM, counted for the requested time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AccessProfile {
     /// Unit of the counts.
@@ -224,7 +224,7 @@ pub enum Counted {
     Submissions,
 }
 
-/// Accessed range.
+/// A range with its number of accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accessed {
     /// Address range of the chunk.
@@ -245,7 +245,7 @@ pub struct Hints {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hint {
-    /// Range of the hint, which applies to all chunks that overlap the range.
+    /// Range of the hint. The hint applies to all chunks that overlap this range.
     pub range: Range,
     /// True to pin the chunks to the card, false to unpin them.
     #[serde(default, skip_serializing_if = "Option::is_none")]

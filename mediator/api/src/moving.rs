@@ -12,7 +12,7 @@ pub struct MoveTo {
     pub card: Option<String>,
 }
 
-/// Response to `POST /v1/vms/NAME/move`, after the virtual machine has continued on another card.
+/// Response to `POST /v1/vms/NAME/move`, sent after the virtual machine has resumed on the other card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Moved {
     /// Name of the virtual machine.
@@ -31,7 +31,7 @@ pub struct Moved {
     pub total_ms: u64,
 }
 
-/// Response to `POST /v1/tenants/NAME/move`: the tenant and its programs use another card.
+/// Response to `POST /v1/tenants/NAME/move`, sent after the tenant and its programs have moved to the other card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TenantMoved {
     /// The tenant.
@@ -42,30 +42,30 @@ pub struct TenantMoved {
     pub to: String,
     /// Number of programs that have moved.
     pub programs: usize,
-    /// Time for which the programs had no card, in ms.
+    /// Time that the programs spent without a card, in ms.
     pub pause_ms: u64,
-    /// MiB of memory in chunks.
+    /// Memory of the tenant's chunks, in MiB.
     pub memory_mib: u64,
-    /// Total time of the move, in ms. The memory returns to the card while the programs run.
+    /// Total duration of the move, in ms. The memory returns to the card while the programs run.
     pub total_ms: u64,
 }
 
-/// Durations of the phases in which a virtual machine is paused during a move, in us.
+/// Durations of the phases of a virtual machine's pause during a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PauseParts {
-    /// Quiescing the connection to the VMM.
+    /// Time to quiesce the VMM connection, in us.
     pub rest_us: u64,
-    /// Draining work from the engines, and saving its state.
+    /// Time to drain work from the engines and to save its state, in us.
     pub still_us: u64,
-    /// Comparing the memory, and copying the differences.
+    /// Time to compare the memory and to copy the differences, in us.
     pub memory_us: u64,
-    /// Recreating the virtual machine and its page tables on the target card.
+    /// Time to recreate the virtual machine and its page tables on the target card, in us.
     pub anew_us: u64,
-    /// Resuming the connection.
+    /// Time to resume the connection, in us.
     pub go_on_us: u64,
 }
 
-/// Response to `POST /v1/vms/NAME/restore`, after the vGPU was restored.
+/// Response to `POST /v1/vms/NAME/restore`, sent after the vGPU has been restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Restored {
     /// Name of the virtual machine.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Durations, WaitReason, WorkState};
 
-/// Share of a virtual machine in its card's time: a `[vm.time]` table with all keys.
+/// A virtual machine's share of its card's time: a `[vm.time]` table with all keys.
 pub use config::TimeShare as VmTime;
 
 /// Response to `GET /v1/schedulers`.
@@ -36,18 +36,18 @@ pub struct CardScheduler {
     pub vms: Vec<VmShare>,
 }
 
-/// Use of an engine by all virtual machines.
+/// Use of an engine by all virtual machines together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EngineUse {
     /// Time for which the engine was busy since the mediator took over the card, in ns.
     pub busy_ns: u64,
     /// Part of the busy time used by virtual machines that have since been removed, in ns.
     pub departed_ns: u64,
-    /// Part of the window in which the engine was busy with work of current virtual machines, in permille.
+    /// Fraction of the window in which the engine was busy with current virtual machines' work, in permille.
     pub busy_permille: u32,
 }
 
-/// Use of a card's time by a virtual machine.
+/// A virtual machine's use of a card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmShare {
     /// Name of the virtual machine.
@@ -77,10 +77,10 @@ pub struct VmShare {
     /// Human-readable reason why the work waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// The same reason, for programs.
+    /// Machine-readable reason why the work waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_reason: Option<WaitReason>,
-    /// Use of each engine by the virtual machine.
+    /// The virtual machine's use of each engine.
     pub engines: BTreeMap<Engine, VmEngine>,
 }
 
@@ -129,7 +129,7 @@ pub struct VmEngine {
     pub credit_ns: i64,
     /// Use in excess of the share, in ns; negative if below the share.
     pub beyond_ns: i64,
-    /// Distribution of the waits of submissions for their start.
+    /// Distribution of submissions' waits from arrival to start.
     pub wait: Durations,
 }
 
@@ -148,7 +148,7 @@ pub struct SchedulerHistory {
     pub vms: Vec<VmHistory>,
 }
 
-/// Use of a card by a virtual machine over time.
+/// A virtual machine's use of a card over time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmHistory {
     /// Name of the virtual machine.
@@ -162,7 +162,7 @@ pub struct VmHistory {
     pub samples: Vec<UseSample>,
 }
 
-/// Use of a card by a virtual machine in one interval.
+/// A virtual machine's use of a card in one interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct UseSample {
     /// Start of the interval on the card's clock, in ns.

@@ -24,7 +24,7 @@ struct Operation {
     if_match: bool,
 }
 
-/// Key of a request's query string: name, description and type.
+/// Query parameter of a request: name, description and type.
 type Parameter = (&'static str, &'static str, Schema);
 
 fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
@@ -295,7 +295,7 @@ const OPERATIONS: [Operation; 46] = [
     get("/v1/schema", "This document", NONE, |_| json!({ "type": "object" })),
 ];
 
-/// Tags of the operations: name, description, and the first path components to which they apply.
+/// Tags of the operations: name, description, and the first path components that they apply to.
 const TAGS: [(&str, &str, &[&str]); 5] = [
     ("vms", "Virtual machines", &["vms"]),
     ("tenants", "Tenants of CUDA cards", &["tenants"]),

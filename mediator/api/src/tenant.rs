@@ -108,21 +108,21 @@ pub struct Tenant {
     /// Human-readable reason why the work waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// The same reason, for programs.
+    /// Machine-readable reason why the work waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_reason: Option<WaitReason>,
-    /// Total wait of the tenant for memory quanta, in ns.
+    /// Total time that the tenant has waited for memory quanta, in ns.
     #[serde(default)]
     pub quantum_wait_ns: u64,
     /// Number of unresponsive programs that were killed.
     pub killed: u64,
-    /// Number of programs that were given up but could not be killed; they run without a connection, turns or memory.
+    /// Number of unresponsive programs that could not be killed; they run without a connection, turns or memory.
     #[serde(default)]
     pub kill_failures: u64,
     /// Number of unresponsive programs that were suspended.
     #[serde(default)]
     pub suspended: u64,
-    /// Programs given up most recently, that is, killed or suspended, oldest first, at most 4.
+    /// Programs most recently killed or suspended because they did not respond, oldest first, at most 4.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<GivenUp>,
     /// Time by which the current turn has exceeded its slice while others share the card, in ns.
@@ -228,10 +228,10 @@ pub struct TenantCard {
     pub turns: u64,
     /// Number of turns cancelled because other cards were not free in time.
     pub cancelled: u64,
-    /// Time for which this card was available to the tenant but waited for the tenant's other cards, in ns. It is
-    /// charged to the tenant.
+    /// Time that this card, while available to the tenant, waited for the tenant's other cards, in ns. It is charged to
+    /// the tenant.
     pub gather_ns: u64,
-    /// Longest such wait, in ns.
+    /// Longest such wait for the tenant's other cards, in ns.
     pub longest_gather_ns: u64,
     /// Time within the tenant's turns during which it had no work on this card, in ns.
     pub rest_ns: u64,
@@ -250,7 +250,7 @@ pub struct Unaccounted {
     pub bytes: u64,
 }
 
-/// Given-up program of a tenant.
+/// A program that was killed or suspended because it did not respond.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct GivenUp {
     /// Process ID, as seen by the card's owner.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkState {
-    /// There is no work.
+    /// The tenant or virtual machine has no work.
     #[default]
     Idle,
     /// Work is running.

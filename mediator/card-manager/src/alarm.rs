@@ -1,4 +1,4 @@
-//! Alarm that wakes the card's interrupt thread for the scheduler.
+//! Alarm that wakes a card's interrupt thread for the scheduler.
 
 use super::ManagerError;
 use rustix::time::{
@@ -10,28 +10,29 @@ use vmm_sys_util::eventfd::EventFd;
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// A timer, and a way to wake the thread immediately.
+/// A timer that wakes a thread, and can also wake it immediately.
 pub trait Alarm {
-    /// Arms the timer to expire in `in_ns` ns, replacing its previous expiry.
+    /// Arms the timer to expire in `in_ns` ns, replacing an earlier expiry time.
     ///
     /// # Errors
     /// Returns an error if the timer cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
-    /// Silences the expired timer until it is armed again. Has no effect if it was armed again after the thread woke.
+    /// Clears the expiry of the timer until it is armed again. Has no effect if the timer was armed again after the
+    /// thread woke.
     ///
     /// # Errors
     /// Returns an error if the timer cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
-    /// Wakes the thread, which then delivers the events in the outbox.
+    /// Wakes the thread, which delivers the events in the outbox.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be woken.
     fn wake(&mut self) -> io::Result<()>;
 }
 
-/// A timer and an event as file descriptors.
+/// A timer and an event, as file descriptors.
 #[derive(Debug)]
 pub struct TimerAlarm {
     timer: OwnedFd,
@@ -42,15 +43,15 @@ impl TimerAlarm {
     /// Creates a timer for a thread that also waits for `event`.
     ///
     /// # Errors
-    /// Returns an error if the host cannot create another timer.
+    /// Returns an error if the host cannot create a timer.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
-            .map_err(|error| ManagerError::host("no timer for the scheduler", error))?;
+            .map_err(|error| ManagerError::host("cannot create a timer for the scheduler", error))?;
         Ok(Self { timer, event })
     }
 
-    /// Returns another file descriptor for the timer, which becomes readable on expiry.
+    /// Returns another file descriptor for the timer. It becomes readable when the timer expires.
     ///
     /// # Errors
     /// Returns an error if no more file descriptors are available.

@@ -1,9 +1,9 @@
-//! Runs the scheduler's code under thousands of schedules chosen by a checker. The actors are guests that submit work,
-//! a card that executes it, the interrupt thread, the timer, and an operator. The code under test is the mediator's own
-//! [`Feeder`], [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
+//! Tests the scheduler's code under thousands of schedules that a checker selects. The actors are guests that submit
+//! work, a card that executes it, the interrupt thread, the timer, and an operator. The code under test is the
+//! mediator's own [`Feeder`], [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
 //!
 //! The checker reports a thread that nothing can wake as a deadlock, so a test that completes has not lost a wake-up.
-//! These tests omit the poll every 100 ms, because it would hide lost wake-ups.
+//! These tests omit the poll that normally runs every 100 ms, because it would hide lost wake-ups.
 //!
 //! [`Feeder`]: crate::work::feeder::Feeder
 //! [`Schedule`]: crate::work::schedule::Schedule
@@ -29,10 +29,10 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Submission lengths in ns: shorter and longer than BAND's wait for a VM and the card's run-ahead.
+/// Submission lengths in ns, some shorter and some longer than BAND's wait for a VM and the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
-/// The mediator's state for the card, under the card's lock.
+/// The mediator's state for the card, protected by the card's lock.
 struct Host {
     state: locks::Mutex<locks::rank::Card, State, Checked>,
     card: Card,
@@ -47,7 +47,7 @@ impl Host {
     }
 }
 
-/// A vGPU, under its VM's lock.
+/// A vGPU, protected by its VM's lock.
 struct Guest {
     vm: TenantId,
     host: Arc<Host>,
@@ -62,7 +62,7 @@ impl Recipient for Guest {
     }
 }
 
-/// The complete test setup.
+/// The card, its threads, and its guests.
 struct Rig {
     host: Arc<Host>,
     guests: Vec<Mailbox<Guest, Checked>>,
@@ -93,7 +93,7 @@ impl Served for Rig {
     }
 }
 
-/// Returns a VM's channels: the first one computes, and the second one copies.
+/// Returns a VM's channels, of which the first computes and the second copies.
 fn channels(vm: TenantId) -> [(ChannelId, Engine); 2] {
     let first = vm.0 as u8 * 2;
     [(ChannelId(first), Engine::Compute), (ChannelId(first + 1), Engine::Copy0)]
@@ -103,7 +103,7 @@ fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
-/// Returns a configuration that charges even late completions by the card's clock.
+/// Returns a random configuration that charges all completions by the card's clock, even late ones.
 fn any_config() -> Config {
     let policy = *choose(&PolicyKind::ALL).expect("some");
     let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
@@ -137,7 +137,7 @@ impl Rig {
         (rig, threads)
     }
 
-    /// Body of the interrupt thread.
+    /// Runs the interrupt thread.
     fn serve(&self) {
         let woken = || {
             self.host.card.wait(|hardware| {
@@ -146,13 +146,13 @@ impl Rig {
             })
         };
         while let Some(mut woken) = woken() {
-            // Another thread may re-arm the timer between the wake-up and the check for expiry.
+            // Another thread may arm the timer again between the wake-up and the check for expiry.
             woken.expired |= thread_rng().gen_bool(0.1);
-            serve_wakeup(self, woken).expect("the signal is read");
+            serve_wakeup(self, woken).expect("reading the signal succeeds");
         }
     }
 
-    /// Runs `act` on a VM's thread, as for a register access.
+    /// Runs `act` on a VM's thread, like a register access.
     fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
@@ -163,7 +163,7 @@ impl Rig {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// Waits until all of a guest's submissions have completed. Checks the condition only after an interrupt.
+    /// Waits until all of a guest's submissions have completed. Checks for this only after an interrupt.
     fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
@@ -171,10 +171,10 @@ impl Rig {
         }
     }
 
-    /// Waits for guests and operators. Stops the card's threads once the mediator has noticed the completion of all
-    /// work.
+    /// Waits for guests and operators, and stops the card's threads once the mediator has noticed that all work has
+    /// completed.
     fn end(&self, actors: Vec<JoinHandle<()>>, threads: Vec<JoinHandle<()>>) {
-        let join = |thread: JoinHandle<()>| thread.join().expect("it ends");
+        let join = |thread: JoinHandle<()>| thread.join().expect("the thread ends normally");
         actors.into_iter().for_each(join);
         self.host.card.wait(|hardware| hardware.is_seen().then_some(()));
         self.host.card.change(|hardware| hardware.stopped = true);
@@ -184,8 +184,7 @@ impl Rig {
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(TenantId) {
-                // Work is counted on its expected engine when it arrives, and on the engine where it was observed when
-                // it completes.
+                // An arrival counts on the expected engine, and a completion on the engine where the work was observed.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
@@ -217,7 +216,7 @@ fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     rig.wait(vm);
 }
 
-/// Changes policies and shares, as an operator would.
+/// Changes policies and shares as an operator would.
 fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
     for _ in 0..3 {
         let vm = TenantId(thread_rng().gen_range(0..VMS));
@@ -251,7 +250,7 @@ fn all_that_is_submitted_ends_and_is_charged_once() {
     });
 }
 
-/// Stops a guest's channels, makes them wait for semaphores, and ends them regardless of their work.
+/// Stops a guest's channels, makes them wait for semaphores, and ends them even if they have work.
 fn restless(rig: &Rig, vm: TenantId) {
     for _ in 0..6 {
         let (channel, engine) = any_channel(vm);
@@ -325,8 +324,8 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
             acquire(true);
             // While the VM waits, later work on the channel gets slices.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(SUBMISSION_LENGTHS_NS[0])));
-            // The release follows all work of the other VMs.
-            others.into_iter().for_each(|other| other.join().expect("it ends"));
+            // The semaphore is released after all work of the other VMs has ended.
+            others.into_iter().for_each(|other| other.join().expect("the thread ends normally"));
             acquire(false);
             rig.wait(vm);
         });
@@ -338,7 +337,7 @@ fn work_waiting_for_semaphore_blocks_no_other_vm() {
 fn endless_work_is_killed_and_guest_is_notified() {
     try_schedules(SCHEDULES, || {
         let limit = Some(10_000_000);
-        // Either every kill causes a quarantine, which the timer ends, or no kill does.
+        // Either every kill leads to a quarantine, which the timer ends, or none does.
         let strikes = thread_rng().gen_range(0..=1);
         let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
@@ -348,7 +347,7 @@ fn endless_work_is_killed_and_guest_is_notified() {
     });
 }
 
-/// A VM with endless work repeatedly stops its channel next to a well-behaved VM. Every check blames the first VM.
+/// Checks that a VM with endless work is blamed if it repeatedly stops its channel next to a well-behaved VM.
 #[test]
 fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     try_schedules(SCHEDULES, || {
@@ -394,14 +393,14 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// A VM's channel has contexts for compute and copies, and copies at the same time as another VM. Each VM is charged
+/// Tests a channel with contexts for compute and copies that copies at the same time as another VM. Each VM is charged
 /// for its own use of the copy engine, from the first poll in which the card reports this use.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];
     const FIRST_POLL_NS: u64 = 500_000;
     try_schedules(10, || {
-        // The checker needs a second thread to choose from.
+        // The checker requires a second thread.
         let beside = thread::spawn(thread::yield_now);
         let card = Card::default();
         let mut state = State::new(Config { stamp_slack_ns: u64::MAX, ..Config::default() }, card.clone());
@@ -410,7 +409,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         card.change(|hardware| {
             hardware.bind(several, TenantId(0), Engine::Compute);
             hardware.bind(other, TenantId(1), Engine::Copy0);
-            hardware.rings.get_mut(&several).expect("it is bound").works_on = Some(Engine::Copy0);
+            hardware.rings.get_mut(&several).expect("the channel is bound").works_on = Some(Engine::Copy0);
         });
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         state.ring(TenantId(1), other, Some(LENGTH_NS));
@@ -420,7 +419,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
             hardware.pass(FIRST_POLL_NS);
         });
         state.feeder().tick();
-        // This work completes first, followed by the other VM's work.
+        // This work completes first, and the other VM's work completes next.
         card.change(|hardware| while hardware.run_one().is_some() {});
         while !state.schedule.counts().is_empty() {
             state.feeder().complete();
@@ -431,9 +430,9 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [FIRST_POLL_NS, LENGTH_NS - FIRST_POLL_NS]);
         assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "waiting is not charged");
-        // The next submission is booked on the engine where the previous one was observed.
+        // The next submission is booked on the engine on which the previous one was observed.
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
-        beside.join().expect("it ends");
+        beside.join().expect("the thread ends normally");
     });
 }

@@ -1,12 +1,13 @@
-//! The card manager: allocates VRAM and channels to VMs, and routes the card's interrupts. `bringup` initializes the
-//! card beforehand.
+//! Card manager: allocates VRAM and channels to VMs, and routes the card's interrupts. `bringup` initializes the card
+//! beforehand.
 //!
-//! Modules, each of which uses only earlier ones: `alarm` (timers), `tenants` (card events for a VM, and the mailbox
-//! that queues them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines these
-//! with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
+//! Modules, each of which only uses earlier ones: `alarm` (timers); `tenants` (card events for VMs, and the mailbox
+//! that queues a VM's events until the VM handles them); `work` (channels and their schedule); and `managed_card`,
+//! which combines these with the card's memory ([`card_memory`]) and contains the card's state, threads, interrupts,
+//! recovery, and relocation.
 //!
-//! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
-//! then calls VMs.
+//! Lock order: `locks::rank`. The interrupt thread acquires the card's lock, collects the events, releases the lock,
+//! and only then calls VMs.
 //!
 //! The crate does not depend on VMMs, guest registers, the configuration file or the admin API.
 

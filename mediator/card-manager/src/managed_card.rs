@@ -1,4 +1,4 @@
-//! A card with all mediator state for it, and the VMs that share it.
+//! A card, all of the mediator's state for it, and the VMs that share it.
 //!
 //! Modules: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
 //! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
@@ -64,19 +64,19 @@ use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
 
 /// A VM that receives events.
 pub trait GuestEvents: Send + Sync {
-    /// Called from the card's interrupt thread, without the card's lock.
+    /// Handles a card event. Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns
-    /// the guest VRAM ranges that have moved. On return, the card uses their new locations. The caller must not hold
-    /// any lock.
+    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held; it returns the
+    /// guest VRAM ranges that have moved. When this function returns, the card uses their new locations. The caller
+    /// must not hold any lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
-    /// Called without the card's lock after the card was taken over from another owner. On return, the VM's address
-    /// spaces on the card match the guest's. The VM's work must not run before that.
+    /// Rebuilds the VM's address spaces after the card was taken over from another owner. When this function returns,
+    /// they match the guest's, so the VM's work may run. Called without the card's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -94,12 +94,12 @@ pub struct CardState {
     work: Work,
     clock: Clock,
     vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while one of their channels was still on the card. Their memory is freed once the channel
-    /// has left.
+    /// VMs that were removed while one of their channels was still on the card. A VM's memory is freed once its
+    /// channels have left.
     removed: BTreeSet<TenantId>,
     /// Alarms of the guests' PTIMERs.
     guest_alarms: GuestAlarms,
-    /// Clears PGRAPH between VMs; `None` if not configured.
+    /// Clears PGRAPH between VMs, or `None` if this is not configured.
     scrubber: Option<Scrubber>,
     /// Firmware of the card's falcons.
     firmware: Set,
@@ -118,15 +118,15 @@ pub struct Sharing {
     pub reserve_bytes: u64,
     /// Size of the host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
-    /// Memory settings of the card.
+    /// Settings for dividing the card's memory.
     pub division: Division,
-    /// Time settings of the card.
+    /// Settings for dividing the card's time.
     pub scheduler: sched::Config,
-    /// Clears residual data of one VM's kernels from PGRAPH before another VM's kernels run.
+    /// Set to clear residual data of one VM's kernels from PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Uses the copy engines to zero memory between owners, for cards whose memory is slow to access from the CPU.
+    /// Set to zero memory between owners with the copy engines, for cards whose memory is slow to access from the CPU.
     pub engines_zero: bool,
-    /// Keeps the host memory for chunks in an unnamed file, so that another process can take over the card.
+    /// Set to keep the host memory for chunks in an unnamed file, so that another process can take over the card.
     pub shared: bool,
 }
 
@@ -139,7 +139,7 @@ pub struct Share {
     pub memory: Limits,
     /// Maximum number of physical channels that the VM may use.
     pub channels: u32,
-    /// Time limit for a channel that occupies an engine without progress; `None` for no limit.
+    /// Maximum time for which a channel may occupy an engine without progress, or `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Share of the card's time.
     pub time: VgpuParams,
@@ -152,7 +152,7 @@ pub struct ManagedCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
-    /// Card address and size in bytes of the chunks that contain the fixed structures.
+    /// VRAM address and size in bytes of the chunks that contain the fixed structures.
     own: (VramAddr, u64),
     /// Set if the copy engines zero memory between owners.
     engines_zero: bool,
@@ -161,7 +161,7 @@ pub struct ManagedCard {
     stop: AtomicBool,
     /// Reason why the card has failed.
     failure: OnceLock<String>,
-    /// Set while a thread removes the work from the failed card.
+    /// Set once a thread removes the work from the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
     /// Held by the thread that moves memory, so that only one VM at a time is suspended for moves.
@@ -169,11 +169,11 @@ pub struct ManagedCard {
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Receives the firmware that guests load into their falcons.
     inbox: OnceLock<Inbox>,
-    /// Set while this process may reset the card: from takeover to handover.
+    /// Set from takeover to handover, while this process may reset the card.
     owned: AtomicBool,
 }
 
-/// Parts of a card that is being opened.
+/// Parts from which a card is assembled.
 struct Parts {
     card: Arc<dyn Card>,
     info: CardInfo,
@@ -187,14 +187,14 @@ struct Parts {
     timers: Timers,
 }
 
-/// Event and timers on which a card's interrupt thread waits.
+/// Event and timers for which a card's interrupt thread waits.
 struct Timers {
     event: EventFd,
     guest_alarm: TimerAlarm,
     waits: Waits,
 }
 
-/// File descriptors on which a card's interrupt thread waits.
+/// File descriptors for which a card's interrupt thread waits.
 struct Waits {
     event: EventFd,
     timer: OwnedFd,
@@ -215,7 +215,7 @@ impl Timers {
 }
 
 fn no_descriptor(error: std::io::Error) -> ManagerError {
-    ManagerError::host("no event descriptor or thread for the card", error)
+    ManagerError::host("cannot create an event descriptor or thread for the card", error)
 }
 
 impl ManagedCard {
@@ -229,7 +229,7 @@ impl ManagedCard {
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first scrubbed chunks become the mediator's own, because scrubbing the others requires them.
+        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -243,7 +243,7 @@ impl ManagedCard {
         let golden = golden::make(&*card, &mut memory, &layout)?;
         own.iter().for_each(|work| chunks.scrubbed(work.place));
         let reserved = chunks.reserve_mediator(count as u32, 1)?;
-        assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
+        assert_eq!(chunks.address(reserved), first, "the first scrubbed chunks are the ones reserved");
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX))?;
         let (timers, alarm) = Timers::new()?;
         let mut iova = IovaSpace::without(&card.unmappable());
@@ -277,7 +277,7 @@ impl ManagedCard {
         Ok(host)
     }
 
-    /// Creates a card without VMs. Its threads are not started yet.
+    /// Creates a card without VMs. Does not start its threads yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -343,12 +343,12 @@ impl ManagedCard {
         &self.card
     }
 
-    /// Starts sending firmware that guests load into their falcons to `inbox`.
+    /// Sends firmware that guests load into their falcons to `inbox` from now on.
     pub fn collect_firmware(&self, inbox: Inbox) {
         let _later = self.inbox.set(inbox);
     }
 
-    /// Records firmware that a guest has started on a falcon of its vGPU.
+    /// Records firmware that a guest has started on one of its vGPU's falcons.
     pub fn offer_firmware(&self, vm: TenantId, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Some(inbox) = self.inbox.get() {
             inbox.offer(vm.0, falcon, code, data);
@@ -361,7 +361,7 @@ impl ManagedCard {
         &self.info
     }
 
-    /// Returns the card addresses of the channels' structures.
+    /// Returns the VRAM addresses of the channels' structures.
     #[must_use]
     pub fn layout(&self) -> &channels::Layout {
         &self.layout
@@ -376,31 +376,31 @@ impl ManagedCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns how often and how long the card's lock was held.
+    /// Returns how often and for how long the card's lock was held.
     #[must_use]
     pub fn lock_holds(&self) -> locks::Holds {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed, reading only their identities from the card's state.
+    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns true for the first caller.
+    /// Returns true for the first caller only.
     pub(crate) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check whether they must exit.
+    /// Wakes the card's threads, so that they check if they must exit.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
-            tracing::error!(%error, "the card's interrupt thread cannot be woken");
+            tracing::error!(%error, "cannot wake the card's interrupt thread");
         }
         self.wakeup.ring();
     }
 
-    /// Returns the number of the mediator's own physical channels, which are not available to VMs.
+    /// Returns the number of physical channels that the mediator uses itself, so that they are not available to VMs.
     #[must_use]
     pub fn own_channels(&self) -> u32 {
         let state = self.lock();
@@ -420,7 +420,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of chunk parts that the copy engines have moved.
+    /// Returns the number of parts of chunks that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
@@ -446,12 +446,12 @@ impl ManagedCard {
         self.stopping() || self.failure().is_some()
     }
 
-    /// Wakes the balancer after a move that it did not plan.
+    /// Makes the balancer plan again after a move that it did not plan.
     pub fn look_again(&self) {
         self.wakeup.ring();
     }
 
-    /// Allocates a share of the card to a VM. Its VRAM is placed on the card in zeroed chunks on first use.
+    /// Allocates a share of the card to a VM. The VM's VRAM is placed in zeroed card chunks on first use.
     ///
     /// # Errors
     /// Returns an error if the card has too little free memory for the reserved part of the share.
@@ -485,9 +485,9 @@ impl ManagedCard {
     /// Reclaims a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. If a channel stays on the card, the VM's memory is not reused
-    /// until it has left, because the channel may still access the memory. Waits for the channel, without a lock, for a
-    /// limited time.
+    /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
+    /// reused until it has, because the channel may still access it. Waits for such a channel for a limited time,
+    /// without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -512,8 +512,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it stays in
-    /// place and is zeroed there.
+    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it is zeroed
+    /// in place.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -560,8 +560,8 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: those that move memory, if moves have a target or the channels zero memory,
-    /// and the one that clears PGRAPH, if configured.
+    /// Binds the mediator's own channels: the ones that move memory, if there is host memory to move it to or the copy
+    /// engines zero memory, and the one that clears PGRAPH, if configured.
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;

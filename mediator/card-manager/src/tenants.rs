@@ -1,6 +1,6 @@
-//! Events and alarms that the card manager keeps for its VMs.
+//! Card events and alarms for the VMs.
 //!
-//! Modules: `events` (card events), [`mailbox`] and `inbox` (events for a VM whose lock is held), `alarms` (guests'
+//! Modules: `events` (card events), [`mailbox`] and `inbox` (events for a VM whose lock is held), and `alarms` (guests'
 //! timers).
 
 mod alarms;

@@ -1,11 +1,11 @@
 //! The work on a card: its channels and their schedule.
 //!
-//! Modules: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for the scheduler, and its decisions),
-//! [`card_view`] (the feeder's interface to the card), `descheduled` (work kept off the card), `departures` (channels
-//! that have not left yet), `interrupt_rate` (interrupts caused by VMs), [`needs`] (engines needed by a submission),
-//! [`push_buffer`] (determines these needs from the methods), `recording` (records the scheduler), [`usage`] (data for
-//! operators), [`overdue`] (submissions that do not complete, with reasons), `saved` (saved state), [`time`] (the
-//! card's clock).
+//! Modules: [`schedule`] (the scheduler and its submissions), [`feeder`] (sends events to the scheduler and executes
+//! its decisions), [`card_view`] (the feeder's interface to the card), `descheduled` (work kept off the card),
+//! `departures` (channels that have not left the card yet), `interrupt_rate` (interrupts caused by VMs), [`needs`]
+//! (engines that a submission needs), [`push_buffer`] (derives these from the methods), `recording` (recordings of the
+//! scheduler), [`usage`] (data for operators), [`overdue`] (submissions that do not complete, with reasons), `saved`
+//! (saved state), and [`time`] (the card's clock).
 
 pub(crate) mod card_view;
 pub(crate) mod departures;
@@ -33,7 +33,7 @@ use vram::TenantId;
 /// Channels, and their schedule.
 pub(crate) struct Work {
     channels: Channels,
-    /// Channels that have yet to leave the card.
+    /// Channels that have not left the card yet.
     departures: Departures,
     schedule: Schedule,
     /// Interrupts caused by VMs.
@@ -67,7 +67,7 @@ impl Work {
         &mut self.schedule
     }
 
-    /// Returns the channels that have yet to leave the card.
+    /// Returns the channels that have not left the card yet.
     pub(crate) fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -77,7 +77,7 @@ impl Work {
         &mut self.departures
     }
 
-    /// Returns the accounts of the interrupts caused by VMs.
+    /// Returns the accounts of interrupts caused by VMs.
     pub(crate) fn noise(&self) -> &InterruptRateLimit {
         &self.noise
     }
@@ -92,7 +92,7 @@ impl Work {
         self.ended
     }
 
-    /// Counts completed submissions of these VMs.
+    /// Counts completed submissions, given their VMs.
     pub(crate) fn count_ended(&mut self, vms: impl Iterator<Item = TenantId>) {
         for vm in vms {
             self.ended = self.ended.saturating_add(1);

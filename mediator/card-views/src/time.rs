@@ -177,7 +177,7 @@ mod tests {
         let held = ("slice of `a`".to_owned(), "a".to_owned());
         assert_eq!(shown(slice, 0), (api::WorkState::Waiting, Some(held.0), Some(held.1)));
         let unknown = Some(Wait::MemoryQuantum { holder: TenantId(9), left_ns: None });
-        let words = "memory quantum of `another tenant`, whose memory moves".to_owned();
+        let words = "memory quantum of `another tenant`, whose memory is being moved".to_owned();
         assert_eq!(shown(unknown, 1), (api::WorkState::Waiting, Some(words), None));
         assert_eq!(shown(Some(Wait::Stopped), 0).0, api::WorkState::Stopped);
     }

@@ -1,9 +1,9 @@
-//! Container Device Interface: files that make container runtimes add a tenant of a CUDA card, or a vGPU, to a
+//! Container Device Interface: files through which container runtimes add a tenant of a CUDA card, or a vGPU, to a
 //! container.
 //!
 //! Runtimes (containerd, CRI-O, podman) read the files in `/etc/cdi` and `/var/run/cdi`. Each file contains devices of
-//! one kind, with the environment variables and mounts that a container gets with each device. The fields follow the
-//! specification (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
+//! one kind, and each device has the environment variables and mounts that a container gets with it. The fields follow
+//! the specification (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
 //! The crate does not create tenants or vGPUs, and does not depend on orchestrators.
 
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Specification version, the first one with all features that this crate uses.
+/// Version of the specification; the first one with all features that this crate uses.
 pub const VERSION: &str = "0.5.0";
 /// Vendor of the devices. Vendor and class form the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder in which container runtimes look for files that do not survive a reboot.
+/// Folder that container runtimes search for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder of the CUDA library in a container.
@@ -103,7 +103,7 @@ impl Mount {
     }
 }
 
-/// A tenant of a CUDA card, as needed for a container.
+/// A tenant of a CUDA card, with the properties that a container needs.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
     /// Name of the tenant.
@@ -114,13 +114,13 @@ pub struct Cuda<'a> {
     pub sockets: &'a [PathBuf],
     /// Folder of gpu-mediator's library on the host.
     pub library: &'a Path,
-    /// NVIDIA's library on the host. If absent, the container gets the library in another way, such as through NVIDIA's
-    /// own CDI files.
+    /// NVIDIA's library on the host. If absent, the container gets this library in another way, such as through
+    /// NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
-    /// Path component in the container that distinguishes several sockets.
+    /// Path component that distinguishes several sockets in the container.
     pub place: &'a str,
-    /// Pipe folder of the MPS server for the tenant's share group, if there is one. It is in a folder of the server
-    /// that survives restarts of the server.
+    /// Pipe folder of the MPS server for the tenant's share group, if any. Its parent folder belongs to the server and
+    /// survives the server's restarts.
     pub mps: Option<&'a Path>,
 }
 
@@ -160,17 +160,17 @@ impl Cuda<'_> {
     }
 }
 
-/// A vGPU, as needed for a container that runs a VMM.
+/// A vGPU, with the properties that a container running a VMM needs.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
     /// The vGPU's socket on the host, in its own folder.
     pub socket: &'a Path,
-    /// Path component in the container that distinguishes several sockets.
+    /// Path component that distinguishes several sockets in the container.
     pub place: &'a str,
 }
 
 impl Vgpu<'_> {
-    /// Returns the socket's folder in a container.
+    /// Returns the folder of a socket in a container.
     #[must_use]
     pub fn folder(place: &str) -> PathBuf {
         Path::new(SOCKETS).join("vgpu").join(place)
@@ -193,7 +193,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// An error in handling a CDI file.
+/// An error while handling a CDI file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages document the variants")]
 pub enum CdiError {
@@ -218,13 +218,13 @@ pub enum CdiError {
     },
 }
 
-/// Returns the qualified name of a device, as passed by an engine to a runtime.
+/// Returns the qualified name of a device, as a container engine passes it to a runtime.
 #[must_use]
 pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A CDI file of one owner, such as a claim, in a folder that runtimes search.
+/// CDI file of one owner, such as a claim, in a folder that runtimes search.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -246,7 +246,7 @@ impl CdiFile {
         &self.path
     }
 
-    /// Writes the file with these devices. Readers see either the complete old file or the complete new one.
+    /// Writes the file with these devices. Readers see either the complete old file or the complete new file.
     ///
     /// # Errors
     /// Returns an error if a device name is invalid, or if the write fails.
@@ -296,16 +296,16 @@ fn check(name: &str) -> Result<(), CdiError> {
     Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
 }
 
-/// Returns the path of the temporary file that later replaces a file. Runtimes read only files that end in .json or
-/// .yaml.
+/// Returns the path of the temporary file that will replace a file. Runtimes read only files whose names end in .json
+/// or .yaml.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash, either the old or the new file exists. Does not follow links at the
-/// file's path or at the temporary file's path.
+/// Replaces a file atomically: after a crash, either the old or the new file exists. Does not follow symbolic links at
+/// the paths of the file and the temporary file.
 ///
 /// # Errors
 /// Returns an error if the host denies access to a file.
@@ -318,8 +318,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always create a new file, and never write to a file that another process has created in the meantime. Other users
-    // can read the file only once it is complete.
+    // Always create a new file. Never write to a file that another process has created in the meantime. Other users can
+    // read the file only once it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -362,7 +362,7 @@ mod tests {
                 "LD_LIBRARY_PATH=/usr/lib/gpu-mediator/cuda"
             ]
         );
-        // The folder is mounted rather than the socket in it, because a restarted daemon creates a new socket.
+        // Mount the folder instead of the socket in it, because a restarted daemon creates a new socket.
         assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
         assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
         let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
         let there = fs::symlink_metadata(file.path()).unwrap();
         assert!(there.is_file());
-        // Runtimes of other users read the file, so this process's umask must have no effect.
+        // Runtimes of other users read the file, so this process's umask must not affect its mode.
         assert_eq!(there.mode() & 0o777, 0o644);
         // Files whose names differ only after a dot have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));
@@ -451,7 +451,7 @@ mod tests {
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();
-        // The folder of the pipes is created again with each server.
+        // Each server creates the pipe folder again.
         assert_eq!(mount.host_path, Path::new("/run/gpu-mediator/gpu.mps/decoders"));
         assert_eq!(mount.container_path, Path::new("/run/gpu-mediator/mps/gpu"));
     }

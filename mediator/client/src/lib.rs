@@ -1,7 +1,7 @@
 //! HTTP over the admin socket, with one connection per request. Used by `mediatorctl`, and by programs that place
 //! virtual machines and tenants automatically.
 //!
-//! Modules: [`Admin`] (requests), [`sockets`] (transfers a daemon's socket from a privileged program to a user),
+//! Modules: [`Admin`] (requests), [`sockets`] (lets a privileged program transfer a daemon's socket to a user),
 //! [`terminal`] (untrusted text on a terminal).
 //!
 //! The crate does not retry requests or cache responses.
@@ -25,11 +25,11 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Default time limit for a request. Adding a virtual machine waits until its memory has been scrubbed.
+/// Default time limit for a request. A request to add a virtual machine waits until the memory has been scrubbed.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Number of bytes per chunk of a body that is sent in chunks.
+/// Chunk size of chunked request bodies, in bytes.
 const BODY_PIECE_BYTES: usize = 256 << 10;
-/// Maximum size of a response in bytes.
+/// Maximum response size, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
 /// Reason why a request failed.
@@ -106,7 +106,7 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, which the daemon rejects if the current revision is not `expected`. Returns the body of a
+    /// Sends one request. The daemon rejects it if the current revision is not `expected`. Returns the body of a
     /// successful response.
     ///
     /// # Errors
@@ -122,8 +122,8 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order. On success, the stream
-    /// was complete.
+    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order. Succeeds only if the
+    /// stream is complete.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails, or an error from `sink`.
@@ -151,7 +151,7 @@ impl Admin {
     }
 
     /// Sends a GET request with an endless response, and passes its bytes to `sink` in order, without a time limit
-    /// between them. Returns once the daemon has ended the stream.
+    /// between them. Returns when the daemon ends the stream.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails, or an error from `sink`.
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The response to the request contains the error.
+            // The response to the request contains any error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -250,8 +250,8 @@ async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// The contents of a file as a body, in chunks. Reads block the thread, which is acceptable because the program has no
-/// other work.
+/// The contents of a file as a request body, in chunks. Reads block the thread, which is acceptable because the program
+/// has no other work.
 struct Source<R>(R);
 
 impl<R: Read + Unpin> Body for Source<R> {
@@ -310,7 +310,7 @@ pub fn segment(name: &str) -> String {
     for byte in name.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
-            // A segment that consists only of dots would be interpreted as `.` or `..`.
+            // URL parsers would interpret a segment of only dots as `.` or `..`.
             b'.' if name.bytes().any(|byte| byte != b'.') => text.push('.'),
             _ => text.push_str(&format!("%{byte:02X}")),
         }

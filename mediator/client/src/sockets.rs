@@ -1,7 +1,7 @@
-//! Sockets and folders of the daemon that a privileged program transfers to a user.
+//! Lets a privileged program transfer the daemon's sockets and folders to a user.
 //!
 //! The daemon has fewer privileges than such a program, and owns the folder, so it may replace files in the folder at
-//! any time. Therefore no operation uses a path: each folder of the path is opened without following links, the file is
+//! any time. Therefore, no operation uses a path: each path component is opened without following links, the file is
 //! opened once, and only the opened file is checked and changed.
 
 use std::fs::Permissions;
@@ -12,7 +12,8 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Flags that open the named file itself, without following a link and without side effects on devices or pipes.
+/// Flags that open a path's last component itself, without following a link and without side effects on devices or
+/// pipes.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -29,7 +30,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Opens the file at `path` and its folder. `within` is a folder controlled by the operator, whose path may contain
+/// Opens the file at `path`, and its folder. `within` is a folder that the operator controls, so its path may contain
 /// links.
 fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
     let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
@@ -58,7 +59,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 ///
 /// # Errors
 /// Returns an error if the path is outside the folder `within`, is not a socket, contains a link, or does not belong to
-/// the owner of its folder (the daemon's user); nothing has changed then. Also returns an error if this program lacks
+/// its folder's owner (the daemon's user); in these cases, nothing changes. Also returns an error if this program lacks
 /// the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
@@ -71,18 +72,18 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
             stat.st_uid, folder.st_uid
         )));
     }
-    // Set the mode first, so that no third user can ever connect. The descriptor's own path refers to this file even if
-    // it has been renamed.
+    // Set the mode first, so that no third user can ever connect. The descriptor's path refers to this file even if it
+    // has been renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder with this mode and the owner of `like`, or checks the existing folder. The daemon can then create
-/// folders in it.
+/// Creates a folder with the given mode and the owner of `like`, or checks an existing folder. The daemon can then
+/// create folders in it.
 ///
 /// # Errors
-/// Returns an error if the path is another kind of file, or if the folder belongs to a third user. Nothing has changed
-/// then.
+/// Returns an error, and changes nothing, if the path is another kind of file, or if the folder belongs to a third
+/// user.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -110,10 +111,10 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a socket's folder from the folder `all`, together with the sockets in it. A missing folder is not an error.
+/// Removes a socket's folder from the folder `all`, with the sockets in it. A missing folder is not an error.
 ///
 /// # Errors
-/// Returns an error if the path is another kind of file, or if the folder contains other files, which are kept.
+/// Returns an error if the path is another kind of file, or if the folder contains other files. Such files are kept.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -154,7 +155,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().uid()
     }
 
-    /// Returns true for root: only root can change the owner of files.
+    /// Returns true for root, because only root can change the owner of files.
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
@@ -175,7 +176,7 @@ mod tests {
         if is_root() {
             give(folder.path(), &socket, OTHER_UID).unwrap();
             assert_eq!(uid(&socket), OTHER_UID);
-            // Another process of the same job repeats the call.
+            // Another process of the same job may repeat the call.
             give(folder.path(), &socket, OTHER_UID).unwrap();
         }
     }

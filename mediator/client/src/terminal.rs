@@ -1,6 +1,6 @@
-//! Makes untrusted text safe for a terminal: process names, text from requests, and messages that contain them.
+//! Makes untrusted text safe for a terminal: process names, text from requests, and messages that contain either.
 //!
-//! Terminals execute control characters as commands, and characters that change the text direction can make a line
+//! Terminals interpret control characters as commands, and characters that change the text direction can make a line
 //! misleading.
 
 use std::borrow::Cow;
@@ -28,7 +28,7 @@ fn escaped_except(text: &str, kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Escapes a word or cell, so that no character acts as a terminal command or starts a new line.
+/// Escapes a word or table cell, so that no character acts as a terminal command or starts a new line.
 #[must_use]
 pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)

@@ -1,4 +1,4 @@
-//! Rules for a configuration beyond the types of its values.
+//! Rules for a configuration that the types of its values do not express.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,8 +26,8 @@ pub const MAX_TENANTS: usize = 64;
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
 /// Minimum time limit for a channel without progress, in milliseconds: copying a few hundred MiB takes this long.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Upper bound for the rates of a software card, in MHz or MiB per second. It exceeds the rates of all cards, and
-/// cannot cause an overflow.
+/// Upper bound of a software card's rates, in MHz or MiB per second. It exceeds the rates of all cards, and cannot
+/// cause an overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
 /// Minimum VRAM that a guest driver needs to start, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
@@ -350,7 +350,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
     if card.memory.host_mib != 0 && reserve < least {
         let what = format!(
-            "{reserve} MiB, expected at least {least} beside `memory.host_mib` and chunks of {} KiB",
+            "{reserve} MiB, expected at least {least} with `memory.host_mib` and chunks of {} KiB",
             card.chunk_kib
         );
         table.say("reserve_mib", what);
@@ -360,7 +360,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             ("time.copy_mib_per_s", time.copy_mib_per_s, 1),
             ("time.shader_mhz", time.shader_mhz, 1),
             ("time.shader_mib_per_s", time.shader_mib_per_s, 1),
-            // Zero means no limit.
+            // 0 means no limit.
             ("time.bus_mib_per_s", time.bus_mib_per_s, 0),
         ]
     });
@@ -486,7 +486,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
         return refusals;
     }
     if let Some(other) = beside.iter().find(|other| other.passthrough) {
-        let what = format!("VM `{}` has card `{}` by passthrough, expected another card", other.name, vm.card);
+        let what = format!("VM `{}` uses card `{}` in passthrough, expected another card", other.name, vm.card);
         say(RefusalKind::Conflict, "card", what);
     }
     let guaranteed = |vm: &VmSpec| vm.memory.ram.on(&card.memory).guarantee_mib.unwrap_or(0);

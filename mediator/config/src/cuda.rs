@@ -92,7 +92,7 @@ impl Default for CudaSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TenantSpec {
-    /// Name of the tenant, which no virtual machine may share.
+    /// Name of the tenant. No virtual machine may have the same name.
     pub name: String,
     /// Name of the card, of `kind = "cuda"`; by default, the card with the most free capacity.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -195,7 +195,7 @@ impl TenantSpec {
         if !self.card.is_empty() || !self.cards.is_empty() {
             return self;
         }
-        // Memory that the tenants of a card see, in permille of the card's memory. Overcommitment is possible.
+        // VRAM that the tenants of a card see, in permille of the card's memory. Overcommitment is possible.
         let load = |card: &CardSpec| {
             let there = others.iter().filter(|other| other.uses(&card.name)).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
@@ -257,11 +257,11 @@ impl TenantSpec {
     }
 }
 
-/// Returns the number that identifies a card, or a tenant of several cards, among the cards' owners. It depends only on
-/// the name, so owners agree on it across restarts and configuration changes.
+/// Returns the ID of a card, or of a tenant with several cards, among the cards' owners. It depends only on the name,
+/// so owners agree on it across restarts and configuration changes.
 #[must_use]
 pub fn gang_number(name: &str) -> u32 {
-    // The number is the 32-bit FNV-1a hash. A configuration in which two names collide is rejected.
+    // The ID is the 32-bit FNV-1a hash of the name. A configuration in which two names collide is rejected.
     name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
@@ -543,8 +543,8 @@ mod tests {
             let tenant = tenant.placed(&config.cards, &[], &others);
             placed.push(tenant);
         }
-        // The first tenant would use 40 % or 80 % of the cards. Then both cards would be at 80 %, so the first one is
-        // chosen, and then the other one.
+        // The first tenant would take 40 % of `h100` or 80 % of `small`. The second tenant would fill either card to 80
+        // %, so the first card is chosen. The third tenant gets the other card.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

@@ -116,7 +116,7 @@ pub fn windows_mib<'a>(card: &str, vms: impl IntoIterator<Item = &'a VmSpec>) ->
     of_card.map(|function| function.window_mib).fold(0, u64::saturating_add)
 }
 
-/// Returns the reason to reject a window that does not fit into the card's host memory, next to the windows of
+/// Returns the reason to reject a window that does not fit into the card's host memory together with the windows of
 /// `others`. A guest can fill its window, so the whole window counts.
 fn refused_window(function: FunctionSpec, card: &CardSpec, others: &[&VmSpec]) -> Option<Refusal> {
     let (window, taken) = (function.window_mib, windows_mib(&card.name, others.iter().copied()));

@@ -88,7 +88,8 @@ pub struct Config {
 pub struct DaemonSpec {
     /// Path of the admin socket.
     pub admin_socket: PathBuf,
-    /// Access rights of the admin socket. Only the daemon's user by default: each client may do everything.
+    /// File mode of the admin socket. By default, only the daemon's user has access, because each client may do
+    /// everything.
     pub admin_mode: SocketMode,
     /// Owner of the admin socket, as a user name or ID.
     pub admin_owner: Option<String>,
@@ -172,7 +173,7 @@ pub struct CardSpec {
     pub name: String,
     /// Kind of the card.
     pub kind: CardKind,
-    /// Accepts no further virtual machine or tenant; existing ones stay.
+    /// Makes the card reject new virtual machines and tenants; existing ones stay.
     #[serde(default)]
     pub drained: bool,
     /// PCI address of a card behind VFIO.
@@ -194,15 +195,14 @@ pub struct CardSpec {
     #[serde(default = "default_bar3")]
     #[serde(deserialize_with = "crate::size::key")]
     pub bar3_mib: u64,
-    /// Amount of VRAM that the mediator reserves for its own structures, in MiB. Virtual machines share the rest.
+    /// VRAM that the mediator reserves for its own structures, in MiB. Virtual machines share the rest.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::optional")]
     pub reserve_mib: Option<u64>,
     /// Size of a chunk, the unit of VRAM allocation, in KiB.
     #[serde(default = "default_chunk")]
     pub chunk_kib: u64,
-    /// Allows guarantees and sizes of virtual machines to exceed the VRAM. A guest that uses memory when none is left
-    /// is denied it.
+    /// Permits guarantees and sizes of virtual machines to exceed the VRAM. A guest is denied memory when none is left.
     #[serde(default)]
     pub overcommit: bool,
     /// Division of the card's memory.
@@ -232,7 +232,7 @@ pub struct CardSpec {
 }
 
 impl CardSpec {
-    /// Returns the amount of VRAM that the mediator reserves for itself, in MiB.
+    /// Returns the VRAM that the mediator reserves for itself, in MiB.
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
@@ -267,7 +267,7 @@ fn default_chunk() -> u64 {
     2048
 }
 
-/// A kind of card.
+/// Kind of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CardKind {
@@ -352,8 +352,8 @@ pub struct VmSpec {
     /// Labels for orchestrators, shown with the virtual machine.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Labels, as `KEY` or `KEY=VALUE`. Without `card`, the card of a virtual machine with one of these labels is
-    /// preferred.
+    /// Labels, as `KEY` or `KEY=VALUE`. Without `card`, prefers the card of a virtual machine that has one of these
+    /// labels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<LabelMatch>,
     /// Labels, as `KEY` or `KEY=VALUE`. The virtual machine never shares a card with one that has any of these labels.
@@ -443,7 +443,7 @@ impl VmSpec {
     }
 }
 
-/// A `[vm.time]` table: a virtual machine's share of each engine.
+/// A `[vm.time]` table: a virtual machine's share of each engine's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimeShare {

@@ -24,7 +24,7 @@ pub struct CardMemory {
     #[serde(with = "by_name")]
     #[schemars(with = "String")]
     pub victims: VictimPolicy,
-    /// Interval between checks whether chunks can return to the card, in milliseconds.
+    /// Interval at which the daemon checks if chunks can return to the card, in milliseconds.
     pub return_ms: u64,
     /// Minimum time between two moves of a chunk, unless it must be evicted, in milliseconds.
     pub settle_ms: u64,
@@ -35,7 +35,7 @@ pub struct CardMemory {
     pub low_water_mib: u64,
     /// Conditions under which virtual machines alternate in memory quanta.
     pub quanta: QuantaSpec,
-    /// RAM limits of virtual machines that do not set their own.
+    /// Default RAM limits for virtual machines that do not set their own.
     #[serde(skip_serializing_if = "RamSpec::is_silent")]
     pub ram: RamSpec,
     /// For tests: number of submissions between moves of random chunks; 0 means never.
@@ -68,7 +68,7 @@ pub struct QuantaSpec {
     pub max_ms: u64,
 }
 
-/// Number of nanoseconds per millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
 impl Default for QuantaSpec {
@@ -179,9 +179,9 @@ pub struct VmMemory {
     /// Weight for the card's memory while memory is short, relative to the other weights; 100 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Policy when the guest needs memory and the card has none left: `swap` (host memory is used), `queue` (the work
-    /// waits), `refuse` (the guest sees only memory that can be reserved for it when the virtual machine is added). The
-    /// default is `swap` if the card has host memory, and otherwise `queue`.
+    /// Policy for a guest that needs memory while the card has none left: `swap` (host memory is used), `queue` (the
+    /// work waits), `refuse` (the guest sees only memory that can be reserved for it when the virtual machine is
+    /// added). The default is `swap` if the card has host memory, and otherwise `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]
     #[schemars(with = "Option<String>")]
     pub on_full: Option<OnFull>,

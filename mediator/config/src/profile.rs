@@ -1,5 +1,5 @@
-//! Named profiles, known as vGPU types elsewhere. A `[[vm]]` or `[[tenant]]` table that names a profile takes the keys
-//! that it does not set itself from the profile.
+//! Named profiles, known as vGPU types elsewhere. A `[[vm]]` or `[[tenant]]` table that names a profile inherits the
+//! profile's keys, except for those that it sets itself.
 //!
 //! A profile is merged into a table before the table is parsed, so an added object has all its keys and does not use
 //! the profile again. Changes to a profile apply only to objects created afterwards.
@@ -152,8 +152,8 @@ impl ProfileSpec {
     }
 
     /// Computes the number of further users of the profile on a card: adds users to a copy of the state until the card
-    /// rejects one. Also returns the reason for which it does. The number is limited to the maximum number of users
-    /// that a daemon supports.
+    /// rejects one. Also returns the reason for the rejection. The result is at most the number of users that a daemon
+    /// supports.
     #[must_use]
     pub fn room(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> (u32, String) {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());

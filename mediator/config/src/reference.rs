@@ -169,7 +169,7 @@ fn generated_tables_of_keys_are_in_the_page() {
     add!("card.fault", FaultSpec, [""]);
     add!("vm", VmSpec, ["memory"]);
     add!("vm.memory", VmMemory, ["ram"]);
-    // The page lists them as keys of `[vm.memory]`.
+    // The page lists these keys under `[vm.memory]`.
     let ram = facts::<RamSpec>(&none, &[]).into_iter().map(|(key, fact)| (format!("ram.{key}"), fact));
     tables.push(("vm.memory.ram", ram.collect()));
     add!("vm.paravirtual", Paravirtual, [""]);

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 pub struct TimeSpec {
     /// Copy rate of one engine, in MiB per second.
     pub copy_mib_per_s: u64,
-    /// Time per launch of work, in nanoseconds.
+    /// Duration of each launch of work, in nanoseconds.
     #[serde(default)]
     pub launch_ns: u64,
-    /// Time per channel switch on an engine, in nanoseconds.
+    /// Duration of each channel switch on an engine, in nanoseconds.
     #[serde(default)]
     pub switch_ns: u64,
-    /// Clock of the multiprocessors, each of which executes one instruction of a warp per clock cycle, in MHz.
+    /// Clock of the multiprocessors, in MHz. Each executes one instruction of a warp per clock cycle.
     #[serde(default = "default_shader_mhz")]
     pub shader_mhz: u64,
     /// Rate of the shaders' memory accesses, in MiB per second.
@@ -25,17 +25,17 @@ pub struct TimeSpec {
     pub bus_mib_per_s: u64,
 }
 
-/// The default is that of a Quadro 6000.
+/// Returns the default: the clock of a Quadro 6000, in MHz.
 const fn default_shader_mhz() -> u64 {
     1150
 }
 
-/// The default is that of a Quadro 6000: 144 GB/s.
+/// Returns the default: the memory bandwidth of a Quadro 6000 (144 GB/s), in MiB per second.
 const fn default_shader_mib_per_s() -> u64 {
     137_329
 }
 
-/// A `[[card.fault]]` table: failing operations of a software card's engine.
+/// A `[[card.fault]]` table: operations of a software card's engine that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FaultSpec {
@@ -46,7 +46,7 @@ pub struct FaultSpec {
     /// Number of the engine's operations that succeed before the fault.
     #[serde(default)]
     pub after: u32,
-    /// Number of operations that fail then.
+    /// Number of operations that then fail.
     #[serde(default = "one")]
     pub count: u32,
 }
@@ -67,7 +67,7 @@ pub enum FaultEngine {
     Copy1,
 }
 
-/// Fault of an operation.
+/// Effect of a fault on an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {

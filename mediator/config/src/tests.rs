@@ -262,7 +262,7 @@ fn passthrough_excludes_other_vms_in_both_orders() {
     let wired = "name = \"a\"\ncard = \"card0\"\npassthrough = true\n";
     let shared = "name = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
     let text = mistake(&with_vm(&format!("{wired}[[vm]]\n{shared}")));
-    assert!(text.starts_with("f:12:8: vm[1].card: VM `a` has card `card0` by passthrough"), "{text}");
+    assert!(text.starts_with("f:12:8: vm[1].card: VM `a` uses card `card0` in passthrough"), "{text}");
     let text = mistake(&with_vm(&format!("{shared}[[vm]]\n{wired}")));
     assert!(text.starts_with("f:13:15: vm[1].passthrough: VM `b` uses card `card0`"), "{text}");
     let text = mistake(&with_vm(&format!("{wired}vram_mib = 64\n")));

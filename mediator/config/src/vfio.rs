@@ -4,15 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec};
 
-/// Reset method of a card behind VFIO, before the mediator takes it over and after it has failed.
+/// Reset method of a card behind VFIO, used before the mediator takes over the card and after the card has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {
-    /// A function-level reset if the function supports it, and otherwise a reset of the card's units.
+    /// A function-level reset if the function supports it, otherwise a reset of the card's units.
     #[default]
     Auto,
-    /// A reset of the bus with all its devices. Cards that then need to run their VBIOS are lost until the host
-    /// restarts.
+    /// A reset of the bus and all its devices. Cards that must then run their VBIOS are lost until the host restarts.
     Bus,
     /// A reset of the card's units through registers.
     Units,
@@ -88,7 +87,7 @@ mod tests {
             ),
             (
                 "address = \"65:00.0\"",
-                "m.toml:4:11: card[0].address: \"65:00.0\" is not an address of a PCI function, expected",
+                "m.toml:4:11: card[0].address: \"65:00.0\" is not a PCI function address, expected",
             ),
             ("address = 65", "m.toml:4:11: card[0].address: invalid type"),
             ("address = \"0000:65:00.0\"\nreset = \"flr\"", "m.toml:5:9: card[0].reset: unknown variant `flr`"),

@@ -1,5 +1,5 @@
-//! `mediatorctl tenant cdi`: writes a CDI (Container Device Interface) file, with which podman and other runtimes make
-//! a tenant available to a container.
+//! `mediatorctl tenant cdi`: writes a CDI (Container Device Interface) file, through which podman and other runtimes
+//! make a tenant available to a container.
 //!
 //! A container gets the folder of the tenant's socket. With a bind mount of the socket alone, programs in the container
 //! could not connect to the card's next owner after a daemon restart.
@@ -14,9 +14,9 @@ use api::{Tenant, TenantList, VmList};
 use super::client::{self, Client, ClientError};
 use super::{Form, json};
 
-/// Install folder of the library that programs load as `libcuda.so.1`.
+/// Directory where the package installs the library that programs load as `libcuda.so.1`.
 pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Library names under which programs load the driver and NVML. In the folder, all of them refer to the library.
+/// Names under which programs load the driver and NVML. In the directory, all of them refer to the library.
 pub(super) const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 #[derive(Clone, Debug, Args)]
@@ -52,7 +52,7 @@ fn refused(error: CdiError) -> ClientError {
 }
 
 /// Checks that the folder contains only the tenant's sockets, because the container sees the whole folder. `others` are
-/// the sockets of other tenants, of VMs and of the daemon.
+/// the sockets of other tenants, of VMs, and of the daemon.
 fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let Some(path) = own.first() else { return Ok(()) };
     let is_own = |other: &Path| own.iter().any(|path| other == path || other == path.with_extension("new"));
@@ -141,7 +141,7 @@ mod tests {
         let device = cdi.device("a", &["/run/gpu-mediator/tenants/a/cuda.sock".into()], None).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
-        // The folder is mounted, because it outlives the socket of one owner.
+        // The folder is mounted because it outlives the socket of a single owner.
         assert_eq!(mounts[0], "/run/gpu-mediator/tenants/a");
         assert!(
             mounts.contains(&"/opt/front".to_owned()) && mounts.contains(&"/opt/libcuda.so.1".to_owned()),

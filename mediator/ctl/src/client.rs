@@ -113,7 +113,7 @@ impl Client {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
 
-    /// Sends a request to change some keys of an object.
+    /// Sends a request to change keys of an object.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.

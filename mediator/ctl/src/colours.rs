@@ -1,7 +1,7 @@
 //! Colours of tables and errors on a terminal.
 //!
 //! Text is styled line by line after untrusted words have been escaped, so a name can affect only its own colour. Table
-//! headers are bold; states that matter to operators are coloured.
+//! headers are bold, and states that matter to operators are coloured.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use anstyle::{AnsiColor, Style};
 
 /// Style of table headers.
 const HEAD: Style = Style::new().bold();
-/// Styles of states that require the operator's action, of unusual states, and of good states.
+/// Styles of states: those that require the operator's action, unusual ones, and good ones.
 const BAD: Style = AnsiColor::Red.on_default();
 const ODD: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -52,7 +52,7 @@ const ALARMS: [&str; 8] = [
     "LOST",
 ];
 
-/// Output streams that use colours.
+/// Output streams on which colours are enabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Colours {
     /// True for standard output.
@@ -62,7 +62,7 @@ pub(super) struct Colours {
 }
 
 impl Colours {
-    /// Returns the streams that are terminals with colours. `NO_COLOR` and `TERM=dumb` disable colours.
+    /// Returns the streams that are terminals with colour support. `NO_COLOR` and `TERM=dumb` disable colours.
     pub(super) fn of_terminals() -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         Self {
@@ -72,7 +72,7 @@ impl Colours {
     }
 }
 
-/// A writer that styles lines if enabled.
+/// A writer that styles lines if colours are enabled.
 pub(super) struct Painted<'a> {
     to: &'a mut dyn Write,
     is_on: bool,
@@ -120,7 +120,7 @@ impl Drop for Painted<'_> {
     }
 }
 
-/// Returns the line with styles.
+/// Returns the line with its styles.
 fn painted(line: &str) -> String {
     let text = line.trim_end_matches('\n');
     let end = &line[text.len()..];
@@ -164,7 +164,7 @@ mod tests {
 
     fn written(text: &str, is_on: bool) -> String {
         let mut out = Vec::new();
-        // Write small chunks, as a stream delivers them.
+        // Write small chunks, as they arrive from a stream.
         let mut painted = Painted::new(&mut out, is_on);
         text.as_bytes().chunks(3).for_each(|piece| painted.write_all(piece).unwrap());
         drop(painted);

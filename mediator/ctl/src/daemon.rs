@@ -1,4 +1,4 @@
-//! `mediatorctl daemon`: the daemon's status, and its upgrade while virtual machines run.
+//! `mediatorctl daemon`: the daemon's status, and its upgrade while virtual machines are running.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use clap::Subcommand;
 use crate::Form;
 use crate::client::{Client, ClientError};
 
-/// Time limit for a response from the new daemon, which already serves the virtual machines.
+/// Time limit for the new daemon to respond; it already serves the virtual machines.
 // TIMEOUT: the new daemon serves its socket immediately after the takeover.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Interval between attempts to reach the new daemon.
@@ -20,8 +20,8 @@ pub(super) enum DaemonCommand {
     Show,
     /// Replaces the running daemon with the program installed at its path, which takes over all virtual machines
     ///
-    /// Virtual machines are paused in the meantime. If the new daemon cannot take over everything, the running daemon
-    /// continues, and the command reports the reason.
+    /// Virtual machines are paused during the takeover. If the new daemon cannot take over everything, the running
+    /// daemon continues, and the command reports the reason.
     Upgrade,
 }
 

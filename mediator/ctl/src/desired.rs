@@ -134,7 +134,7 @@ fn changes(text: &mut String, changes: &[KeyChange]) {
     }
 }
 
-/// Renders the steps of an `apply`, one line per step.
+/// Renders the steps of an `apply`, one per line.
 fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {

@@ -1,10 +1,10 @@
-//! `mediatorctl doctor`: checks a host, and reports missing parts together with their remedies.
+//! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
 //!
 //! [`host`] accesses the host: files below a root folder, and its programs. The checks are in [`machine`] (KVM, IOMMU,
 //! the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`] (QEMU, libvirt),
 //! and [`service`] (configuration, daemon, sockets and their permissions).
 //!
-//! Most checks work without a daemon, so the command also helps if the daemon does not start. The checks depend on the
+//! Most checks work without a daemon, so the command helps even if the daemon does not start. The checks depend on the
 //! configured cards: without a card of kind `"vfio"`, no IOMMU is needed.
 //!
 //! The command makes no changes.
@@ -43,9 +43,9 @@ pub(super) struct Doctor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// The part works.
+    /// The part is usable.
     Good,
-    /// The part only affects an unused feature, or limits the number of VMs or cards.
+    /// The part affects only an unused feature, or limits the number of VMs or cards.
     Note,
     /// The configuration needs the part, but it is missing.
     Missing,
@@ -64,7 +64,7 @@ impl State {
 /// The finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// Name of the check; constant across versions.
+    /// Name of the check; stable across versions.
     check: &'static str,
     state: State,
     found: String,
@@ -127,7 +127,7 @@ impl Doctor {
     /// Runs the checks. Returns the output and the exit code: 0 if no part is missing, and 1 otherwise.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
-        // Relative paths are relative to the working directory, not to the root.
+        // Relative paths start at the working directory, not at the root folder.
         let config = match self.config.is_absolute() {
             true => Config::load(&host.path(&self.config)),
             false => Config::load(&self.config),

@@ -18,7 +18,7 @@ const PAGE: usize = 1024;
 /// Number of past events shown before the command waits for new ones.
 const BEFORE_NEW: usize = 10;
 /// Pause between the end of a daemon and the next request.
-// TIMEOUT: after an upgrade, the new daemon serves its socket immediately; a restarted daemon needs about a second.
+// TIMEOUT: after an upgrade, the new daemon serves its socket immediately; a restarted daemon takes about a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum line length of a stream, in bytes.
 const MAX_LINE: usize = 16 << 20;
@@ -26,7 +26,7 @@ const MAX_LINE: usize = 16 << 20;
 /// Lists events: kills, quarantines, moves, long waits, and changes with their authors
 #[derive(Clone, Debug, Args)]
 pub(super) struct Events {
-    /// Keeps showing events as they occur, across upgrades and restarts of the daemon
+    /// Continues to show events as they occur, across upgrades and restarts of the daemon
     #[arg(short, long)]
     follow: bool,
     /// Starts after this cursor, which is `next` or `cursor` of an earlier response
@@ -96,7 +96,7 @@ impl Events {
             all.events.drain(..all.events.len().saturating_sub(last));
         }
         if self.after.is_none() {
-            // A new follower has not missed any events before its first request.
+            // A new follower cannot have missed events before its first request.
             (all.lost, all.note) = (0, None);
         }
         Ok(all)
@@ -120,7 +120,7 @@ impl Events {
     /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`]. A daemon that exits after it has responded is not an error.
+    /// Returns a [`ClientError`]. The exit of a daemon that has responded before is not an error.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;
@@ -156,7 +156,7 @@ enum Stop {
     Ask(AskError),
     /// The output is closed.
     Closed,
-    /// A line does not contain a valid page.
+    /// A line is not a valid page.
     Protocol(String),
 }
 
@@ -192,7 +192,8 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page as aligned lines, or a non-empty page as a line of JSON, a YAML document, or CSV with a header.
+    /// Writes a page as aligned lines, a line of JSON, a YAML document, or CSV with a header. Skips pages without
+    /// events and note.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {
@@ -210,7 +211,7 @@ impl Shown<'_> {
     }
 }
 
-/// Returns a line about lost events, if there are any.
+/// Returns a line about lost events, if any.
 fn noted(page: &EventPage) -> String {
     page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
 }

@@ -95,7 +95,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples for a man page: those of its command, or the first one of each command in its group.
+/// Returns the examples for a man page: those of its command, or the first example of each command in its group.
 pub(super) fn of_page(page: &str) -> Vec<String> {
     let of = |(path, _): &&Examples| page == "mediatorctl" || page_of(path).starts_with(&format!("{page}-"));
     let own = EXAMPLES.iter().chain(&TOP).find(|(path, _)| page_of(path) == page);
@@ -111,7 +111,7 @@ fn page_of(path: &str) -> String {
     format!("mediatorctl-{}", path.replace(' ', "-"))
 }
 
-/// Adds a text to the help of the command at `path`.
+/// Appends text to the help of the command at `path`.
 fn with(command: Command, path: &[&str], text: &str) -> Command {
     match path.split_first() {
         None => command.after_help(text.to_owned()),

@@ -1,4 +1,4 @@
-//! Firmware for cards' falcons. These commands work without the daemon: a card without its firmware cannot be shared,
+//! Firmware for cards' falcons. These commands work without the daemon: a card cannot be shared without its firmware,
 //! and the daemon reads the folder when it takes over a card.
 
 use std::path::PathBuf;

@@ -24,8 +24,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Escapes a response for output. It may contain words chosen by programs, guests and others, which must not act as
-    /// terminal commands.
+    /// Escapes a response for output. It may contain words chosen by programs or guests, which must not act as terminal
+    /// commands.
     pub fn shown(self, text: &str) -> Cow<'_, str> {
         match self {
             Self::Json => terminal::json(text),
@@ -43,7 +43,7 @@ impl Form {
         self.render_wide(answer, |answer, _| table(answer))
     }
 
-    /// Like [`Self::render`], for a table that has additional columns if the flag is set.
+    /// Like [`Self::render`], for a table that has more columns if the flag is set.
     pub(super) fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
         match self {
             Self::Table => table(answer, false),
@@ -64,7 +64,7 @@ pub(super) fn yaml(value: &impl serde::Serialize) -> String {
     if text.ends_with('\n') { text } else { text + "\n" }
 }
 
-/// Returns the rows of a response: the objects of its only list, or the response itself.
+/// Returns a response's rows: the objects of its only list, or the response itself.
 fn rows(answer: Value) -> Vec<Value> {
     match answer {
         Value::Object(mut keys) if keys.len() == 1 && keys.values().all(Value::is_array) => {
@@ -103,7 +103,7 @@ pub(super) fn csv(answer: &impl serde::Serialize) -> String {
                 row_cells
             })
             .collect();
-        // Optional keys of later rows become columns too, after the keys of the first row.
+        // Optional keys of later rows also become columns, after the keys of the first row.
         let (mut names, mut known) = (Vec::new(), BTreeSet::new());
         for (name, _) in rows.iter().flatten() {
             if known.insert(name.as_str()) {

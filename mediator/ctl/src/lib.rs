@@ -3,16 +3,15 @@
 //! Modules: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (CDI files for containers), `profile`
 //! (templates for tenants and virtual machines), `host` (the host's own cards), `moving` (moves of virtual machines
 //! between cards), `sched` (division of cards' time), [`report`] (charts of this division), [`replay`] (replays of
-//! scheduler recordings), `top` (a live view), `desired` (desired states in files), `doctor` (checks of a host),
-//! `events` (the daemon's events), `libvirt` (libvirt's hook), `watch` (repeated commands), `pages` (man pages and
-//! shell completion), `sections` (exit statuses and files in man pages), `progress` (progress of slow commands),
-//! `colours` (colours on terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a
-//! unit).
+//! scheduler recordings), `top` (a live view), `desired` (desired states in files), `doctor` (host checks), `events`
+//! (the daemon's events), `libvirt` (libvirt's hook), `watch` (repeated commands), `pages` (man pages and shell
+//! completion), `sections` (sections of man pages), `progress` (progress of slow commands), `colours` (colours on
+//! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes ([`Code`]) are part of the interface, as are `--output json` and `yaml`, which print the API's responses
 //! unchanged.
 //!
-//! The crate does not change the host, except the host driver of a card: all other changes are requests to the daemon.
+//! The crate does not change the host, except for a card's host driver: all other changes are requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -82,7 +81,7 @@ pub enum Code {
     Unreachable = 5,
 }
 
-/// Heading for options of all commands.
+/// Heading of the options that all commands have.
 const GLOBAL: &str = "Global options";
 
 /// Shows and changes mediatord's virtual machines, tenants and cards
@@ -166,7 +165,7 @@ enum Command {
 }
 
 impl Command {
-    /// Returns the interval at which to repeat the command, if requested.
+    /// Returns the interval at which to repeat the command, if repetition was requested.
     fn watch(&self) -> Option<std::time::Duration> {
         match self {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
@@ -317,7 +316,7 @@ struct Add {
 }
 
 impl Add {
-    /// Returns the request body. Omits options that are not given, so that a profile can set them.
+    /// Returns the request body. Omits options that were not given, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let time = self.time.patch();
         let mut table = table(&VmSpec::from(self)).map_err(ClientError::protocol)?;

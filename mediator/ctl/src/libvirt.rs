@@ -2,13 +2,13 @@
 //!
 //! libvirt runs the hook as root with the domain XML on standard input: `HOOK DOMAIN prepare begin -` before QEMU
 //! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed, and
-//! at its next startup if it was not running when QEMU exited. If `prepare` fails, libvirt cancels the start and shows
+//! at libvirt's next startup if it was down when QEMU exited. If `prepare` fails, libvirt cancels the start and shows
 //! the hook's message.
 //!
-//! The hook writes a note with the host's boot ID for each VM that it creates, next to libvirt's own state. VMs that
-//! remain after a power loss are therefore removed when the next domain starts. Each of the hook's VMs has a label with
-//! a unique ID that is also in the note: the hook never removes another VM of the same name, or a VM in use by a VMM.
-//! libvirt also calls `release` after a failed `prepare`.
+//! The hook writes a note with the host's boot ID for each VM that it creates, next to libvirt's own state. Therefore,
+//! VMs that remain after a power loss are removed when the next domain starts. Each of the hook's VMs has a label with
+//! a unique ID, which is also in the note, so the hook never removes another VM with the same name. It also keeps VMs
+//! that a VMM is using. libvirt also calls `release` after a failed `prepare`.
 //!
 //! Source: libvirt's `hooks.html`.
 
@@ -32,7 +32,7 @@ use super::client::{self, Client, ClientError};
 
 /// Maximum size of a domain's XML, in bytes.
 const MAX_DOMAIN: u64 = 4 << 20;
-/// Users that run libvirt's QEMU processes: on Debian, and on other distributions.
+/// Users that run libvirt's QEMU processes, on Debian and on other distributions.
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 /// Source of unique IDs.
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
@@ -44,11 +44,11 @@ const DOMAIN: &str = "libvirt_domain";
 const MAX_LABEL: usize = 100;
 /// Maximum size of a note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
-/// Time limit for the daemon to notice that a VMM has exited.
-// TIMEOUT: when libvirt calls `release`, QEMU has exited and its connection is closed. Only a busy daemon needs time to
-// notice.
+/// Time limit for the daemon to detect that a VMM has exited.
+// TIMEOUT: when libvirt calls `release`, QEMU has exited and its connection is closed. Only a busy daemon takes time to
+// detect this.
 const VMM_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which the hook polls for this.
+/// Interval at which the hook polls for the VMM's exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Args)]
@@ -103,7 +103,7 @@ enum Removed {
 struct Wanted {
     vm: String,
     keys: Map<String, Value>,
-    /// User to own the socket.
+    /// User that will own the socket.
     user: Option<String>,
     /// All arguments that the domain passes through to QEMU.
     passed: Vec<String>,
@@ -159,11 +159,11 @@ impl Hook {
         }
     }
 
-    /// Removes only the VM that was created for this domain. The domain's XML may have changed since then.
+    /// Removes the VM only if it was created for this domain. The domain's XML may have changed since then.
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // A domain with this name that libvirt has lost track of may still be running.
+        // A domain with this name that libvirt no longer knows may still be running.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
@@ -193,7 +193,7 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // The VM is left over from an interrupted start. A VM that a VMM uses belongs to another domain.
+        // The VM is left over from an interrupted start. A VM that a VMM is using belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
@@ -277,9 +277,8 @@ impl Hook {
         fs::read_to_string(&self.boot).unwrap_or_default().trim().to_owned()
     }
 
-    /// Removes VMs created in an earlier boot of the host. Within the current boot, libvirt reports the end of every
-    /// domain, even if libvirt was down at that time. If the daemon cannot remove a VM now, the next domain start
-    /// retries.
+    /// Removes VMs created in an earlier boot of the host. Within a boot, libvirt reports the end of every domain, even
+    /// if libvirt was down when the domain ended. If the daemon cannot remove a VM now, the next domain start retries.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
@@ -292,15 +291,14 @@ impl Hook {
 }
 
 impl Note {
-    /// Returns true if this preparation created the virtual machine. Otherwise it is a different one with the same
-    /// name.
+    /// Returns true if this preparation created the virtual machine; false for another one with the same name.
     fn is_of(&self, vm: &api::Vm) -> bool {
         let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
         self.vm == vm.name && labelled == Some(self.prepared.as_str())
     }
 }
 
-/// Removes a note's virtual machine if it still exists and no VMM uses it after `patience`.
+/// Removes a note's virtual machine, if it still exists and no VMM is using it after `patience`.
 fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
     let path = format!("/v1/vms/{}", client::segment(&note.vm));
     let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);
@@ -328,7 +326,7 @@ fn read_note(path: &Path) -> Option<Note> {
     serde_json::from_str(&text).ok()
 }
 
-/// Returns the UUID in a domain's XML. Its element precedes all user-supplied text.
+/// Returns the UUID in a domain's XML. The UUID's element precedes all user-supplied text.
 fn uuid(text: &str) -> Option<String> {
     let before = text.split("<metadata").next().unwrap_or_default();
     let (_, behind) = before.split_once("<uuid>")?;
@@ -363,7 +361,7 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Returns true if an element is in our namespace, declared by the element itself or an enclosing one. The namespace is
+/// Returns true if an element is in our namespace, which the element or an enclosing one declares. The namespace is
 /// unique, so a text search is sufficient.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);

@@ -103,10 +103,10 @@ struct Settings {
     /// Policy that selects which chunk of a VM to evict first: random, priority, profiled or clock
     #[arg(long, value_name = "POLICY")]
     victims: Option<VictimPolicy>,
-    /// Interval at which the daemon checks whether chunks can return to the card, in milliseconds
+    /// Interval at which the daemon checks if chunks can return to the card, in milliseconds
     #[arg(long, value_name = "MS")]
     return_ms: Option<u64>,
-    /// Time that a chunk stays in place after a move, in milliseconds
+    /// Minimum time between two moves of a chunk, in milliseconds
     #[arg(long, value_name = "MS")]
     settle_ms: Option<u64>,
     /// Time without work after which a VM counts as idle and yields memory to VMs with work, in milliseconds
@@ -144,7 +144,7 @@ struct RamSettings {
     ram_touch_mib: Option<Mib>,
 }
 
-/// Returns the `ram` table of a patch: quota, guarantee, and first-touch limit; `None` if none of them is given.
+/// Returns the `ram` table of a patch (quota, guarantee, and first-touch limit), or `None` if none of them is given.
 fn ram_patch(sizes: [Option<Mib>; 3]) -> Option<Value> {
     let keys = ["quota_mib", "guarantee_mib", "touch_mib"].into_iter().zip(sizes);
     let said: Map<_, _> = keys.filter_map(|(key, size)| Some((key.to_owned(), json!(size?.0)))).collect();

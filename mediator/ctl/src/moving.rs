@@ -28,8 +28,8 @@ pub(super) fn move_tenant(client: Client, form: Form, name: &str, card: Option<S
     Ok(form.render(&done, tenant_moved))
 }
 
-/// Restarts a virtual machine's workers. Returns the output, and an exit code that indicates whether all programs
-/// continue in new workers.
+/// Restarts a virtual machine's workers. Returns the output, and an exit code that says if all programs continue in new
+/// workers.
 pub(super) fn restart_workers(
     client: Client,
     form: Form,
@@ -129,14 +129,14 @@ mod tests {
             moved(&one("web", "card1")),
             "VM web has moved from card0 to card1: 512 MiB in 840 ms, paused for 31 ms\n"
         );
-        let left = vec![api::Left { vm: "wired".to_owned(), why: "it has its card by passthrough".to_owned() }];
+        let left = vec![api::Left { vm: "wired".to_owned(), why: "it uses its card in passthrough".to_owned() }];
         let mut all =
             DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], tenants: Vec::new(), left };
         assert_eq!(
             report(&all),
             "card card0 accepts no new VMs and tenants\n\n\
              MOVED  TO     MIB  PAUSE MS  TOTAL MS\nweb    card1  512        31       840\n\n\
-             LEFT   WHY\nwired  it has its card by passthrough\n"
+             LEFT   WHY\nwired  it uses its card in passthrough\n"
         );
         (all.moved, all.left) = (Vec::new(), Vec::new());
         assert_eq!(report(&all), "card card0 accepts no new VMs and tenants\n\nno VMs or tenants are left on it\n");

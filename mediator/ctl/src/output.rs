@@ -42,7 +42,7 @@ pub(super) fn heads(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Returns the state, including conditions that an operator must notice immediately.
+/// Returns the state, including conditions that the operator must notice immediately.
 fn state(vm: &Vm) -> String {
     let mut text = vm.state.name().to_owned();
     if vm.memory_not_shared {
@@ -54,7 +54,7 @@ fn state(vm: &Vm) -> String {
     text
 }
 
-/// Returns the RAM that the virtual machine lends, and how much of it the daemon touched first.
+/// Returns the RAM that the virtual machine lends, and the amount that the daemon touched first.
 fn ram(vm: &Vm) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
@@ -206,7 +206,7 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
     format!("\n{}", table(rows, &[1]))
 }
 
-/// Renders the arguments first, so that users can copy the line, followed by notes as shell comments.
+/// Renders the arguments first, so that users can copy the line, and then notes as shell comments.
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);

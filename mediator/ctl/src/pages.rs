@@ -43,7 +43,7 @@ impl Shell {
 
 /// Writes all man pages to a folder: mediatorctl(1), one page per command, mediatord(8) and gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
-    // The global options are described once, on the page of mediatorctl itself.
+    // Describe the global options only on the page of mediatorctl itself.
     let mut command = examples::command().disable_help_subcommand(true).mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,
@@ -66,7 +66,7 @@ fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
 
 /// Returns a command's page.
 fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
-    // Here, the examples and exit statuses that end the output of `--help` have their own sections.
+    // A page has sections for the examples and exit statuses that end the output of `--help`.
     let command = command.after_help(None).after_long_help(None);
     let man = Man::new(command).section(section).date(date()).source(SOURCE).manual("gpu-mediator");
     let mut page = Vec::new();
@@ -168,7 +168,7 @@ fn with_whole_paragraphs(page: &str) -> String {
     text.trim_start().to_owned() + "\n"
 }
 
-/// Returns true if the text so far ends with a heading, which starts a paragraph by itself.
+/// Returns true if the text so far ends with a heading, which already starts a paragraph.
 fn is_after_heading(roff: &Roff) -> bool {
     roff.to_roff().lines().last().is_some_and(|line| line.starts_with(".SH") || line.starts_with(".SS"))
 }
@@ -289,11 +289,11 @@ mod tests {
                 assert!(uses.clone().all(|line| line.starts_with(&first)), "{name}, {first}: {examples}");
             }
         }
-        // There is a page for each command and group, for mediatorctl itself, for the daemon and for the configuration.
+        // Each command and group has a page, and so do mediatorctl itself, the daemon and the configuration.
         assert!(count > 60, "{count} pages");
     }
 
-    /// Fails on warnings of Debian's mandoc if it is installed. The package test always runs mandoc.
+    /// Fails on warnings of Debian's mandoc, if installed. The package test always runs mandoc.
     #[test]
     fn mandoc_has_no_warnings_for_any_page() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Profiles: their settings, and how many more of their instances fit on the cards.
+//! Profiles: their settings, and how many more instances of them fit on the cards.
 
 use clap::Subcommand;
 

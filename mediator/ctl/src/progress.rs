@@ -13,7 +13,7 @@ use super::Form;
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 /// Template for a command of unknown duration.
 const SPINNER: &str = "{spinner} {msg}, {elapsed}";
-/// Templates for transfers of unknown and known size.
+/// Template for transfers of unknown size.
 const BYTES: &str = "{spinner} {msg}: {bytes}, {binary_bytes_per_sec}, {elapsed}";
 const BYTES_OF: &str = "{msg}: {wide_bar} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
 

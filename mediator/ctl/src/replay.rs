@@ -19,7 +19,7 @@ pub struct Replayed {
     pub length_ns: u64,
     /// Policy at the end of the recording.
     pub policy: PolicyKind,
-    /// True if the decisions match the recording; false if another policy made them.
+    /// True if the decisions match the recording; false if they were made by another policy.
     pub recorded: bool,
     /// Usage of engines. Unused engines are omitted.
     pub uses: Vec<ReplayedUse>,
@@ -28,19 +28,19 @@ pub struct Replayed {
 /// A virtual machine's usage of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayedUse {
-    /// Name of the virtual machine, or its number if it was added after the start of the recording.
+    /// Name of the virtual machine, or its ID if it was added after the start of the recording.
     pub vm: String,
     /// The engine.
     pub engine: Engine,
     /// Time used, in ns.
     pub used_ns: u64,
-    /// The VM's fraction of the total use of the engine, in percent.
+    /// The VM's fraction of the engine's total use, in percent.
     pub share_percent: f64,
     /// Number of completed submissions.
     pub completed: u64,
     /// Median time from arrival to start, in ns.
     pub wait_p50_ns: u64,
-    /// 99th percentile of this time, in ns.
+    /// 99th percentile of the time from arrival to start, in ns.
     pub wait_p99_ns: u64,
 }
 

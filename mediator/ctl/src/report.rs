@@ -1,4 +1,4 @@
-//! `mediatorctl sched report`: a chart of virtual machines' use of an engine over time.
+//! `mediatorctl sched report`: a chart of how virtual machines use an engine over time.
 //!
 //! The chart shows each VM's fraction of the engine's time in windows of at most 500 ms. It is modelled on figures 7
 //! and 8 of GPUvm (Suzuki et al., USENIX ATC 2014) and figures 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use api::SchedulerHistory;
 
-/// Colours that most people can distinguish (Okabe and Ito), used in rotation.
+/// Colours that most people can distinguish (Okabe and Ito), used cyclically.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -69,13 +69,13 @@ pub struct Summary {
     pub window_ms: u64,
     /// Number of windows.
     pub windows: usize,
-    /// Jain's index: 1 if all users received the same fraction of their entitlements. Absent without users.
+    /// Jain's index: 1 if all users received the same fraction of their entitlements. Absent if no VM used the engine.
     pub jain: Option<f64>,
     /// The virtual machines.
     pub vms: Vec<Received>,
 }
 
-/// Average fraction of the time that a virtual machine received.
+/// Average share of the engine's time that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
     /// The virtual machine.
@@ -105,7 +105,7 @@ fn jain(values: &[f64]) -> Option<f64> {
 }
 
 impl Uses {
-    /// Sums up a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
+    /// Summarizes a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
     ///
     /// # Errors
     /// Returns an error if the window is not a multiple of the history's interval, or if there are too many windows.
@@ -164,7 +164,7 @@ impl Uses {
         self.vms.iter().map(|vm| vm.percent.len()).max().unwrap_or(0)
     }
 
-    /// Returns Jain's index of the ratios of received to entitled share, for the virtual machines that used the engine.
+    /// Returns Jain's index of the ratio of received to entitled share, over the virtual machines that used the engine.
     fn jain(&self) -> Option<f64> {
         let received = self.vms.iter().map(VmUses::received);
         let used = received.filter(|vm| vm.received_percent > 0.0 && vm.entitled_percent > 0.0);
@@ -211,7 +211,7 @@ impl Uses {
             .x_desc("seconds before the report")
             .y_desc("% of the engine's time")
             .draw()?;
-        // Draw the uppermost layer first, so that lower ones cover it.
+        // Draw the uppermost layer first, so that the lower ones cover it.
         for (index, layer) in layers.iter().enumerate().rev() {
             self.draw_vm(&mut chart, index, layer, stacked)?;
         }
@@ -316,7 +316,7 @@ mod tests {
         let uses = Uses::from_history(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
-        // The VMs received 60 of 80 and 15 of 20: three quarters of each entitlement.
+        // The VMs received 60 of 80 and 15 of 20, which is three quarters of each entitlement.
         let summary = uses.summary("f");
         assert!((summary.jain.unwrap() - 1.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.vms[1].received_percent - 15.0).abs() < 1e-9);

@@ -35,14 +35,14 @@ impl Beside {
     /// Moves the file to its target. Replaces an existing target if `force` is set.
     fn finish(self, target: &Path, force: bool) -> io::Result<()> {
         self.file.sync_all()?;
-        // The link fails if the target was created in the meantime.
+        // The link fails if the target has been created in the meantime.
         if force { fs::rename(&self.path, target) } else { fs::hard_link(&self.path, target) }
     }
 }
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // After a rename the file no longer exists.
+        // After a rename, the file no longer exists.
         let _ = fs::remove_file(&self.path);
     }
 }

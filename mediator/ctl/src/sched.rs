@@ -41,7 +41,7 @@ pub(super) enum SchedCommand {
     Report(Report),
     /// Records the events and decisions of a card's scheduler for some time
     Record(Record),
-    /// Replays a record: exits with 1 if the scheduler decides differently. Needs no daemon
+    /// Replays a recording; exits with 1 if the scheduler decides differently. Needs no daemon
     Replay(Replay),
 }
 
@@ -75,7 +75,8 @@ struct Settings {
     /// credit, band: charge the scheduler's own time and waits as GPU time
     #[arg(long, value_name = "BOOL")]
     own_time: Option<bool>,
-    /// band: uncharged wait for a VM's next submission, in percent of the time used since the VM got the engine
+    /// band: uncharged wait for a VM's next submission, in percent of the time that the VM has used since it got the
+    /// engine
     #[arg(long, value_name = "PERCENT")]
     free_wait: Option<Percent>,
     /// disengaged: length of a phase in which VMs run one at a time and are measured, in milliseconds
@@ -90,7 +91,7 @@ struct Settings {
     /// Maximum number of submissions on an engine while only one VM has work
     #[arg(long, value_name = "COUNT")]
     pipeline_alone: Option<u32>,
-    /// Maximum expected duration of the work on an engine in excess of two submissions, in microseconds
+    /// Maximum expected duration of the work on an engine beyond two submissions, in microseconds
     #[arg(long, value_name = "US")]
     ahead_us: Option<u64>,
     /// Maximum age of a card's completion timestamp when the completion is observed, in microseconds
@@ -285,7 +286,7 @@ enum RecordFormat {
 pub(super) struct Replay {
     /// File with the recording
     file: PathBuf,
-    /// Instead shows the shares under this policy for the same arrivals
+    /// Shows the shares that this policy would give for the same arrivals, instead of checking decisions
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
 }

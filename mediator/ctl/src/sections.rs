@@ -14,7 +14,7 @@ pub(super) const STATUSES: [(Code, &str); 6] = [
     (Code::Unreachable, "the daemon does not respond, or the user has no access to its socket"),
 ];
 
-/// Commands with a special meaning of an exit status: command, status, meaning.
+/// Commands for which an exit status has a special meaning: command, status, meaning.
 pub(super) const FURTHER: [(&str, &str, &str); 4] = [
     ("run", "any", "once the program has started: the status of the program"),
     ("assert", "1", "something differs from the file"),

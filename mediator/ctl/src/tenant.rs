@@ -45,7 +45,7 @@ pub(super) enum TenantCommand {
         #[command(flatten)]
         watch: Watch,
     },
-    /// Prints or writes the CDI file that lets container runtimes give containers access to the tenant
+    /// Prints or writes the CDI file through which container runtimes give containers access to the tenant
     Cdi(cdi::Cdi),
     /// Changes a tenant's share of its card, with immediate effect even while its programs run
     Set(Box<Set>),
@@ -53,7 +53,7 @@ pub(super) enum TenantCommand {
     Move {
         /// Name of the tenant
         name: String,
-        /// Target card; by default, the suitable card with the most room
+        /// Target card; by default, the suitable card with the most free memory
         #[arg(long, value_name = "NAME")]
         card: Option<String>,
     },
@@ -332,7 +332,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
-/// Returns the card memory that a tenant uses outside its account.
+/// Returns the card memory that a tenant uses beyond its account.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();

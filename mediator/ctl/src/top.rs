@@ -25,7 +25,8 @@ mod view;
 
 use view::View;
 
-/// Bounds of the window of received shares, in ms. The window equals the refresh interval, within the daemon's bounds.
+/// Bounds of the window over which received shares are measured, in ms. The window is the refresh interval, limited to
+/// these bounds.
 const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
 #[derive(Clone, Debug, Args)]
@@ -40,7 +41,7 @@ pub(super) struct Top {
     once: bool,
 }
 
-/// API responses about the cards, for one refresh.
+/// The API's responses about the cards, for one refresh.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Look {
     schedulers: Vec<CardScheduler>,
@@ -97,7 +98,7 @@ impl Top {
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
                     Ok(look) => view.show(look, self.interval),
-                    // The daemon may come back.
+                    // The daemon may become available again.
                     Err(error) => view.fail(error.to_string()),
                 },
                 Ok(Turn::Draw) => {}

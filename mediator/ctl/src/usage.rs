@@ -1,4 +1,4 @@
-//! Parses the command line, or reports an invalid one in the format that it requests.
+//! Parses the command line, or reports an invalid one in the requested output format.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -3,11 +3,11 @@
 //! Parts: [`routes`] (the request handlers) and [`metrics`]. The crate [`admin_socket`] limits connections and streams
 //! bodies, and the crate [`api`] defines the messages.
 //!
-//! The API runs on its own thread, outside the data path of guests. Slow requests (adding or removing a virtual
-//! machine) run concurrently, so that read-only requests never wait.
+//! The API runs on its own thread, outside the guests' data path. Slow requests (adding or removing a virtual machine)
+//! run concurrently, so that read-only requests never wait.
 //!
-//! Access is controlled only by the file permissions of the sockets: a client of the admin socket may do everything,
-//! and a client of the read-only socket may only read.
+//! Only the sockets' file permissions control access: a client of the admin socket may do everything, and a client of
+//! the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
 use std::net::TcpListener;
@@ -29,15 +29,15 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// Listening sockets of the API.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    /// Accepts all requests.
+    /// Accepts requests of all kinds.
     pub admin: UnixListener,
     /// Accepts only read requests.
     pub read_only: Option<UnixListener>,
-    /// Accepts only read requests, from browsers on this host.
+    /// Accepts only read requests, from browsers on the host.
     pub page: Option<TcpListener>,
 }
 
-/// Serves the API until `stop` is set. Requests in flight then have two more seconds to complete.
+/// Serves the API until `stop` is set. Requests in flight then have [`SHUTDOWN_GRACE`] to complete.
 ///
 /// # Errors
 /// Returns an error if a socket cannot be used.
@@ -80,8 +80,8 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Close the event log. Otherwise, clients that follow it would keep the server running until the end of the
-        // grace period.
+        // Close the event log. Otherwise, clients that follow it would keep the server running until the grace period
+        // ends.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

@@ -1,4 +1,4 @@
-//! Interface between the daemon and a virtual machine's device: a mediated, passed-through or test device.
+//! Interface between the daemon and a virtual machine's device: mediated, passed through, or for tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ pub(crate) struct BackendStatus {
 
 /// Interface of the daemon to a virtual machine on a card, used while the VM's thread owns the device.
 pub trait VmBackend: Send + Sync {
-    /// Returns the status. May be called from any thread, so it must not wait for a guest.
+    /// Returns the status. Any thread may call it, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
-    /// Returns the virtual machine's number in the card's scheduler, or `None` if the guest uses the card directly.
+    /// Returns the virtual machine's ID in the card's scheduler, or `None` if the guest drives the card directly.
     fn scheduled_as(&self) -> Option<TenantId> {
         None
     }
 
-    /// Returns the mediated virtual machine, which another daemon can take over, or `None` for other kinds.
+    /// Returns the mediated virtual machine, which another daemon can take over; `None` for other kinds of devices.
     fn mediated(&self) -> Option<&MediatedVm> {
         None
     }
@@ -53,7 +53,7 @@ pub trait VmBackend: Send + Sync {
         None
     }
 
-    /// Starts a device taken over from another daemon, before its client is served.
+    /// Starts a device taken over from another daemon. Called before its client is served.
     ///
     /// # Errors
     /// Returns an error if the host cannot create a thread.
@@ -67,10 +67,10 @@ pub trait VmBackend: Send + Sync {
         act();
     }
 
-    /// Releases all resources of the virtual machine on the card. Called once, after its device was dropped.
+    /// Releases all card resources of the virtual machine. Called once, after its device has been dropped.
     ///
     /// # Errors
-    /// Returns an error, which is reported to the operator, if resources stay allocated on the card.
+    /// Returns an error, for the operator, if resources stay allocated on the card.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -90,17 +90,17 @@ pub struct Built {
 pub(crate) struct BackendError {
     /// Error message.
     pub what: String,
-    /// Remedy for the operator, if there is not enough memory.
+    /// Remedy for the operator, if memory is short.
     pub lacks: Option<String>,
 }
 
 impl BackendError {
-    /// Creates an error for a cause other than a lack of memory.
+    /// Creates an error for a cause other than a memory shortage.
     pub fn failed(what: impl ToString) -> Self {
         Self { what: what.to_string(), lacks: None }
     }
 
-    /// Creates an error for a lack of memory.
+    /// Creates an error for a memory shortage.
     #[must_use]
     pub fn lacking(Shortage { what, what_to_do }: Shortage) -> Self {
         Self { what, lacks: Some(what_to_do) }
@@ -110,7 +110,7 @@ impl BackendError {
 /// Status of a card, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason why the card is permanently out of service for all its users; `None` if it is in service.
+    /// Reason why the card is permanently out of service for all users; `None` if it is in service.
     pub failed: Option<String>,
     /// Reason why the card is out of service until it recovers by itself; `None` if it is in service.
     pub trouble: Option<String>,
@@ -118,39 +118,39 @@ pub(crate) struct CardStatus {
     pub pci_id: String,
     /// Chip or model of the card, if known.
     pub model: String,
-    /// UUID of a CUDA card, in NVML's format.
+    /// UUID in NVML's format; only for a CUDA card.
     pub uuid: Option<String>,
-    /// Number of restarts of a CUDA card's owner.
+    /// Number of restarts of the card's owner; only for a CUDA card.
     pub owner_restarts: Option<u64>,
     /// Sizes of BAR1 and BAR3 in MiB, if they differ from the configuration.
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may permit less.
+    /// VRAM assigned to no VM, in MiB; only if the mediator owns the card. The configuration may permit less.
     pub vram_free_mib: Option<u64>,
-    /// VRAM that backs memory of virtual machines, in MiB. Memory that a guest has never used is not backed.
+    /// VRAM that backs virtual machines' memory, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,
-    /// Size of the VRAM that the mediator itself uses, in MiB.
+    /// VRAM that the mediator itself uses, in MiB.
     pub vram_mediator_mib: u64,
     /// Processes that use the card without going through its owner.
     pub strangers: Vec<api::Stranger>,
-    /// Size of the used card memory that cannot be attributed to a process or tenant, in bytes.
+    /// Used card memory that cannot be attributed to a process or tenant, in bytes.
     pub unexplained_bytes: u64,
 }
 
-/// Card that another daemon can take over.
+/// A card that another daemon can take over.
 pub(crate) struct Movable {
     /// Mediator state of the card.
     pub host: Arc<ManagedCard>,
-    /// Card to hand over.
+    /// The card to hand over.
     pub card: GoingCard,
-    /// Number of the next virtual machine.
+    /// ID of the next virtual machine.
     pub next_vm: u32,
 }
 
 /// Virtual machine created on a card to receive the state of a virtual machine on another card.
 pub(crate) struct Awaiting {
-    /// Part used by the vfio-user server later.
+    /// Part that the vfio-user server uses later.
     pub device: Box<dyn Device>,
     /// Virtual machine that receives the state.
     pub vm: Arc<MediatedVm>,
@@ -158,22 +158,22 @@ pub(crate) struct Awaiting {
     pub settings: Settings,
 }
 
-/// Available card, which creates the devices of its virtual machines.
+/// An available card, which creates the devices of its virtual machines.
 pub(crate) trait CardBackend: Send + Sync {
     /// Returns the status of the card.
     fn status(&self) -> CardStatus;
 
-    /// Returns the number of interrupts of a virtual machine's device, by type.
+    /// Returns the interrupt counts of a virtual machine's device, by type.
     fn irqs(&self) -> IrqCounts {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns the shares of the card's time and the use in the last `recent_ns` ns, or `None` without a scheduler.
+    /// Returns the shares of the card's time and its use in the last `recent_ns` ns, or `None` without a scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
 
-    /// Changes the scheduler settings of the card, which the caller has validated. Existing work continues.
+    /// Changes the card's scheduler settings, which the caller has validated. Existing work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
     /// Changes a virtual machine's share of the card's time, which the caller has validated.
@@ -182,8 +182,8 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Releases a virtual machine from quarantine, and clears its strikes.
     fn release_vm(&self, _vm: TenantId) {}
 
-    /// Starts a recording of the card's scheduler, limited to `limit` bytes. `names` contains the names of the card's
-    /// virtual machines. Returns false if the card currently has no scheduler, or if a recording is already running.
+    /// Starts recording the card's scheduler, up to `limit` bytes. `names` maps the card's virtual machines to their
+    /// names. Returns false if the card has no scheduler now, or is already being recorded.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
@@ -193,7 +193,7 @@ pub(crate) trait CardBackend: Send + Sync {
         None
     }
 
-    /// Returns the mediator state of the card, which manages the card's memory, if the mediator owns the card.
+    /// Returns the card's mediator state, or `None` if the mediator does not own the card.
     fn mediated(&self) -> Option<Arc<ManagedCard>> {
         None
     }
@@ -217,15 +217,15 @@ pub(crate) trait CardBackend: Send + Sync {
         Err(BackendError::failed("cards of this kind do not accept VMs from other cards"))
     }
 
-    /// Changes the memory settings of the card, which the caller has validated.
+    /// Changes the card's memory settings, which the caller has validated.
     ///
     /// # Errors
-    /// Returns an error if the card cannot change the settings now; in this case, nothing changes.
+    /// Returns an error, and changes nothing, if the card cannot change the settings now.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Creates the device of a virtual machine. The daemon creates one device at a time. It has already checked that
+    /// Creates the device of a virtual machine. The daemon creates one device at a time. The daemon has checked that
     /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ pub(crate) trait CardBackend: Send + Sync {
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
 }
 
-/// Opener of the cards in a configuration.
+/// Opens the cards in a configuration.
 pub(crate) trait OpenCard: Send + Sync {
     /// Opens a card.
     ///

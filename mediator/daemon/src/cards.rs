@@ -1,4 +1,4 @@
-//! Opened cards of a configuration, and the devices that they create for virtual machines.
+//! The opened cards of a configuration, which create the devices of virtual machines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,16 +25,16 @@ use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
 use passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 
-/// Opener of real and software cards.
+/// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Firmware for the falcons of real cards. Both fields are `None` without a state directory.
+    /// Falcon firmware for real cards. Both fields are `None` without a state directory.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
 
 impl Cards {
-    /// Returns the opener of a daemon's cards. `state_dir` is the directory for the daemon's state, if configured.
+    /// Returns the opener for a daemon's cards. `state_dir` is the daemon's state directory, if configured.
     #[must_use]
     pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
@@ -46,7 +46,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// Returns the firmware for the falcons of a card.
+    /// Returns the firmware for a card's falcons.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // Firmware is required only when the mediator initializes the card, so an operator may install it later.
+        // Firmware is needed only when the mediator initializes the card, so an operator may install it later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -69,10 +69,10 @@ impl OpenCard for Cards {
     }
 }
 
-/// Number of nanoseconds per millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
-/// Returns the memory division of a card, with chunks of `chunk_kib` KiB.
+/// Returns the division of a card's memory into chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;
@@ -99,19 +99,19 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     }
 }
 
-/// Card owned by this daemon.
+/// A card owned by this daemon.
 struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
     card: Physical,
-    /// Mediator state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
+    /// The card's mediator state. Exists from the first mediated VM until a passthrough VM needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Scheduler settings of the card, which exist even while the mediator does not own the card.
+    /// The card's scheduler settings, which exist even while the mediator does not own the card.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
-    /// Memory settings of the card.
+    /// The card's memory settings.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// True if the VRAM still contains data of a virtual machine that used the card by passthrough.
+    /// True if the VRAM still contains data of a virtual machine that used the card in passthrough.
     left_over: AtomicBool,
 }
 
@@ -137,8 +137,7 @@ impl OwnedCard {
         }
     }
 
-    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` bytes of VRAM, with the configured
-    /// guarantee.
+    /// Returns a virtual machine's settings with the configured guarantee. Its guest sees `vram_bytes` bytes of VRAM.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -165,9 +164,9 @@ impl OwnedCard {
         Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
     }
 
-    /// Takes the card from the mediator for passthrough. Zeroes data of other virtual machines in VRAM.
+    /// Releases the card from the mediator for passthrough. Zeroes other virtual machines' data in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs the memory of its own VMs. This scrub removes data of an earlier passthrough VM.
+        // The mediator scrubs its own VMs' memory. This scrub removes an earlier passthrough VM's data.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -178,7 +177,7 @@ impl OwnedCard {
         Ok(())
     }
 
-    /// Returns the mediator state of the card, if it exists and has not failed.
+    /// Returns the card's mediator state, unless it does not exist or has failed.
     fn working(&self) -> Option<Arc<ManagedCard>> {
         self.host.lock().clone().filter(|host| host.failure().is_none())
     }
@@ -274,7 +273,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Hand over unused cards, too, because this process has opened them.
+        // Also hand over unused cards, because this process has opened them.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -319,7 +318,7 @@ impl CardBackend for OwnedCard {
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
-            // The guest sees only as much memory as can be guaranteed, and all of it is guaranteed.
+            // The guest sees only memory that can be guaranteed, and all of it is guaranteed.
             let state = host.lock();
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
@@ -343,17 +342,17 @@ impl CardBackend for OwnedCard {
 
 /// Resources of a card that another daemon has handed over.
 pub(crate) struct GivenCard {
-    /// Memory of the card.
+    /// The card's memory.
     pub vram: File,
     /// Host memory for the card's chunks.
     pub host_memory: Option<File>,
-    /// Number of the next virtual machine.
+    /// ID of the next virtual machine.
     pub next_vm: u32,
-    /// Virtual machines of the card, with the size of the VRAM visible to each guest, in bytes.
+    /// The card's virtual machines, each with the size of the VRAM that its guest sees, in bytes.
     pub vms: BTreeMap<TenantId, (VmSpec, u64)>,
 }
 
-/// Card rebuilt from the state of another daemon, which still owns the card.
+/// A card rebuilt from the state of another daemon, which still owns it.
 pub(crate) struct ReopenedCard {
     owned: OwnedCard,
     card: GoingCard,
@@ -363,7 +362,7 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Rebuilds a card from the state that another daemon has saved in `file`, without accessing the card.
+    /// Rebuilds a card from the state that another daemon saved in `file`, without accessing the card.
     ///
     /// # Errors
     /// Returns an error if the state is invalid, or does not match the configuration.
@@ -397,7 +396,7 @@ impl ReopenedCard {
         &self.owned.spec
     }
 
-    /// Returns the number of interrupts of a virtual machine's device, by type.
+    /// Returns the interrupt counts of a virtual machine's device, by type.
     pub(crate) fn irqs(&self) -> IrqCounts {
         self.owned.irqs()
     }

@@ -1,12 +1,12 @@
 //! Cards that use NVIDIA's driver. Each card has an owner: a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card from the daemon's point of view), `function` (VMs on the card), `handing_over` (an
-//! upgrade). The crate `owner_process` runs the owner's process, and `cuda_status` stores its last status.
-//! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `handing_over` (upgrades). The
+//! crate `owner_process` runs the owner's process, and `cuda_status` stores its last status. [Decision
+//! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
-//! Meanwhile, it holds only the lock of this card.
+//! Meanwhile, it holds only this card's lock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,12 +33,12 @@ mod handing_over;
 
 pub(super) use handing_over::GivenOwner;
 
-/// Size of a MiB in bytes.
+/// Bytes per MiB.
 const MIB: u64 = 1 << 20;
-/// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
+/// Maximum number of pending changes to one card, so that changes to other cards get a permit.
 const CHANGES: usize = 16;
 
-/// A card with its owner.
+/// A CUDA card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
     identity: CardIdentity,
@@ -46,26 +46,26 @@ pub(super) struct CudaCard {
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
-    /// The owner process that another daemon started. `None` as soon as this daemon uses the owner.
+    /// The owner process that another daemon started. `None` once this daemon uses the owner.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
-    /// State of the owner that another daemon started, until this daemon has confirmed the state.
+    /// State of the owner that another daemon started, until this daemon has confirmed it.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
-    /// Number of waiting or running changes.
+    /// Number of pending or running changes.
     changes: AtomicUsize,
-    /// Users of its VMs' workers.
+    /// User accounts of the card's VM workers.
     users: vcuda::users::Users,
 }
 
 /// The exclusive right to change a card.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
-    /// Must be dropped before the count decreases.
+    /// Must be dropped before the count is decremented.
     _turn: Guard<'a, rank::CudaChanging, ()>,
     _place: Place<'a>,
 }
 
-/// One change in the count of a card's changes; decreases the count when dropped.
+/// A unit of a card's change count; decrements the count when dropped.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -115,7 +115,7 @@ impl CudaCard {
         }
     }
 
-    /// Starts to use the owner.
+    /// Starts using the owner.
     ///
     /// # Errors
     /// Returns an error if the host cannot create a thread.
@@ -132,7 +132,7 @@ impl CudaCard {
         &self.spec
     }
 
-    /// Returns the last description of the card, without waiting for the card's owner.
+    /// Returns the last status of the card, without waiting for the card's owner.
     ///
     /// # Errors
     /// Returns an error if the owner does not respond now.
@@ -140,10 +140,10 @@ impl CudaCard {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
 
-    /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
+    /// Waits until no other thread is changing the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// Returns an error if the card's owner does not respond now, or too many changes are already waiting.
+    /// Returns an error if the card's owner does not respond now, or if too many changes are pending.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -157,8 +157,8 @@ impl CudaCard {
     }
 
     /// Asks the owner to guarantee card memory, and repeats the request until the owner grants or rejects it. `turn` is
-    /// the right to change the card. Other changes may run while the owner evicts other tenants' memory. Returns the
-    /// change with the last response.
+    /// the right to change the card; it is released while the owner evicts other tenants' memory, so other changes may
+    /// run. Returns the right to change the card.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -174,7 +174,7 @@ impl CudaCard {
 }
 
 impl Change<'_> {
-    /// Sends the owner a request, and waits for the response. `of` names the object of the request in errors.
+    /// Sends the owner a request, and waits for the response. `of` names the request's object in errors.
     ///
     /// # Errors
     /// Returns an error if the owner rejects the request or does not respond; in both cases, nothing changes.
@@ -183,10 +183,10 @@ impl Change<'_> {
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
         let (reply, answer) = channel();
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
-        sent.map_err(|_| gone("the daemon ends".to_owned()))?;
+        sent.map_err(|_| gone("the daemon is exiting".to_owned()))?;
         locks::may_wait();
         // The thread always responds, because its wait for the owner has a time limit.
-        let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
+        let answer = answer.recv().map_err(|_| gone("the daemon is exiting".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
             answer => Ok(answer),
@@ -195,11 +195,11 @@ impl Change<'_> {
 }
 
 impl Change<'_> {
-    /// Asks the owner to guarantee card memory. The first attempt was at `since`. Returns false if the owner must first
-    /// evict other tenants' memory. The caller must then repeat the request.
+    /// Asks the owner to guarantee card memory. `since` is the time of the first attempt. Returns false if the owner
+    /// must first evict other tenants' memory; the caller must then repeat the request.
     ///
     /// # Errors
-    /// Same as for [`Self::ask`]; also if eviction takes too long.
+    /// Returns the errors of [`Self::ask`], and an error if eviction takes too long.
     pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
         match self.ask(of, request.clone())? {
             Answer::Moving(_) if since.elapsed() < GUARANTEE_TIMEOUT => Ok(false),
@@ -227,7 +227,7 @@ impl Drop for CudaCard {
 /// The card as a [`CardBackend`], for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
-    /// Folder of the sockets of the card's tenants, which include VMs.
+    /// Directory of the sockets of the card's tenants, which include VMs.
     pub(super) socket_dir: PathBuf,
 }
 
@@ -261,11 +261,11 @@ impl CardBackend for Backend {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is
-/// a VM.
+/// Converts a tenant to the format of the owner of one of its cards. `function` is the CUDA function of a tenant that
+/// is a VM.
 ///
 /// # Errors
-/// If a user or a group of the tenant's socket does not exist.
+/// Returns an error if a user or group of the tenant's socket does not exist.
 pub fn tenant(
     spec: &TenantSpec,
     card: &CardSpec,

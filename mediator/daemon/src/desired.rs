@@ -1,7 +1,7 @@
-//! Comparison of a desired state with the current state, and application of a desired state.
+//! Compares a desired state with the current state, and applies a desired state.
 //!
 //! A document lists objects and the keys to set; other keys do not change. The whole document is checked before any
-//! change is made. Changing a setting that is fixed while its object exists is an obstacle, reported with a remedy.
+//! change is made. A change to a fixed setting is reported as an obstacle, with a remedy.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Object of a document, with its step.
+/// An object of a document, with its step.
 struct Item {
     step: Step,
     /// Desired virtual machine, if the object is one.
@@ -145,7 +145,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps towards `desired`, without checking that they are possible.
+    /// Returns the steps towards `desired`, without checking whether they are possible.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -244,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles for the tenants of a plan. `vms` contains the virtual machines after the plan.
+    /// Returns the obstacles of a plan's tenants. `vms` contains the virtual machines after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -294,7 +294,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, is_function, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // Virtual machines after the plan. Existing ones come first, because they have priority.
+        // The virtual machines after the plan. Existing ones come first, because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -334,7 +334,7 @@ impl Daemon {
         for Item { step, .. } in tuned {
             if let Some(vm) = there.iter().find(|vm| vm.passthrough && vm.card == step.name) {
                 let what =
-                    format!("scheduler: VM `{}` uses the card by passthrough, so the card has no scheduler", vm.name);
+                    format!("scheduler: VM `{}` uses the card in passthrough, so the card has no scheduler", vm.name);
                 obstacles.push(Obstacle { code: ErrorCode::Conflict, of: described(Kind::Card, &step.name), what });
             }
         }
@@ -342,14 +342,14 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Returns true if the step is executed by the owner of a CUDA card.
+    /// Returns true if the owner of a CUDA card executes the step.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
     }
 
     /// Executes steps in order, and adds each completed step to `done`. The caller must hold `changing` and `tuning`,
-    /// except for steps executed by owners of CUDA cards.
+    /// except for steps that owners of CUDA cards execute.
     fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
         for Item { step, vm, tenant } in items {
             let result = match (step.action, step.kind) {
@@ -378,7 +378,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Makes the changes of a card's step. If the step drains the card, the card keeps its tenants.
+    /// Makes the changes in a card's step. If the step drains the card, the card keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -399,14 +399,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Makes the changes of a tenant's step.
+    /// Makes the changes in a tenant's step.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None, "")
     }
 
-    /// Makes the changes of a virtual machine's step.
+    /// Makes the changes in a virtual machine's step.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         if self.is_tenant(&step.name) {
             return self.change_tenant(step);
@@ -423,7 +423,7 @@ impl Daemon {
 }
 
 impl Plan {
-    /// Updates the drain marks of cards that the plan drains or undrains.
+    /// Updates the drain marks of the cards that the plan drains or undrains.
     fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
         let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
         for card in &mut cards {
@@ -485,7 +485,7 @@ impl Plan {
     }
 }
 
-/// Returns the position of a step in the order of execution, in which memory is freed before it is used.
+/// Returns a step's position in the execution order, which frees memory before using it.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -514,7 +514,7 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
     }
 }
 
-/// Returns the errors in the changeable settings of a card.
+/// Returns the errors in a card's changeable settings.
 fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let told = |(key, what): (&str, String)| format!("{key}: {what}");
     if card.kind == CardKind::Cuda {
@@ -563,7 +563,7 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// Returns the changes of a step to one table, as a patch.
+/// Returns a step's changes to one table, as a patch.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

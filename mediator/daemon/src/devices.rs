@@ -1,4 +1,4 @@
-//! Backends of the daemon for the devices of the crates `vgpu` and `passthrough`, with their status for the admin API.
+//! The daemon's backends for the devices of the crates `vgpu` and `passthrough`, with their status for the admin API.
 
 use api::{Denied, Driver};
 use passthrough::PassthroughVm;

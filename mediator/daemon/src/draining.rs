@@ -1,7 +1,7 @@
-//! Drains cards: marks a card, so that it rejects new VMs and tenants, and moves its VMs and tenants to other cards.
+//! Drains cards: marks a card so that it rejects new VMs and tenants, and moves its VMs and tenants to other cards.
 //!
 //! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or rejected.
-//! Virtual machines are moved one by one, and other changes are possible between two moves.
+//! Virtual machines move one by one, and other changes can run between two moves.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{DrainReport, EventKind, Left, Moved};
@@ -14,12 +14,12 @@ use events::NewEvent;
 pub(super) enum Arrival {
     /// The configuration file names the card. A drained card may still accept it.
     Configured,
-    /// An operator adds the virtual machine or tenant now.
+    /// An operator is adding the virtual machine or tenant.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason why a card rejects this arrival; `None` if the card accepts it.
+    /// Returns the reason why a card rejects this arrival, or `None` if the card accepts it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -27,7 +27,7 @@ impl Arrival {
 }
 
 impl State {
-    /// Returns the cards of a configuration, with the current drain marks.
+    /// Returns a configuration's cards, with their current drain marks.
     pub(super) fn marked(&self, cards: &[CardSpec]) -> Vec<CardSpec> {
         cards.iter().map(|card| CardSpec { drained: self.tuning(card).drained, ..card.clone() }).collect()
     }
@@ -39,11 +39,9 @@ impl State {
             Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
             Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
             Life::Running(_) if entry.spec.passthrough => {
-                "it has its card by passthrough: its guest drives the card itself"
+                "it uses its card in passthrough: its guest drives the card itself"
             }
-            Life::Running(_) if entry.spec.xen_domain.is_some() => {
-                "it is a domain of Xen, which cannot change its card"
-            }
+            Life::Running(_) if entry.spec.xen_domain.is_some() => "it is a Xen domain, which cannot change its card",
             Life::Running(_) => return Ok(entry),
         };
         Err(DaemonError::Immovable { vm: name.to_owned(), why: what.to_owned() })
@@ -55,17 +53,18 @@ impl State {
 }
 
 impl Daemon {
-    /// Returns the working cards to which a virtual machine may move.
+    /// Returns the working cards that a virtual machine may move to.
     fn working(&self) -> Vec<CardSpec> {
         let fails =
             |card: &CardSpec| self.cards.get(&card.name).is_none_or(|card| card.backend.status().failed.is_some());
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has memory.
+    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts the virtual machine
+    /// and has enough memory.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine may not move; the error is the obstacle.
+    /// Returns the obstacle as an error if the virtual machine may not move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let vm = self.state.lock().movable(name)?.spec.clone();
@@ -90,7 +89,7 @@ impl Daemon {
         }
     }
 
-    /// Chooses another card for a virtual machine with the daemon's policy.
+    /// Chooses another card for a virtual machine according to the daemon's policy.
     fn other_card(&self, name: &str) -> Result<String, DaemonError> {
         let vm = self.state.lock().movable(name)?.spec.clone();
         let immovable = |why| DaemonError::Immovable { vm: name.to_owned(), why };
@@ -112,12 +111,13 @@ impl Daemon {
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Fails if the virtual machine or the card is not suitable; the virtual machine then continues where it is.
+    /// Returns an error if the virtual machine or the card is not suitable; the virtual machine then continues on its
+    /// current card.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "requested by an operator")
     }
 
-    /// Same as [`Self::move_if`], with a different reason in the log.
+    /// Like [`Self::move_if`], but logs `reason` instead of an operator's request.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -169,8 +169,8 @@ impl Daemon {
             state.revision.next();
             tracing::info!(card, drained, "the card's drained state is set");
             let (kind, what) = match drained {
-                true => (EventKind::DrainBegan, "takes no further VM or tenant"),
-                false => (EventKind::Undrained, "takes VMs and tenants again"),
+                true => (EventKind::DrainBegan, "accepts no further VMs or tenants"),
+                false => (EventKind::Undrained, "accepts VMs and tenants again"),
             };
             self.events.add(NewEvent::card(kind, card, what));
         }
@@ -190,7 +190,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, tenants) = {
-            // Each arrival that was accepted before the mark is now complete or rejected.
+            // Each arrival accepted before the mark has now been completed or rejected.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -203,7 +203,7 @@ impl Daemon {
         for tenant in tenants {
             match self.move_tenant(&tenant, None, None, "its card is drained") {
                 Ok(done) => gone.push(done),
-                Err(DaemonError::NoTenant(_)) => {} // It was removed meanwhile.
+                Err(DaemonError::NoTenant(_)) => {} // It was removed in the meantime.
                 Err(error) => left.push(reported(tenant, &error)),
             }
         }
@@ -252,7 +252,7 @@ impl Daemon {
     }
 }
 
-/// Moves virtual machines with `move_off`. Returns the moved ones, and those that remain.
+/// Moves virtual machines with `move_off`. Returns those that moved, and those that remain.
 fn emptied(
     vms: Vec<String>,
     move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

@@ -15,10 +15,10 @@ use super::error::DaemonError;
 use listening::account;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// Open endpoint that does not serve a client yet.
+/// An open endpoint that does not serve a client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, with its path unless it was created by the service manager. VMMs that connect early wait in
-    /// its backlog.
+    /// A listening socket, with its path unless the service manager created it. VMMs that connect early wait in its
+    /// backlog.
     Socket(Listening),
     /// The Xen domain with this name.
     Domain(DomainName),
@@ -101,7 +101,7 @@ impl EndpointServer {
         }
     }
 
-    /// Restores clients of another daemon, and connects their memory and interrupts to `link`.
+    /// Restores another daemon's clients, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
     /// Returns an error if their state is invalid, or if their memory cannot be mapped.
@@ -117,7 +117,7 @@ impl EndpointServer {
         }
     }
 
-    /// Restores the client of a killed daemon, and connects its memory and interrupts to `link`.
+    /// Restores a killed daemon's client, and connects its memory and interrupts to `link`.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::parked`].
@@ -139,7 +139,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns the kind of client for which the endpoint waits.
+    /// Returns the kind of client that the endpoint waits for.
     pub fn awaits(&self) -> &'static str {
         match self {
             Self::Socket(_) => "a VMM",

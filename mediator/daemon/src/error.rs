@@ -7,7 +7,7 @@ use config::check::{Refusal, RefusalKind};
 use listening::account::NoAccount;
 use listening::folders::FolderError;
 
-/// Error of a request. The message is for users, and [`DaemonError::code`] is for programs.
+/// An error of a request. The message is for users, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -41,14 +41,14 @@ pub enum DaemonError {
         /// All reasons for the rejection.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not respond. The message contains the card, and the timeout or the reason.
+    /// The owner of a CUDA card does not respond. The message names the card, and the timeout or the reason.
     #[error("{0}")]
     Owner(String),
-    /// Too many changes to a CUDA card are waiting.
+    /// Too many changes to a CUDA card are pending.
     #[error("too many changes of card `{0}` are already pending")]
     Crowded(String),
     /// A tenant was removed, but some of its processes have not exited.
-    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: their card memory is not free",
+    #[error("tenant `{tenant}` was removed, but its processes {} have not exited: their card memory is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
         /// Name of the tenant.
@@ -57,19 +57,19 @@ pub enum DaemonError {
         pids: Vec<u32>,
     },
     /// A tenant with this name already exists.
-    #[error("there is a tenant `{0}` already")]
+    #[error("tenant `{0}` already exists")]
     TenantThere(String),
     /// Another process holds a lease on limits of the tenant.
-    #[error("process {1} holds limits of tenant `{0}` already")]
+    #[error("process {1} already holds a lease on limits of tenant `{0}`")]
     Leased(String, i32),
     /// The daemon cannot watch the client's process.
-    #[error("the end of the client's process cannot be detected: {0}")]
+    #[error("the exit of the client's process cannot be detected: {0}")]
     Unwatched(String),
     /// The limit on tenants is reached.
-    #[error("there are {0} tenants already, as many as one daemon serves")]
+    #[error("{0} tenants already exist, the maximum for one daemon")]
     TooManyTenants(usize),
     /// The limit on virtual machines is reached.
-    #[error("there are {0} VMs already, as many as one daemon serves")]
+    #[error("{0} VMs already exist, the maximum for one daemon")]
     TooMany(usize),
     /// The socket could not be created.
     #[error("{0}")]
@@ -85,42 +85,42 @@ pub enum DaemonError {
     Quota {
         /// Kind and name of the rejected object.
         of: String,
-        /// Exceeded limit, with its key and value.
+        /// The exceeded limit, with its key and value.
         what: String,
         /// Remedy for the operator.
         what_to_do: String,
     },
     /// A virtual machine is not a Xen domain.
-    #[error("VM `{0}` is not a domain of Xen: it has no `xen_domain`")]
+    #[error("VM `{0}` is not a Xen domain: it has no `xen_domain`")]
     NoDomain(String),
     /// A virtual machine is a Xen domain, and therefore has no socket for another VMM.
-    #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
+    #[error("VM `{0}` is the Xen domain `{1}`, and has no socket for another VMM")]
     IsDomain(String, String),
-    /// A virtual machine uses its card by passthrough, or is a tenant of a CUDA card.
-    #[error("VM `{0}` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed")]
+    /// A virtual machine uses its card in passthrough, or is a tenant of a CUDA card.
+    #[error("VM `{0}` uses its card in passthrough, or is a tenant of a CUDA card: its share of the card is fixed")]
     NoScheduler(String),
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
     /// A card's scheduler cannot be recorded now.
-    #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
+    #[error("card `{0}` cannot be recorded: no VM uses it, or it is already being recorded")]
     NoRecord(String),
-    /// Accesses of a VM are already being counted.
-    #[error("accesses of VM `{0}` are being counted already")]
+    /// A VM's accesses are already being counted.
+    #[error("accesses of VM `{0}` are already being counted")]
     Counting(String),
     /// A setting has an invalid value.
     #[error("{of}: {what}")]
     Setting {
         /// Kind and name of the object.
         of: String,
-        /// Key, with the problem of its value.
+        /// The key, with the problem in its value.
         what: String,
     },
     /// A query parameter has an invalid value.
     #[error("{0}")]
     Query(String),
     /// The next daemon did not take over from this daemon.
-    #[error("the daemon is not upgraded, and continues: {0}")]
+    #[error("the daemon was not upgraded, and continues: {0}")]
     NotHandedOver(String),
     /// A virtual machine cannot move to a card.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
@@ -137,13 +137,13 @@ pub enum DaemonError {
     TenantStays {
         /// Name of the tenant.
         tenant: String,
-        /// The target card in words.
+        /// The target card, in words.
         to: String,
         /// Reason why the move is impossible.
         why: String,
     },
     /// A virtual machine could not be saved.
-    #[error("VM `{vm}` is not saved: {why}")]
+    #[error("VM `{vm}` was not saved: {why}")]
     NotSaved {
         /// Name of the virtual machine.
         vm: String,
@@ -151,7 +151,7 @@ pub enum DaemonError {
         why: String,
     },
     /// A virtual machine could not be restored.
-    #[error("VM `{vm}` is not restored: {why}")]
+    #[error("VM `{vm}` was not restored: {why}")]
     NotRestored {
         /// Name of the virtual machine.
         vm: String,
@@ -159,7 +159,7 @@ pub enum DaemonError {
         why: String,
     },
     /// The workers of a virtual machine could not be restarted.
-    #[error("workers of VM `{vm}` are not restarted: {why}")]
+    #[error("workers of VM `{vm}` were not restarted: {why}")]
     NotRestarted {
         /// Name of the virtual machine.
         vm: String,
@@ -182,7 +182,7 @@ pub enum DaemonError {
         /// Current revision.
         now: String,
     },
-    /// Parts of a desired state are rejected.
+    /// Parts of a desired state were rejected.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
     /// A step failed after other steps were completed.
@@ -194,7 +194,7 @@ pub enum DaemonError {
         /// Description of the completed steps.
         done: String,
     },
-    /// A change was made but could not be saved, so it will be lost on restart.
+    /// A change was made but not saved, so it will be lost on restart.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.

@@ -1,4 +1,4 @@
-//! A test daemon in its own directory, with software cards or with cards that serve plain memory. Panics if misused.
+//! A test daemon in its own directory, with software cards or with cards that serve plain memory. Panics on misuse.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
@@ -25,9 +25,9 @@ use super::{Daemon, DaemonError, cards};
 use listening::Sockets;
 use overrides::OverrideStore;
 
-/// VRAM size of each VM in MiB.
+/// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Region index of BAR0 in vfio-user messages.
@@ -39,10 +39,10 @@ pub const CHECK: u64 = 0x200;
 /// Size of BAR0 in bytes.
 const BAR0_BYTES: usize = 4096;
 
-/// Names of virtual machines whose backends were released.
+/// Names of the virtual machines whose backends were released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opener of cards that serve plain memory, with a list of released VMs.
+/// Opens cards that serve plain memory, and lists the released VMs.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -137,13 +137,13 @@ impl Device for FakeDevice {
     fn disconnected(&mut self) {}
 }
 
-/// Daemon with two cards of 512 MiB, in its own directory.
+/// A daemon with two cards of 512 MiB, in its own directory.
 pub struct Fixture {
     /// Directory of the daemon.
     pub folder: TempDir,
     /// Daemon under test.
     pub daemon: Arc<Daemon>,
-    /// Names of virtual machines whose backends were released.
+    /// Names of the virtual machines whose backends were released.
     pub released: Released,
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners)
 /// Returns a configuration with software cards for a daemon in `folder`.
 ///
 /// # Panics
-/// Panics if the path of the directory is not a valid TOML string.
+/// Panics if the directory's path is not a valid TOML string.
 #[must_use]
 pub fn config(folder: &Path, cards: &[&str]) -> Config {
     let cards: String = cards
@@ -249,13 +249,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Daemon with its admin API being served.
+/// A daemon whose admin API is being served.
 pub struct Served {
-    /// Daemon and its directory.
+    /// The daemon and its directory.
     pub fixture: Fixture,
     /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of notifications for the watchdog from the API thread.
+    /// Number of watchdog notifications from the API thread.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -322,7 +322,7 @@ impl Drop for Served {
     }
 }
 
-/// Starts a daemon with one software card, whose table is extended with `more`.
+/// Starts a daemon with one software card, and appends `more` to the card's table.
 #[must_use]
 pub fn one_card(more: &str) -> Served {
     let card = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";

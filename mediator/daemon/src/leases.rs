@@ -1,6 +1,6 @@
 //! Leases: limits of tenants that last until a process exits (`POST /v1/tenants/NAME/lease`).
 //!
-//! A lease sets keys of a tenant until the client's process exits. The daemon then restores each key that still has the
+//! A lease sets keys of a tenant until the client's process exits. The daemon then restores each key that still has its
 //! leased value. Leased values are not stored in `state_dir`: the next daemon reads them from `leases.json` in
 //! `socket_dir`.
 
@@ -25,7 +25,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 impl Daemon {
     /// Writes the lease file for the next daemon.
     pub(super) fn keep_leases(&self) -> Result<(), DaemonError> {
-        // Prevent another thread from overwriting the file with an earlier state.
+        // Prevent another thread from overwriting the file with an older state.
         let _one_at_a_time = self.override_store.lock();
         let saved = {
             let state = self.state.lock();
@@ -35,7 +35,7 @@ impl Daemon {
         lease::write(&path, &saved).map_err(|error| DaemonError::NotKept(format!("{}: {error}", path.display())))
     }
 
-    /// Sets keys of a tenant until the process of the requesting client exits.
+    /// Sets a tenant's keys until the requesting client's process exits.
     pub(crate) fn lease_tenant(
         &self,
         name: &str,
@@ -70,7 +70,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant if its lease has ended. Returns the delay until the next check, if any.
+    /// Restores a tenant's keys if its lease has ended. Returns the delay until the next check, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();
@@ -100,7 +100,7 @@ impl Daemon {
         None
     }
 
-    /// Reads the leases of the previous daemon. Returns the tenants, with the limits leased by running processes.
+    /// Reads the previous daemon's leases. Returns the tenants, with the limits that running processes have leased.
     pub(super) fn resume_leases(&self, tenants: Vec<TenantSpec>) -> Vec<TenantSpec> {
         let mut saved = lease::read(&self.spec.socket_dir.join(FILE)).unwrap_or_else(|error| {
             tracing::warn!(%error, "leased limits cannot be read");

@@ -2,12 +2,12 @@
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
-//! `scheduling` (shares of the cards' time, and their changes), `draining` (drained cards), `moving` (moves from one
-//! card to another), `rebalancing` (automatic moves), `leases` (limits that last until a process exits), `upgrade` (a
-//! takeover by another daemon), `desired` (all changeable settings in one document; the crate `overrides` stores them,
-//! and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and
-//! `passthrough` as backends), `admin` (the admin API), `serving` (the main loop of a ready daemon), `program` (startup
-//! and exit of the process), `fixture` (feature `test-rig`).
+//! `scheduling` (shares of the cards' time), `draining` (drained cards), `moving` (moves from one card to another),
+//! `rebalancing` (automatic moves), `leases` (limits that last until a process exits), `upgrade` (takeover by another
+//! daemon), `desired` (all changeable settings in one document; the crate `overrides` stores them, and the crate
+//! `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as
+//! backends), `admin` (the admin API), `serving` (the main loop of a ready daemon), `program` (startup and exit of the
+//! process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
 //! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.
@@ -15,7 +15,7 @@
 //! Lock order: `locks::rank`.
 //!
 //! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write to the configuration
-//! file (overrides are stored separately), or preserve a guest's state on a card when it is killed (the VMM stays
+//! file (overrides are stored separately), or preserve a guest's card state when it is killed (the VMM stays
 //! connected).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +79,7 @@ use vm::{EarlierClient, End, Running, Seen};
 /// pages. Each region is a mapping in this process, and the kernel permits 65,530 mappings (`vm.max_map_count`).
 const PASSED_THROUGH_REGIONS: usize = 32 << 10;
 
-/// Entry of a virtual machine in the table.
+/// A virtual machine's table entry.
 struct Entry {
     spec: VmSpec,
     life: Life,
@@ -90,7 +90,7 @@ struct Entry {
 enum Life {
     /// The virtual machine is being created.
     Starting,
-    /// The thread of the virtual machine is running, or has failed.
+    /// The virtual machine's thread is running, or has failed.
     Running(Arc<Running>),
     /// The virtual machine is being removed.
     Stopping(Arc<Running>),
@@ -117,13 +117,13 @@ struct State {
     changing_tenants: BTreeSet<String>,
     /// Leases of limits, by tenant.
     leases: BTreeMap<String, Lease>,
-    /// Revision of everything in `vms`, `tunings` and `tenants` that operators can change.
+    /// Revision of all values in `vms`, `tunings` and `tenants` that operators can change.
     revision: Revision,
     closing: bool,
 }
 
 impl State {
-    /// Returns the current settings of a card.
+    /// Returns a card's current settings.
     fn tuning(&self, card: &CardSpec) -> Tuning {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-/// Card with its configuration.
+/// A card with its configuration.
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
@@ -171,7 +171,7 @@ pub struct Daemon {
     /// File that stores overrides across restarts.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
-    /// State between this daemon's predecessor and successor.
+    /// This daemon's relation to its predecessor and successor.
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
@@ -179,11 +179,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. Later changes are saved to `override_store`.
+    /// Opens a configuration's cards and starts its virtual machines. Saves later changes to `override_store`.
     ///
     /// # Errors
-    /// Returns an error if a card or virtual machine cannot be started. In this case, everything that was already
-    /// started is shut down.
+    /// Returns an error if a card or virtual machine cannot be started. In this case, everything already started is
+    /// shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -303,7 +303,7 @@ impl Daemon {
     /// Saves overrides to the file. Called after each change.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. The change is in effect nevertheless.
+    /// Returns an error if the file cannot be written. The change takes effect nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
@@ -327,7 +327,7 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Compares the state with the previous state, and adds the differences to the event log.
+    /// Compares the state with the previous state, and logs the differences as events.
     pub(crate) fn observe(&self) {
         let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
@@ -443,10 +443,10 @@ impl Daemon {
         }
     }
 
-    /// Returns the VMM connection of a virtual machine served by a killed daemon.
+    /// Returns the VMM connection of a virtual machine that a killed daemon served.
     fn revived(&self, name: &str, server: &EndpointServer, link: &Link) -> Option<SuspendedClient> {
         let left = self.sockets.left(name)?;
-        // Daemons of earlier versions leave no journal.
+        // Earlier versions of the daemon leave no journal.
         let remains = left.remains()?;
         let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
             Ok(parked) => {
@@ -483,8 +483,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The removal discards the counts of kills, so log the kills first. They are attributed to the daemon, not to
-        // the author of the removal.
+        // The removal discards the kill counts, so log the kills first. They are attributed to the daemon, not to the
+        // author of the removal.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
@@ -532,7 +532,7 @@ impl Daemon {
         found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
     }
 
-    /// Returns the data for `show`, which runs after the state lock was released.
+    /// Returns the input of `show`, which runs after the state lock has been released.
     fn found(&self, state: &State, entry: &Entry) -> Found {
         let card = self.cards.get(&entry.spec.card);
         let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
@@ -545,7 +545,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed, and false if there are no cards.
+    /// Returns true if all cards have failed; false if the daemon has no cards.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -580,7 +580,7 @@ impl Daemon {
         let cuda = spec.kind == CardKind::Cuda;
         let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter(|vm| vm.cuda.is_none()).filter_map(|vm| vm.vram_mib);
-        // For a CUDA card, count only guarantees, because other memory of tenants is not reserved.
+        // For a CUDA card, count only guarantees, because tenants' other memory is not reserved.
         let of_vms = users.iter().filter(|vm| vm.cuda.is_some()).filter_map(|vm| vm.memory.guarantee_mib);
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
@@ -652,7 +652,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns a refusal if the name of a VM is already used by a tenant.
+/// Returns a refusal if a tenant already uses the VM's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

@@ -67,11 +67,11 @@ impl Daemon {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
     }
 
-    /// Changes memory settings of a card; keys omitted in `patch` keep their values.
+    /// Changes a card's memory settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// Returns an error if the card does not exist or is passed through, if the revision differs, or if a setting is
-    /// invalid. In these cases, nothing changes.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, if the revision differs,
+    /// or if a setting is invalid.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -88,7 +88,7 @@ impl Daemon {
         self.memory(card)
     }
 
-    /// Changes memory settings of a card. The caller must hold `tuning`.
+    /// Changes a card's memory settings. The caller must hold `tuning`.
     pub(super) fn tune_memory(
         &self,
         card: &str,
@@ -126,12 +126,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that the card can satisfy the guarantees of its VMs if the settings of one VM are replaced by `changed`.
+    /// Checks that the card can satisfy its VMs' guarantees if `changed` replaces one VM's settings.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // Check the changed VM last, so that the error names this VM if the guarantees do not fit.
+        // Check the changed VM last, so that the error names it if the guarantees do not fit.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -147,10 +147,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the memory settings of a virtual machine.
+    /// Returns a virtual machine's memory settings.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card by
+    /// Returns an error if the virtual machine does not exist, is being created or removed, or uses its card in
     /// passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
@@ -159,7 +159,7 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
-    /// Changes memory settings of a virtual machine; keys omitted in `patch` keep their values.
+    /// Changes a virtual machine's memory settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_memory`], and an error if the revision is not `expected`, or if a setting
@@ -182,9 +182,9 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes memory settings of a virtual machine. The caller must hold `tuning`.
+    /// Changes a virtual machine's memory settings. The caller must hold `tuning`.
     ///
-    /// The daemon's state is unlocked while memory is moved for the change. The checks are then repeated. If one fails,
+    /// The daemon's state is unlocked while memory moves for the change. The checks are then repeated. If one fails,
     /// the virtual machine's previous settings are restored.
     pub(super) fn tune_vm_memory(
         &self,
@@ -234,7 +234,7 @@ impl Daemon {
         Ok(tuning.settings)
     }
 
-    /// Checks a change of a virtual machine's memory settings, without making the change.
+    /// Checks a change to a virtual machine's memory settings, without making it.
     fn check_vm_memory(
         &self,
         state: &mut State,
@@ -276,7 +276,7 @@ impl Daemon {
         self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
     }
 
-    /// Moves memory of a virtual machine to host memory, or back to the card. Returns when the move is complete.
+    /// Moves a virtual machine's memory to host memory, or back to the card. Returns when the move is complete.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_memory`], and an error if the range is outside the guest's VRAM.
@@ -312,7 +312,7 @@ impl Daemon {
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
-    /// Counts accesses to a guest's VRAM until the recording is [stopped](AccessRecord::end) or dropped.
+    /// Starts counting accesses to a guest's VRAM, until the recording is [stopped](AccessRecord::end) or dropped.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::vm_memory`], and an error if accesses are already being counted.
@@ -349,7 +349,7 @@ impl Daemon {
     }
 }
 
-/// Running recording of a VM's memory accesses.
+/// A running recording of a VM's memory accesses.
 pub(crate) struct AccessRecord {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -368,7 +368,7 @@ impl AccessRecord {
         let (chunk_bytes, ended) = (state.vram().chunks.chunk_bytes(), state.end_accesses(self.vm));
         drop(state);
         let Accesses { counted, counts } = ended.ok_or_else(|| {
-            DaemonError::Failed(format!("VM `{}` has left the card while its accesses were counted", self.name))
+            DaemonError::Failed(format!("VM `{}` left the card while its accesses were being counted", self.name))
         })?;
         let counted = match counted {
             Counted::Bursts => api::Counted::Bursts,
@@ -391,7 +391,7 @@ impl Drop for AccessRecord {
     }
 }
 
-/// Returns the message for a request for more host memory than the daemon reserved at startup.
+/// Returns the message for a request that exceeds the host memory reserved when the daemon started.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -414,7 +414,7 @@ pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the maximum size of RAM that the daemon may touch before the guest does, in bytes.
+/// Returns the maximum amount of RAM that the daemon may touch before the guest does, in bytes.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
@@ -442,8 +442,8 @@ impl Lent {
     }
 }
 
-/// Applies new `memory` settings of a card to the RAM limits of its virtual machines. If one of the changes fails, all
-/// limits stay unchanged.
+/// Applies a card's new `memory` settings to its virtual machines' RAM limits. If a change fails, all limits stay
+/// unchanged.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
@@ -483,7 +483,7 @@ fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     card.backend.mediated().ok_or_else(none)
 }
 
-/// Adds the counters of memory moves, which exist only on this kind of card, to a virtual machine's memory status.
+/// Adds the counters of memory moves, which exist only on cards of this kind, to a virtual machine's memory status.
 fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
     let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
     let refused = holdings.refusals.counts_for(vm).into_iter();

@@ -1,8 +1,8 @@
 //! Moves a virtual machine to another card while its guest works.
 //!
-//! The virtual machine is created on the other card, and its memory is evicted from the current card, while its guest
-//! works. Then its VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the
-//! other card. If an error occurs before that, the virtual machine resumes on its current card.
+//! While the guest works, the virtual machine is created on the other card, and its memory is evicted from the current
+//! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other
+//! card. If an error occurs before that, the virtual machine resumes on its current card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,9 +20,9 @@ use super::{Card, Daemon, DaemonError, Life, memory};
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for the VM's work to leave the engines. Work that is still running is then treated as hung.
 // TIMEOUT: twice the limit of an upgrade, because only this VM waits. Compute work either ends within milliseconds, or
-// takes longer than the drivers of guests wait.
+// takes longer than guest drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
-/// Size of a MiB in bytes.
+/// Bytes per MiB.
 pub(super) const MIB: u64 = 1 << 20;
 
 /// A planned move.
@@ -39,20 +39,20 @@ impl Daemon {
     /// Live-migrates a virtual machine to another card if the revision of the settings is still `expected`.
     ///
     /// # Errors
-    /// If the virtual machine or the card is not suitable; the virtual machine then continues on its current card.
+    /// Returns an error, and leaves the virtual machine on its current card, if one of the two is not suitable.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
 
     /// Moves a virtual machine to another card, after a successful [`Self::may_move`]. If the virtual machine or its
-    /// card has failed, the machine is created again on the other card, because its VMM has lost its device. Needs
-    /// `changing`.
+    /// card has failed, recreates the virtual machine on the other card, because its VMM has lost its device. The
+    /// caller must hold `changing`.
     ///
     /// # Errors
-    /// Same as for [`Self::move_vm`].
+    /// Returns the same errors as [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
-        // The count of kills starts at zero on the next card, so log the kills on this card first.
+        // The kill count starts at zero on the next card, so log this card's kills first.
         author::acting(author::daemon(), || self.observe());
         let plan = self.plan_move(name, card)?;
         if let Some(vm) = plan.running.backend.cuda() {
@@ -104,7 +104,7 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the duration of the pause, and the number of copied bytes.
+    /// Moves a virtual machine to another card. Returns the pause duration, and the number of copied bytes.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -130,7 +130,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This step is slow, and the guest continues to work.
+        // This step is slow, and the guest continues to work meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));
@@ -176,7 +176,7 @@ impl Daemon {
         }
     }
 
-    /// Resumes a virtual machine with a device on another card.
+    /// Resumes a virtual machine with its device on another card.
     pub(super) fn goes_on(
         &self,
         name: &str,

@@ -1,5 +1,4 @@
-//! Profiles: expands tables that use a profile, and computes how many further instances of each profile fit on the
-//! cards.
+//! Profiles: expands tables that use a profile, and computes how many more instances of each profile fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -32,7 +31,7 @@ impl Daemon {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
 
-    /// Returns all profiles, with the number of further instances that fit.
+    /// Returns all profiles, each with the number of further instances that fit.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
         let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
@@ -58,7 +57,7 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Returns the users of a profile on a card, and the number of further ones.
+    /// Returns the number of a profile's users on a card, and how many more fit.
     fn capacity(
         &self,
         profile: &ProfileSpec,

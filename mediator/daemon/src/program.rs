@@ -24,7 +24,7 @@ use listening::account;
 /// Runs the program until it exits.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Read the path at startup. After an upgrade of the package, it refers to the next version.
+    // Read the path at startup. After a package upgrade, it refers to the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -70,7 +70,7 @@ fn begin(
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     descriptors::raise_limit();
-    // Open the admin socket first, so that a second daemon fails here, before it accesses a card.
+    // Open the admin socket first, so that a second daemon fails here, before accessing a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
@@ -87,7 +87,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another daemon.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All steps that can fail come before the VMs are paused.
+    // Perform all steps that can fail before the VMs are paused.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());
@@ -135,7 +135,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path belongs to this daemon, with its name for the next daemon.
+    /// Duplicates each socket whose path belongs to this daemon, and returns it with its name for the next daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -149,7 +149,7 @@ impl Admin {
 /// Listens on the address of the web page.
 fn page_at(address: SocketAddr) -> anyhow::Result<TcpListener> {
     status_page::listen(address).map_err(|error| {
-        // The systemd unit in the package permits only UNIX sockets.
+        // The packaged systemd unit permits only UNIX sockets.
         let refused = error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
         let advice = "; the service needs the drop-in page.conf, which the package includes as an example";
         anyhow::Error::new(error)

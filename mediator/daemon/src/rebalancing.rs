@@ -1,7 +1,7 @@
-//! Automatic moves of virtual machines from busy cards to idle ones.
+//! Moves virtual machines automatically from busy cards to idle ones.
 //!
-//! The crate [`rebalance`] decides which virtual machines to move, and when. This module supplies the state of the
-//! cards, and executes the moves like those of an operator.
+//! The crate [`rebalance`] decides which virtual machines to move, and when. This module supplies the cards' state, and
+//! executes moves as if an operator had requested them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ impl Daemon {
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // Do not retry a virtual machine in every round if it cannot be moved.
+        // Do not retry a virtual machine that cannot be moved in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the loads of cards that support moves, and of movable virtual machines.
+    /// Returns the loads of the cards that support moves, and of the movable virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
@@ -77,7 +77,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
     let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
     let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);
     let mut turns = interval(Duration::from_secs(spec.every_s.max(1)));
-    // A move can take longer than a round; skip missed rounds.
+    // A move can take longer than a round; skip the missed rounds.
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     turns.tick().await;
     loop {

@@ -1,8 +1,8 @@
-//! Saving of a virtual machine's vGPU to a byte stream, and restoring from such a stream.
+//! Saves a virtual machine's vGPU to a byte stream, and restores a vGPU from such a stream.
 //!
-//! The stream passes in pieces through an unnamed file, so that neither the VM nor other changes wait for the client of
+//! The stream passes in chunks through an unnamed file, so that neither the VM nor other changes wait for the client of
 //! the admin API. The VMM waits while its VM is saved to this file. A restored vGPU is created on the same card as the
-//! current one, and replaces it after the whole stream was read and checked. On any failure, the virtual machine
+//! current one, and replaces it after the whole stream has been read and checked. On any failure, the virtual machine
 //! continues unchanged.
 
 use std::time::Instant;
@@ -16,13 +16,13 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Divisor that yields the maximum overhead of a stream from the size of the VM's memory.
+/// Maximum overhead of a stream, as a divisor of the VM's memory size.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream without the memory, in bytes. Saved page tables and the state of all channels are smaller.
+/// Maximum size of a stream without the memory, in bytes. Saved page tables and channel states are smaller.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
-    /// Saves the vGPU of a virtual machine, and passes the bytes to `out` in order.
+    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
     /// Returns an error if the vGPU cannot be saved, or if `out` fails. In both cases, the virtual machine continues.
@@ -45,7 +45,7 @@ impl Daemon {
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
-    /// Saves the vGPU of a virtual machine, and returns the size of its memory in MiB.
+    /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
     fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let (mut spooled, mib) = {
@@ -61,8 +61,8 @@ impl Daemon {
         }
     }
 
-    /// Saves a vGPU to a temporary file of this process. Returns the file, and the size of the memory in MiB. The
-    /// caller must hold `changing`.
+    /// Saves a vGPU to a temporary file of this process. Returns the file, and the memory size in MiB. The caller must
+    /// hold `changing`.
     fn save_here(
         &self,
         name: &str,
@@ -90,14 +90,14 @@ impl Daemon {
         Ok((spool.rewind().map_err(|why| no(&why))?, bytes.div_ceil(MIB)))
     }
 
-    /// Creates a temporary file with a size limit sufficient for a virtual machine.
+    /// Creates a temporary file whose size limit suffices for a virtual machine.
     fn spool(&self, vm: &MediatedVm) -> Result<Spool, String> {
         let bytes = vm.origin().vram_bytes;
         let most = bytes.saturating_add(bytes / SPOOL_PART).saturating_add(SPOOL_HEAD);
         Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
-    /// Restores the vGPU of a virtual machine from bytes that `next` returns in order, with an empty piece at the end.
+    /// Restores a virtual machine's vGPU from the chunks that `next` returns in order; an empty chunk ends the stream.
     ///
     /// # Errors
     /// Returns an error if the stream is not a saved virtual machine that can run on this card, or if `next` fails. In

@@ -17,24 +17,24 @@ use config::VmSpec;
 use config::patch::patched;
 use events::{NewEvent, changed_in};
 
-/// Number of nanoseconds per millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 /// Length of a history interval in ms.
 const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 /// Maximum length of a history in ms.
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
-/// Maximum size of a scheduler recording in bytes, which is sufficient for about 200,000 events.
+/// Maximum size of a scheduler recording in bytes; sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size of a CUDA card's recording in bytes, which is one message: sufficient for about 50,000 events.
+/// Maximum size of a CUDA card's recording, which is one message, in bytes; sufficient for about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
-/// Text of the event when an operator releases an object from quarantine.
+/// Event text for an operator's release of an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
 /// Default length of the window over which shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
     /// Returns how a card's time is shared, with the shares received in the last complete window of `window_ms`
-    /// milliseconds. The window is rounded up to whole history intervals.
+    /// milliseconds, rounded up to whole history intervals.
     ///
     /// # Errors
     /// Returns an error if the card does not exist or is passed through, or if the window is out of range.
@@ -53,7 +53,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns how the time of all cards with a scheduler is shared.
+    /// Returns the time sharing of all cards that have a scheduler.
     ///
     /// # Errors
     /// Returns an error if the window is out of range.
@@ -66,7 +66,7 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys omitted in `patch` keep their values. Queued and running work
+    /// Changes a card's scheduler settings. Keys that `patch` omits keep their values. Queued and running work
     /// continues.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Daemon {
         self.scheduler(card, WINDOW_MS)
     }
 
-    /// Changes settings of a card's scheduler. The caller must hold `tuning`.
+    /// Changes a card's scheduler settings. The caller must hold `tuning`.
     pub(super) fn tune_card(
         &self,
         card: &str,
@@ -120,7 +120,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the time that the virtual machines of a card used in the last `since_ms` milliseconds.
+    /// Returns the time that a card's virtual machines used in the last `since_ms` milliseconds.
     ///
     /// # Errors
     /// Returns an error if the card does not exist or is passed through, or if `since_ms` is out of range.
@@ -131,7 +131,7 @@ impl Daemon {
     }
 
     /// Starts recording the inputs and decisions of a card's scheduler. The recording runs until it is
-    /// [stopped](SchedulerRecord::end) or dropped, or reaches a size of [`RECORD_BYTES`].
+    /// [stopped](SchedulerRecord::end) or dropped, or reaches [`RECORD_BYTES`].
     ///
     /// # Errors
     /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded.
@@ -151,10 +151,11 @@ impl Daemon {
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
     }
 
-    /// Returns the scheduling settings of a virtual machine.
+    /// Returns a virtual machine's scheduling settings.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine does not exist, is being created or removed, or has a passthrough card.
+    /// Returns an error if the virtual machine does not exist, is being created or removed, or has a passed-through
+    /// card.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -162,7 +163,7 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
-    /// Changes scheduling settings of a virtual machine; keys omitted in `patch` keep their values.
+    /// Changes a virtual machine's scheduling settings. Keys that `patch` omits keep their values.
     ///
     /// # Errors
     /// Returns the errors of [`Self::vm_time`], or an error if a setting is invalid. In these cases, nothing changes.
@@ -193,7 +194,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes scheduling settings of a virtual machine. The caller must hold `tuning`.
+    /// Changes a virtual machine's scheduling settings. The caller must hold `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,
@@ -235,7 +236,7 @@ impl Daemon {
         })
     }
 
-    /// Calls a function for a virtual machine that has a scheduler.
+    /// Calls `act` for a virtual machine that has a scheduler.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -257,14 +258,14 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns the time sharing of a card, with the use in at least the last `recent_ns` nanoseconds.
+    /// Returns a card's time sharing, with its use in at least the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
             let seen = cuda.seen()?;
             let settings = self.state.lock().tuning(cuda.spec()).scheduler;
             let killed = seen.card.tenants.values().map(|tenant| (tenant.name.clone(), tenant.killed)).collect();
-            // The owner may still list a tenant that was removed.
+            // The owner may still list a removed tenant.
             let specs = self.tenant_specs(Some(card)).into_iter();
             let names = specs.filter_map(|spec| Some((seen.tenant(&spec.name)?.0, spec.name))).collect();
             return Ok(CardTime { settings, view: seen.card.time.clone(), names, overdue: BTreeMap::new(), killed });
@@ -288,7 +289,7 @@ impl Daemon {
     }
 }
 
-/// Time sharing of a card by tenant, including data that exists only for some kinds of cards.
+/// A card's time sharing by tenant, including data that exists only for some kinds of cards.
 struct CardTime {
     settings: sched::Config,
     view: TimeView,
@@ -299,7 +300,7 @@ struct CardTime {
     killed: BTreeMap<String, u64>,
 }
 
-/// Running recording of a card's scheduler.
+/// A running recording of a card's scheduler.
 pub(crate) struct SchedulerRecord {
     daemon: Arc<Daemon>,
     card: String,
@@ -342,7 +343,7 @@ impl Drop for SchedulerRecord {
     }
 }
 
-/// Checks that a history can cover `ms` milliseconds, and rounds this duration up to whole intervals.
+/// Checks that a history can cover `ms` milliseconds, and rounds `ms` up to whole intervals.
 fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
         let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");

@@ -1,4 +1,4 @@
-//! Main loop of the daemon once it is ready: serves the admin API, and notifies the service manager.
+//! Main loop of a ready daemon: serves the admin API, and notifies the service manager.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +17,8 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// Returns an error if the API cannot be served, or if all cards have failed. After a restart, a new daemon initializes
-/// the cards again.
+/// Returns an error if the API cannot be served, or if all cards have failed. In the latter case, a restarted daemon
+/// initializes the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
@@ -70,7 +70,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // Once another daemon owns the cards, this daemon has no state of them.
+            // After the handover to another daemon, this daemon has no state of the cards.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();
@@ -80,7 +80,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
     }
 }
 
-/// Periodically reports suppressed log events. Returns when all cards have failed.
+/// Periodically reports suppressed log messages. Returns when all cards have failed.
 async fn look_around(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(logging::REFILL_INTERVAL);
     loop {

@@ -1,4 +1,4 @@
-//! Status of a virtual machine as shown to operators.
+//! Status of a virtual machine, as shown to operators.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::backend::BackendStatus;
 use crate::vm::Running;
 use crate::{Life, memory};
 
-/// Copy of a virtual machine's entry in the table.
+/// Copy of a virtual machine's table entry.
 pub(super) struct Found {
     pub spec: VmSpec,
     pub life: Life,
     pub ram: RamSpec,
 }
 
-/// Returns the status of the RAM lent by a virtual machine.
+/// Returns the status of a virtual machine's lent RAM.
 fn lent(running: Option<&Arc<Running>>, ram: &RamSpec) -> api::Ram {
     let lends = running.map(|running| running.link.memory());
     let touches = lends.map(|memory| memory.first_touches());
@@ -33,7 +33,7 @@ fn lent(running: Option<&Arc<Running>>, ram: &RamSpec) -> api::Ram {
     }
 }
 
-/// Returns the status of a virtual machine.
+/// Returns a virtual machine's status.
 pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     let (state, running) = match &life {
         Life::Starting => (api::VmState::Starting, None),
@@ -95,7 +95,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     }
 }
 
-/// Returns the counters of a connection as a flat map. Message counters have the prefix `messages_`.
+/// Returns a connection's counters as a flat map. Message counters have the prefix `messages_`.
 fn transport(link: &Link) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
         return BTreeMap::new();

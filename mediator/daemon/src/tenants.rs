@@ -26,13 +26,14 @@ use overrides::Tuning;
 
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
-/// Time limit for a removed tenant's processes to end.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it. If it is exceeded, the operator is notified.
+/// Time limit for a removed tenant's processes to exit.
+// TIMEOUT: a killed process exits immediately, unless the driver prevents it. If the limit is exceeded, the operator is
+// notified.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which the processes are checked.
+/// Interval at which the processes are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The right to change the cards of a tenant, one after the other. Other changes of the tenant wait meanwhile.
+/// The right to change a tenant's cards, one after the other. Other changes to the tenant wait meanwhile.
 struct ChangingCards<'a> {
     daemon: &'a Daemon,
     name: String,
@@ -61,7 +62,7 @@ impl State {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
 
-    /// Returns the host memory in MiB that windows of VMs on a card need.
+    /// Returns the host memory that the windows of a card's VMs need, in MiB.
     fn windows_mib(&self, card: &str) -> u64 {
         config::windows_mib(card, self.vms.values().map(|entry| &entry.spec))
     }
@@ -77,7 +78,7 @@ impl State {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
 
-    /// Stores the changed settings of a tenant or a VM. Returns true if the settings are those of a VM.
+    /// Stores a tenant's or VM's changed settings. Returns true if the settings belong to a VM.
     fn store_tenant(&mut self, spec: TenantSpec) -> bool {
         match self.vms.get_mut(&spec.name) {
             Some(Entry { spec: vm, .. }) => {
@@ -91,7 +92,7 @@ impl State {
         }
     }
 
-    /// Assigns a card to a tenant that names no card: the card with the most free memory.
+    /// Assigns the card with the most free memory to a tenant that names no card.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).filter(|vm| *vm != spec.name).collect();
         let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
@@ -102,10 +103,10 @@ impl State {
 }
 
 impl Daemon {
-    /// Adds the tenants of a configuration to the owners of their cards.
+    /// Adds a configuration's tenants to the owners of their cards.
     ///
     /// # Errors
-    /// Returns an error if one of the tenants is rejected.
+    /// Returns an error if a tenant is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -129,8 +130,8 @@ impl Daemon {
         all.filter(|spec| card.is_none_or(|card| spec.uses(card))).collect()
     }
 
-    /// Returns all tenants by name, without waiting for owners. If an owner does not respond, the tenants of its card
-    /// are returned without their programs.
+    /// Returns all tenants by name, without waiting for owners. If an owner does not respond, its card's tenants are
+    /// returned without their programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -142,7 +143,7 @@ impl Daemon {
         shown.collect()
     }
 
-    /// Returns a tenant with its programs; those of a VM with their names and process IDs in the guest.
+    /// Returns a tenant with its programs. A VM's programs have their names and process IDs in the guest.
     fn shown<'a>(&self, spec: &TenantSpec, seen_on: impl Fn(&str) -> Option<&'a Seen>) -> api::Tenant {
         let mut tenant = card_views::tenant(spec, &self.spec.socket_dir, seen_on, WINDOW_NS);
         let vm = self.state.lock().vms.get(&spec.name).and_then(|entry| entry.life.running().cloned());
@@ -167,8 +168,7 @@ impl Daemon {
         self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the tenant's first card, or the tenant. Also returns the tenant's state at
-    /// that time.
+    /// Waits until no other thread changes the tenant or its first card. Also returns the tenant's state at that time.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let before = self.tenant_spec(name)?;
@@ -184,21 +184,21 @@ impl Daemon {
                 locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
-            // The tenant may have been removed meanwhile, and added to another card.
+            // In the meantime, the tenant may have been removed, and added to another card.
             if spec.first_card() == before.first_card() {
                 return Ok((spec, turn));
             }
         }
     }
 
-    /// Lets other changes of a tenant wait. The caller has the right to change the tenant's first card.
+    /// Blocks other changes to a tenant. The caller has the right to change the tenant's first card.
     fn changing_cards(&self, name: &str) -> ChangingCards<'_> {
         self.state.lock().changing_tenants.insert(name.to_owned());
         ChangingCards { daemon: self, name: name.to_owned() }
     }
 
-    /// Makes a change on each card of a tenant: with `turn` on the first card, and then on the others. Returns the
-    /// right to change the last card. If the change fails on a card, it is not made on the following cards.
+    /// Makes a change on each of a tenant's cards: with `turn` on the first card, and then on the others. Returns the
+    /// right to change the last card. If the change fails on a card, the following cards are not changed.
     fn on_cards<'a>(
         &'a self,
         spec: &TenantSpec,
@@ -222,7 +222,7 @@ impl Daemon {
         }
     }
 
-    /// Adds a tenant to its other cards, after the first one. Returns true if one of them did not have the tenant.
+    /// Adds a tenant to its cards other than the first one. Returns true if one of them did not have the tenant.
     fn add_to_others(&self, spec: &TenantSpec) -> Result<bool, DaemonError> {
         let mut any_new = false;
         for name in spec.card_names().into_iter().skip(1) {
@@ -234,19 +234,19 @@ impl Daemon {
         Ok(any_new)
     }
 
-    /// Removes a tenant that one of its cards refused from the others.
+    /// Removes a tenant from its other cards after one of its cards has rejected it.
     fn withdraw_tenant(&self, spec: &TenantSpec) {
         for card in spec.cards.iter().filter_map(|card| self.cuda(card).ok()) {
             let request = Request::Remove { name: spec.name.clone(), kills: true };
             let removed = card.change().and_then(|turn| turn.ask(&format!("tenant `{}`", spec.name), request));
             if let Err(error) = removed {
-                tracing::warn!(tenant = spec.name, card = card.spec().name, %error, "a refused tenant is not removed");
+                tracing::warn!(tenant = spec.name, card = card.spec().name, %error, "cannot remove a rejected tenant");
             }
         }
     }
 
-    /// Changes a tenant on its other cards, after the first one. If a card refuses, the earlier cards get the settings
-    /// `before` again.
+    /// Changes a tenant on its cards other than the first one. If a card rejects the change, restores the settings
+    /// `before` on the earlier cards.
     fn change_on_others(&self, spec: &TenantSpec, before: &TenantSpec) -> Result<(), DaemonError> {
         let of = format!("tenant `{}`", spec.name);
         let change = |spec: &TenantSpec, name: &str| {
@@ -258,7 +258,7 @@ impl Daemon {
             if let Err(error) = change(spec, name) {
                 for changed in spec.cards.iter().take(at) {
                     if let Err(error) = change(before, changed) {
-                        tracing::warn!(tenant = spec.name, card = changed, %error, "a refused change is not undone");
+                        tracing::warn!(tenant = spec.name, card = changed, %error, "cannot undo a rejected change");
                     }
                 }
                 return Err(error);
@@ -270,7 +270,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
+    /// Returns an error if the tenant cannot be added; in this case, no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -362,7 +362,7 @@ impl Daemon {
     /// Removes a tenant without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.state.lock().cuda_vm(name).is_some() {
-            // A VM is removed with the command for VMs.
+            // A VM is removed with the VM command.
             return Err(DaemonError::NoTenant(name.to_owned()));
         }
         let (spec, turn) = self.tenant_turn(name)?;
@@ -399,11 +399,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings for its card; keys that the patch omits keep their values.
+    /// Changes a tenant's settings on its card. Keys that the patch omits keep their values.
     ///
     /// # Errors
     /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
-    /// or a setting is invalid. In these cases nothing changes.
+    /// or a setting is invalid. In these cases, nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -418,7 +418,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Changes the changeable keys of a tenant without saving the change. The text of the event ends with `why`.
+    /// Changes a tenant's changeable keys without saving the change. The event text ends with `why`.
     pub(super) fn tune_tenant(
         &self,
         name: &str,
@@ -479,7 +479,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Releases a tenant from quarantine, and forgets its strikes.
+    /// Releases a tenant from quarantine, and clears its strikes.
     pub(super) fn release_tenant(&self, name: &str) -> Result<(), DaemonError> {
         let (spec, turn) = self.tenant_turn(name)?;
         let release =
@@ -489,7 +489,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes how a CUDA card is shared. Keys that the patches omit keep their values.
+    /// Changes a CUDA card's sharing settings. Keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,
@@ -531,14 +531,14 @@ impl Daemon {
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
         self.events.add(NewEvent::card(EventKind::Changed, &spec.name, changed(&patch)));
         let mut state = self.state.lock();
-        // The card may have been drained while this change waited for its owner.
+        // The card may have been drained while this change waited for the card's owner.
         let drained = state.tuning(spec).drained;
         state.tunings.insert(spec.name.clone(), Tuning { drained, ..tuning });
         state.revision.next();
         Ok(())
     }
 
-    /// Returns the tenants' memory on a CUDA card.
+    /// Returns the memory use of a CUDA card's tenants.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let (tuning, windows) = {

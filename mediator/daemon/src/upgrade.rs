@@ -1,11 +1,11 @@
-//! Upgrades, in which a daemon takes over the cards, virtual machines and sockets of another daemon while guests work.
+//! Upgrades, in which a daemon takes over another daemon's cards, virtual machines and sockets while guests work.
 //!
-//! The running daemon starts the next program with one end of a socket as its standard input, and hands over its state
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side of the
-//! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
-//! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
-//! `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the points in
-//! `handover::points`, tests kill one of the two daemons.
+//! The running daemon starts the next program with one end of a socket pair as its standard input, and hands over its
+//! state with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side
+//! of the running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an
+//! owner process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon
+//! resumes. `handover::Roster` contains the state that cards and virtual machines do not serialize themselves. At the
+//! points in `handover::points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -28,43 +28,44 @@ mod sender;
 
 use handover::{CudaPart, Roster};
 
-/// Timeout for the next program to introduce itself and read its configuration; no VM waits during this time.
+/// Timeout for the next program to introduce itself and read its configuration. No VM waits during this time.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Timeout for the next daemon to rebuild the state while virtual machines wait; after that, the upgrade is cancelled.
+/// Timeout for the next daemon to rebuild the state while virtual machines wait. When it expires, the upgrade is
+/// cancelled.
 // TIMEOUT: QEMU aborts a request without a response after 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
-/// Timeout for a channel to leave its engine, after which it is considered hung.
+/// Timeout for a channel to leave its engine. When it expires, the channel is considered hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
-/// Timeout for the next daemon's waits for the state, and for the message that transfers ownership. The other daemon
-/// has shorter timeouts, and its exit is detected immediately. If the next daemon gave up although the other daemon is
-/// only slow, no daemon would own the state.
+/// Timeout for the next daemon to receive the state, and the message that transfers ownership. The other daemon has
+/// shorter timeouts, and its exit is detected immediately. If the next daemon gave up on a daemon that is merely slow,
+/// no daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Prefix of the descriptors of listening sockets, which have the same names as in the service manager's store.
+/// Name prefix of listening sockets' descriptors, which have the same names as in the service manager's store.
 const SOCKET: &str = "socket:";
-/// Prefix of the descriptors of sockets from systemd units.
+/// Name prefix of the descriptors of sockets from systemd units.
 const UNIT: &str = "unit:";
-/// Prefix of the descriptor of a card's memory.
+/// Name prefix of the descriptor of a card's memory.
 const VRAM: &str = "vram:";
-/// Prefix of the descriptor of the host memory for a card's chunks.
+/// Name prefix of the descriptor of the host memory for a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
-/// Prefix of the descriptor of the memory behind a VM's apertures, which its VMM maps.
+/// Name prefix of the descriptor of the memory behind a VM's apertures, which its VMM maps.
 const APERTURES: &str = "apertures:";
-/// Prefix of the descriptors of a virtual machine's clients.
+/// Name prefix of the descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
-/// Prefix of the pipes of a CUDA card's owner, and of the descriptor of its process.
+/// Name prefix of a CUDA card's owner: of its pipes, and of its process descriptor.
 const OWNER: &str = "owner:";
-/// Prefix of the window of a VM's CUDA function, and of the links of its workers.
+/// Name prefix of a VM's CUDA function: of its window, and of its workers' links.
 const FUNCTION: &str = "function:";
-/// Name of the state directory's lock.
+/// Name of the lock of the state directory.
 const STATE_LOCK: &str = "state-lock";
 
-/// Parameters for the start of the next daemon.
+/// Parameters for starting the next daemon.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
-    /// Path of this daemon's executable, which is the next version after an upgrade of the package.
+    /// Path of this daemon's executable, which is the next version after a package upgrade.
     pub program: PathBuf,
     /// Path of the configuration file.
     pub config: PathBuf,
@@ -72,7 +73,7 @@ pub(crate) struct UpgradeChain {
     pub admin: Vec<(&'static str, UnixListener)>,
 }
 
-/// State of a daemon between its predecessor and its successor.
+/// A daemon's relation to its predecessor and its successor.
 #[derive(Debug, Default)]
 pub(crate) struct Generations {
     succession: OnceLock<UpgradeChain>,
@@ -80,14 +81,14 @@ pub(crate) struct Generations {
     gone: AtomicBool,
     /// Notified when this daemon may exit.
     left: Notify,
-    /// Upgrade in which this daemon took over.
+    /// The upgrade in which this daemon took over.
     last: OnceLock<handover::Takeover>,
     /// Number of failed upgrades of this daemon.
     failures: AtomicU64,
 }
 
 impl Generations {
-    /// Sets how the next daemon is started.
+    /// Sets the parameters for starting the next daemon.
     pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         let _already = self.succession.set(succession);
     }
@@ -97,8 +98,7 @@ impl Generations {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Records that another daemon owns the state from now on. Status reports of cards in this process are then
-    /// meaningless.
+    /// Records that another daemon owns the state from now on, so that this process's card status is ignored.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
     }
@@ -139,7 +139,7 @@ fn known() -> Vec<Known> {
     known
 }
 
-/// Returns the parts to write for a daemon that supports `reads`, in the newest versions supported by both daemons.
+/// Returns the parts to write for a daemon that supports `reads`, each in the newest version that both daemons support.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {
@@ -149,14 +149,14 @@ fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     reads
 }
 
-/// Returns the time in ns of the host's monotonic clock, which is the same for all processes.
+/// Returns the host's monotonic clock in ns, which is the same for all processes.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The log of events. Daemons of earlier versions ignore this part.
+/// The event log. Earlier versions of the daemon ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct EventsPart(pub events::SavedLog);
 

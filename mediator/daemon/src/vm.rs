@@ -24,20 +24,20 @@ use listening::SocketPath;
 /// Polling interval for the exit of a thread.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status for operators, collected from calls to the device.
+/// Device status for operators, collected from calls to the device.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest's memory is private to the current or last VMM.
+    /// True if the current or last VMM's guest memory is private to that VMM.
     pub memory_not_shared: AtomicBool,
-    /// Number of resets of the device.
+    /// Number of device resets.
     pub resets: AtomicU64,
     /// Reason why the thread exited prematurely.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
-/// Virtual machine with its thread.
+/// A virtual machine with its thread.
 pub(super) struct Running {
-    /// Path of the socket; `None` if the service manager created it, or if the virtual machine has none.
+    /// Path of the socket; `None` if the service manager created it, or if the virtual machine has no socket.
     pub socket: Option<PathBuf>,
     /// Path of the socket while it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
@@ -48,7 +48,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// Virtual machine whose thread is suspended until it resumes or is handed over. Its client receives no messages.
+/// A virtual machine whose thread is suspended until it resumes or is handed over. Its client receives no messages.
 pub(super) struct Rest {
     work: Work,
     /// Suspended clients.
@@ -65,7 +65,7 @@ impl Rest {
     }
 }
 
-/// Client of an earlier daemon, if any, and the last status of its device.
+/// An earlier daemon's client, if any, and its device's last status.
 pub struct EarlierClient {
     /// Suspended client.
     pub parked: Option<SuspendedClient>,
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop` and first resumes the client in `earlier`.
+    /// Starts a virtual machine's thread, which runs until `stop` and first resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -97,19 +97,19 @@ impl Running {
             stop: stop.clone(),
         };
         let thread = work.spawn(name, parked).inspect_err(|_| {
-            // The device was dropped with the closure.
+            // The closure has dropped the device.
             give_back(name, &*backend);
             forget(&socket_path);
         })?;
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Requests suspension of the thread as soon as its client has no incomplete request; see [`Self::rested`].
+    /// Requests suspension of the thread once its client has no incomplete request; see [`Self::rested`].
     pub fn park(&self) {
         self.stop.park();
     }
 
-    /// Waits for the suspension of the thread until the time `until`.
+    /// Waits until the thread is suspended, at most until the time `until`.
     ///
     /// # Errors
     /// Returns an error if the thread is not suspended in time, or if it has failed.
@@ -153,8 +153,8 @@ impl Running {
         });
     }
 
-    /// Resumes a suspended virtual machine with the device of another card, and returns it. The resources of its
-    /// previous device must already be released.
+    /// Resumes a suspended virtual machine with a device on another card, and returns it. The caller must already have
+    /// released the previous device's resources.
     ///
     /// # Errors
     /// Returns an error if no thread can be created.
@@ -174,13 +174,13 @@ impl Running {
         })
     }
 
-    /// Requests the thread to exit, without waiting.
+    /// Requests the thread to exit, without waiting for it.
     pub fn stop(&self) {
         self.stop.stop();
     }
 
-    /// Stops the thread, disconnects the client, and frees the virtual machine's resources on the card. Removes the
-    /// socket, unless it must outlive the daemon.
+    /// Stops the thread, disconnects the client, and frees the virtual machine's card resources. Removes the socket,
+    /// unless it must outlive the daemon.
     pub fn end(&self, name: &str, how: End) {
         self.stop();
         let thread = self.thread.lock().take();
@@ -198,9 +198,9 @@ impl Running {
 /// Reason why a virtual machine is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// An operator removes the virtual machine.
+    /// An operator is removing the virtual machine.
     Removed,
-    /// The daemon exits, and may be restarted.
+    /// The daemon is exiting, and may be restarted.
     Daemon,
 }
 
@@ -266,7 +266,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
 }
 
-/// Device that reports its calls to the daemon.
+/// A device that reports its calls to the daemon.
 struct Observed {
     device: Box<dyn Device>,
     seen: Arc<Seen>,

@@ -19,7 +19,7 @@ const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napert
 struct Follower {
     _process: Service,
     lines: std::io::Lines<BufReader<ChildStdout>>,
-    /// The events so far, including notes about lost events.
+    /// All events so far, including notes about lost events.
     events: Vec<Value>,
     notes: Vec<String>,
 }
@@ -78,7 +78,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     let numbers: Vec<u64> = follower.events.iter().map(|event| event["number"].as_u64().unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
     assert_eq!(follower.notes, Vec::<String>::new());
-    // A new client finds the same events.
+    // A new client reads the same events.
     let listed = place.ctl_json(&["events"]);
     assert_eq!(listed["events"].as_array().unwrap()[..follower.events.len()], follower.events);
     // Kill the daemon, and start it again.

@@ -25,7 +25,7 @@ fn place() -> Place {
     )
 }
 
-/// Returns the number of events that the log reports as suppressed.
+/// Returns the number of messages that the log reports as suppressed.
 fn held_back(log: &str) -> usize {
     let counts = log.lines().filter(|line| line.contains("log events were suppressed"));
     counts.filter_map(|line| line.split("count=").nth(1)?.split(' ').next()?.parse::<usize>().ok()).sum()
@@ -55,7 +55,7 @@ fn client_with_repeated_garbage_does_not_flood_log() {
 /// that the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
-/// Error number of ENOSPC.
+/// Error number ENOSPC.
 const NO_ROOM: u32 = 28;
 
 #[test]
@@ -83,8 +83,8 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were rejected");
-            // Lent memory stays lent. Several regions of one file count as one file. A file that was taken back no
-            // longer counts.
+            // Lent memory stays lent. Several regions of one file count as one file. A file no longer counts after it
+            // is taken back.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

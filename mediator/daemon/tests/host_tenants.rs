@@ -201,7 +201,7 @@ fn sectors_encrypted_on_the_card_equal_the_cpu_which_takes_over() {
     running.end(Signal::TERM);
 }
 
-/// Returns the configuration of VMs `a` and `b` in one sharing group, `c` in another, and `d` without the paravirtual
+/// Returns the configuration of VMs: `a` and `b` in one sharing group, `c` in another, and `d` without the paravirtual
 /// interface.
 fn sharing() -> String {
     let vm = |name: &str, more: &str| {
@@ -256,7 +256,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     owner.write(here, 0, &pattern(1)).expect("a write");
     owner.finish().expect("its end");
 
-    // The peer finds the segment by its key, and can read it, but not write or remove it.
+    // The peer finds the segment by its key. It can read the segment, but not write or remove it.
     assert_eq!(peer.segment(of_group(KEY)).expect("the segment"), segment);
     assert_eq!(refusal(peer.attach(segment, false)), DENIED);
     assert_eq!(refusal(peer.remove(segment)), DENIED);
@@ -264,7 +264,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     assert!(contents(&mut peer, there) == pattern(1));
     assert_eq!(owner.attached(segment).expect("a number"), 2);
 
-    // Guessed keys and numbers are not found, and a request for more bytes than the segment has is rejected.
+    // Guessed keys and IDs are not found, and a request for more bytes than the segment has is rejected.
     assert_eq!(refusal(peer.segment(of_group(KEY + 1))), NOT_FOUND);
     assert_eq!(refusal(peer.segment(SegmentRequest::find(KEY, SEGMENT_BYTES))), NOT_FOUND);
     assert_eq!(refusal(other.segment(of_group(KEY))), NOT_FOUND);
@@ -350,7 +350,8 @@ fn vgpu_without_paravirtual_interface_says_how_to_get_segments() {
     running.end(Signal::TERM);
 }
 
-/// Environment variable with the socket for the process that [`killed_owner_leaves_its_segment_to_the_peers`] kills.
+/// Environment variable that passes the socket to the process that [`killed_owner_leaves_its_segment_to_the_peers`]
+/// kills.
 const OWNER: &str = "GDEV_TEST_OWNER";
 
 #[test]

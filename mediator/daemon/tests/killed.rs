@@ -23,7 +23,7 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of times that the daemon is killed while a VMM is busy.
 const KILLS: u32 = 24;
-/// Maximum number of kills that leave a request without a response. This happens only between marking a response as
+/// Maximum number of kills that leave a request without a response. A kill does so only between marking a response as
 /// sent and sending it, which takes a few hundred nanoseconds per request (decision 129).
 const UNANSWERED: u32 = 2;
 /// Timeout for a response.
@@ -37,7 +37,7 @@ fn connect(place: &Place) -> Client {
     client
 }
 
-/// Stops the daemon, so that incoming messages stay in its sockets.
+/// Stops the daemon's process, so that incoming messages stay in its sockets.
 fn stop(daemon: &Service) {
     let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
@@ -48,7 +48,7 @@ fn shown(place: &Place) -> Value {
     place.ctl_json(&["vm", "show", "web"])
 }
 
-/// Client with its state, for comparison before and after a kill.
+/// A client with its state, for comparison before and after a kill.
 struct Vmm {
     client: Client,
     file: OwnedFd,
@@ -87,7 +87,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
 /// Tests that a VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
-    /// Number of messages in a burst, and time until the next message is permitted (`fdstore::pace`).
+    /// Number of messages in a burst, and interval between messages after it (`fdstore::pace`).
     const BURST_MESSAGES: u64 = 128;
     const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
     const MAPPED_GPA: u64 = 0x10_0000;
@@ -138,8 +138,8 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         // PMC_BOOT_0: the device responds.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // The interrupt works. No interrupt has arrived spuriously, because the card has no configured and therefore no
-    // pending interrupt.
+    // The interrupt works. It has not fired spuriously, because the card has no configured and therefore no pending
+    // interrupt.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
     // The VMM takes back lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
@@ -148,7 +148,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The next VMM of the VM uses a new connection, and does not lose its state.
+    // The VM's next VMM uses a new connection, and does not lose its state.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -164,7 +164,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Regions, with an offset in their mapped part.
+    // Regions, each with an offset in its mapped part.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
     // The store contains three more files than for a VMM without mappings.
@@ -176,7 +176,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
         apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the previous guest").unwrap());
         drop(daemon);
         daemon = manager.start();
-        // The device is in its reset state, and uses the memory that the VMM has kept mapped.
+        // The device is in its reset state, and uses the memory that the VMM still maps.
         let boot = vmm.client.read32(0, 0);
         let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
         assert_eq!(boot >> 20, 0x0c0);
@@ -263,8 +263,8 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // The daemon was killed before the service manager received all descriptors, and the connection of their
-            // VMM is closed.
+            // The daemon was killed before the service manager received all descriptors, and their VMM's connection is
+            // closed.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
                 vmm = None;
@@ -303,7 +303,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     manager.until_kept(&WHOLE);
     let number = i32::try_from(upgraded["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
-    // The process is not a child of the test after an upgrade.
+    // After an upgrade, the process is not a child of the test.
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
     let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {

@@ -1,4 +1,4 @@
-//! Migrates a VM between daemons while it works: with messages of its client, and as a file with a slow reader.
+//! Migrates a VM between daemons while it works: over its client's messages, and as a file with a slow reader.
 
 mod support;
 
@@ -55,11 +55,11 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
         assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
         until_alone(from, "web");
     }
-    // Work continues after a migration that was started but not completed.
+    // The guest can work after a migration that was started but not completed.
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
-    // In the meantime, other operations on the VM are rejected.
+    // Meanwhile, other operations on the VM are rejected.
     for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
         let refused = at.ctl(command);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -100,7 +100,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();
-        // The daemon rejects either the corrupt piece or the end of the stream.
+        // The daemon rejects either the corrupt chunk or the end of the stream.
         let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
         client.set_device_state(STATE_RUNNING).unwrap_err();
         assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
@@ -152,7 +152,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut guest = Guest::new(&place, "web");
-    // The VM's state is larger than all buffers in between.
+    // The VM's state exceeds all buffers on the way.
     let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
     (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
     guest.begin();
@@ -160,13 +160,13 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
         ask(&place, "POST /v1/vms/web/save HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
     let head = line_of(&mut slow);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    // The VM was saved and continues, and other changes are possible.
+    // The VM has been saved and continues, and other changes are possible.
     guest.check();
     place.ctl_json(&["vm", "add", "more", "--card", "card0", "--vram-mib", "16"]);
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // A restore from a slow client does not block other VMs, either.
+    // A restore from a slow client does not block other VMs either.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

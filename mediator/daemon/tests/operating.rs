@@ -16,15 +16,15 @@ use support::{DAEMON, Place, ctl};
 
 const TEXT: &str = include_str!("../../../docs/guides/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
-/// Programs that the commands require in addition to a shell and mediatorctl.
+/// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the code blocks with this language tag: shell commands, or commands for a maintenance window.
+/// Returns the code blocks with a language tag: shell commands, or commands for a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// VRAM of the VM `web` in MiB, and the addresses of its buffers.
+/// VRAM size of the VM `web` in MiB, and the virtual addresses of its buffers.
 const WEB_MIB: u64 = 64;
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
@@ -45,7 +45,7 @@ impl Guest {
         Self { driver, channel, to }
     }
 
-    /// Makes a copy, and verifies the result.
+    /// Copies data, and verifies the result.
     fn work(&mut self) {
         let Self { driver, channel, to } = self;
         driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
@@ -60,7 +60,7 @@ fn operating_guide_commands_work_as_documented() {
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !there(tool)).collect();
     let place = Place::with_state(CARD);
-    // The commands in the guide read the metrics on the read-only socket.
+    // The guide's commands read the metrics on the read-only socket.
     let config = place.path("m.toml");
     let text = fs::read_to_string(&config).unwrap();
     let reader = format!("read_socket = {:?}\nsocket_dir", place.path("read.sock"));
@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// Daemon process, which is not a child of the test after an upgrade. It is killed at the end of the test.
+/// The last daemon process, which is not a child of the test after an upgrade. Killed at the end of the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {

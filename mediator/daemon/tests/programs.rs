@@ -56,7 +56,7 @@ fn vms_come_and_go_while_another_is_connected() {
 
 #[test]
 fn vram_left_by_one_passthrough_vm_is_not_shown_to_the_next() {
-    // The window of BAR0 onto VRAM, and the register that places it in units of 64 KiB.
+    // The BAR0 window onto VRAM, and the register that sets its base in units of 64 KiB.
     const PRAMIN: u64 = 0x70_0000;
     const PLACE: u64 = 0x1700;
     let place = Place::new(CARD);
@@ -139,8 +139,8 @@ fn sockets_from_the_service_manager_are_served_by_name() {
 }
 
 /// Returns a command that starts the daemon like a service manager, with two sockets as descriptors 3 and 4. A shell
-/// moves the sockets to these descriptors, and sets `LISTEN_PID` to its own process ID, which becomes that of the
-/// daemon.
+/// moves the sockets to these descriptors, and sets `LISTEN_PID` to its own process ID, which the daemon inherits
+/// through `exec`.
 fn activated(place: &Place, names: &str, [third, fourth]: [&UnixListener; 2]) -> Command {
     let handed = |socket: &UnixListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let mut command = Command::new("sh");

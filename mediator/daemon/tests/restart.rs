@@ -1,4 +1,4 @@
-//! Stops or kills the daemon at arbitrary times, and restarts it. Checks the restored state and the waiting clients.
+//! Stops or kills the daemon at arbitrary times, restarts it, and checks the restored state and the waiting clients.
 
 mod support;
 
@@ -99,7 +99,7 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // A file cannot replace a directory, even if root runs this test.
+    // A file cannot replace a directory, not even for root.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -210,7 +210,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
 
-        // The socket of a removed VM is removed from both the directory and the store.
+        // A removed VM's socket disappears from both the directory and the store.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);
@@ -218,7 +218,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while a VMM's writes are queued in the connection. Returns the VMM's next read error.
+/// Kills the daemon while a VMM's writes are queued on the connection. Returns the VMM's next read error.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -230,7 +230,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        // The next daemon finds a journal without an owner, and removes it.
+        // The next daemon finds a journal without its connection, and removes it.
         manager.wait(|heard| {
             heard.kept.retain(|(name, _)| name != "vmm/web");
             Some(())

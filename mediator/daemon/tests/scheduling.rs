@@ -1,5 +1,5 @@
 //! Changes the shares of a card's time while VMs work, and checks that no queued or running work is lost. The
-//! operator's tools, which show and change the shares, run as processes.
+//! operator's tools for shares run as processes.
 
 mod support;
 
@@ -20,12 +20,12 @@ use support::Place;
 
 /// Work on the card takes time, so that a long queue builds up.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
-/// VRAM size of each VM in MiB.
+/// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
 /// Number of submissions that a guest has in flight.
 const SUBMISSIONS_IN_FLIGHT: u64 = 6;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Timeout of a wait.
@@ -35,7 +35,7 @@ fn name(index: usize) -> String {
     format!("vm{index}")
 }
 
-/// Guest with one channel for PGRAPH and one for a copy engine.
+/// A guest with one channel for PGRAPH and one for a copy engine.
 struct Worker {
     driver: Driver<RemoteGuest>,
     channels: [Channel; 2],
@@ -92,8 +92,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Calls `act` while each worker runs on its own thread. The flag is set as soon as one of them fails, or when `act`
-/// returns.
+/// Calls `act` while each worker runs on its own thread. The flag is set when a worker fails, or when `act` returns.
 fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -196,8 +195,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
-            // Another recording is converted to a Perfetto trace. During this recording, all VMs work, one after the
-            // other.
+            // Convert another recording to a Perfetto trace. During this recording, all VMs work, one after the other.
             let recorded = scope.spawn(|| good(place.ctl(&traced)));
             thread::sleep(Duration::from_millis(200));
             good(place.ctl(&["memory", "evict", "vm0"]));

@@ -1,5 +1,5 @@
 //! Kills one of the daemons at each step of an upgrade, while a VM has work in flight. The VM must continue, or reach
-//! the state described in the operator's guide.
+//! the state that the operator's guide describes.
 
 mod support;
 
@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that is killed at the point named in the file `dies`. This also applies to the next daemon.
+/// Starts a daemon that is killed at the point named in the file `dies`. The file also applies to the next daemon.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -33,7 +33,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
-/// Waits until all daemons of this directory have exited, including daemons whose parent has exited.
+/// Waits until all daemons of this directory have exited, including those whose parent has exited.
 fn all_ended(place: &Place) {
     let named = place.path("dies").display().to_string();
     let is_ours = |process: &fs::DirEntry| {

@@ -1,4 +1,4 @@
-//! Author of a change. The author follows a request from the connection to the threads that work on it, so the code in
+//! Author of a change. A request carries its author from the connection to the threads that work on it, so the code in
 //! between need not pass it as an argument.
 
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ pub const fn configuration() -> Author {
     Author { kind: AuthorKind::Configuration, uid: None, pid: None, program: None }
 }
 
-/// Returns the client of a connection as an author. Reads the process's name immediately, because the process may exit
+/// Returns the client of a connection as an author. Reads the process name immediately, because the process may exit
 /// before its request completes.
 #[must_use]
 pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Position in the log, after an event.
+/// Position in the log after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cursor {
-    /// Start of the log, in ms since 1970; unique per log.
+    /// Time at which the log was started, in ms since 1970; unique per log.
     pub epoch: u64,
     /// Number of events in the log up to this position.
     pub count: u64,

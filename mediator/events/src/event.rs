@@ -48,13 +48,13 @@ impl NewEvent {
         Self::about(kind, Subject { kind: SubjectKind::Daemon, name: DAEMON.to_owned() }, text)
     }
 
-    /// Adds the card of a virtual machine or tenant.
+    /// Sets the card of a virtual machine or tenant.
     #[must_use]
     pub fn on(self, card: &str) -> Self {
         Self { card: Some(card.to_owned()), ..self }
     }
 
-    /// Adds the duration of a wait.
+    /// Sets the duration of a wait.
     #[must_use]
     pub fn waited(self, waited: Duration) -> Self {
         Self { waited: Some(waited), ..self }

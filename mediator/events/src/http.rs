@@ -1,8 +1,8 @@
-//! Serves `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each
+//! Serves `GET /v1/events`: one page, one page after a wait, or a stream of pages. Also determines the author of each
 //! request.
 //!
-//! A follower has a cursor and at most one page in flight. If it reads too slowly, the log drops events that it has not
-//! read, and its next page contains the number of lost events.
+//! A follower has a cursor and at most one page in flight. If it reads too slowly, the log drops unread events, and the
+//! follower's next page contains the number of lost events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -34,8 +34,9 @@ const DEFAULT_LIMIT: usize = 256;
 const MAX_LIMIT: usize = 1024;
 /// Maximum time that a request waits for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
-/// Time limit for a follower to accept a page.
-// TIMEOUT: a terminal may have suspended its output. The follower can send a new request with its cursor later.
+/// Time limit for a follower to receive a page.
+// TIMEOUT: the follower's terminal may have suspended its output. The follower can send a new request with its cursor
+// later.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -45,8 +46,7 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each returned route has its own limit on followers, so that readers cannot exhaust the operator's
-/// share.
+/// Returns the route. Each route has its own limit on followers, so that readers cannot exhaust the operator's limit.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)

@@ -1,11 +1,11 @@
 //! The daemon's event log: changes of virtual machines, tenants, cards and the daemon, with time and author.
 //!
-//! Modules: [`NewEvent`], [`Log`] (adds events, and returns pages of them), `shelf` (bounded storage), `limits` (bounds
-//! the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, passed with the
-//! request from thread to thread), [`Observer`] (derives events by comparing states of the daemon), [`http`] (`GET
-//! /v1/events`).
+//! Modules: [`NewEvent`], [`Log`] (stores events, and returns pages of them), `shelf` (bounded storage), `limits`
+//! (bounds the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, passed
+//! with the request from thread to thread), [`Observer`] (derives events by comparing states of the daemon), [`http`]
+//! (`GET /v1/events`).
 //!
-//! Adding an event takes one lock briefly and never waits for readers. Memory is bounded: the log holds at most 4,096
+//! Adding an event holds one lock briefly and never waits for readers. Memory is bounded: the log holds at most 4,096
 //! events and 2 MiB, and a reader is only a cursor. A subject that causes many events loses its own oldest events first
 //! ([decision 140](../../../docs/decisions/140-events.md)).
 //!

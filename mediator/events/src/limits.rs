@@ -1,5 +1,5 @@
 //! Limits the events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`] events
-//! pass, and one more event represents the rest.
+//! pass, and one more event summarizes the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ struct Window {
     since: Duration,
     passed: u32,
     held: u64,
-    /// Last event that did not pass.
+    /// Last event that was suppressed.
     last: Option<(NewEvent, Author)>,
 }
 
@@ -29,7 +29,7 @@ struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     windows: BTreeMap<(EventKind, Subject), Window>,
-    /// Number of events without a window, and the time of the first one.
+    /// Number of suppressed events without a window, and the time of the first one.
     unlisted: Option<(Duration, u64)>,
 }
 
@@ -38,7 +38,7 @@ impl Limits {
     pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
         let key = (event.kind, event.subject.clone());
         if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
-            // Drop windows without suppressed events once they have ended.
+            // Drop windows that have ended without suppressed events.
             self.windows.retain(|_, window| window.held > 0 || !window.has_ended(now));
             if self.windows.len() >= MAX_WINDOWS {
                 self.unlisted.get_or_insert((now, 0)).1 += 1;
@@ -58,8 +58,7 @@ impl Limits {
         None
     }
 
-    /// Closes windows that have ended. For each window with suppressed events, returns a representative event and their
-    /// number.
+    /// Closes windows that have ended. For each window with suppressed events, returns its last event and their number.
     pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
         let mut reports = Vec::new();
         self.windows.retain(|_, window| {
@@ -115,7 +114,7 @@ mod tests {
     fn event_after_ended_window_waits_for_report_of_that_window() {
         let mut limits = Limits::default();
         assert_eq!((0..6).filter(|ms| admit(&mut limits, "a", EventKind::Killed, *ms)).count(), 5);
-        // The report precedes the event, so that events are in chronological order.
+        // The report precedes the event, which keeps events in chronological order.
         assert!(!admit(&mut limits, "a", EventKind::Killed, 20_000));
         assert_eq!(limits.ended(Duration::from_secs(20))[0].2, 2);
         assert!(admit(&mut limits, "a", EventKind::Killed, 20_001));

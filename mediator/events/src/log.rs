@@ -18,16 +18,16 @@ const MAX_TEXT: usize = 1024;
 /// Maximum number of events deferred while the log is handed over.
 const MAX_DEFERRED: usize = 64;
 
-/// State of the log.
+/// Mutable state of the log.
 #[derive(Debug)]
 struct Books {
-    /// Start of the log, in ms since 1970.
+    /// Time at which the log was started, in ms since 1970.
     epoch: u64,
     /// Total number of events so far.
     count: u64,
     shelf: Shelf,
     limits: Limits,
-    /// Events deferred until the log is thawed; `None` while it is not frozen.
+    /// Events deferred while the log is frozen; `None` if it is not frozen.
     deferred: Option<Vec<(NewEvent, Author, u64)>>,
 }
 
@@ -71,8 +71,8 @@ impl Log {
         }
     }
 
-    /// Adds an event with this thread's author (see [`author::acting`]). May suppress the event if its subject causes
-    /// many events.
+    /// Adds an event with this thread's author (see [`author::acting`]). May suppress it if its subject causes many
+    /// events.
     pub fn add(&self, event: NewEvent) {
         self.add_at(event, author::current(), self.began.elapsed());
     }
@@ -132,13 +132,12 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Ends all followers: the daemon is about to exit and does not wait for them.
+    /// Disconnects all followers. Called when the daemon is about to exit, because it does not wait for them.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }
 
-    /// Returns the log for the next daemon, which continues the numbering. Further events are deferred until
-    /// [`Self::thaw`].
+    /// Returns the log for the next daemon, which continues the numbering. Defers further events until [`Self::thaw`].
     #[must_use]
     pub fn freeze(&self) -> SavedLog {
         let mut books = self.books.lock();
@@ -148,7 +147,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events deferred since [`Self::freeze`], because the next daemon did not take over.
+    /// Adds the events deferred since [`Self::freeze`]. Called if the next daemon did not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {

@@ -1,10 +1,10 @@
 //! Derives events by comparing successive states of the daemon in API form: long overruns, long waits, failures,
-//! connections. For virtual machines, also kills and strikes, which are counted, and quarantines, which last for at
-//! least a second.
+//! connections. For virtual machines, it also derives kills and strikes, which have counters, and quarantines, which
+//! last for at least a second.
 //!
 //! Comparing states misses changes that begin and end between two states, so the code that makes such changes adds its
 //! own events: the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and quarantines of
-//! tenants. The daemon compares states before it removes a virtual machine, because its counts are lost then.
+//! tenants. The daemon compares states before it removes a virtual machine, because the removal discards its counters.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -52,7 +52,7 @@ struct Sight {
     ends_in_ms: Option<u64>,
     state: WorkState,
     wait_reason: Option<WaitReason>,
-    /// Value that changes when work is started.
+    /// Value that changes when work starts.
     progress: u64,
 }
 
@@ -60,7 +60,7 @@ struct Sight {
 #[derive(Clone, Debug)]
 struct Wait {
     since: Duration,
-    /// State and reason, without parts that change during the wait.
+    /// State and reason, without details that change during the wait.
     reason: (WorkState, Option<WaitReason>),
     /// Value of [`Sight::progress`] at the start of the wait.
     progress: u64,
@@ -68,7 +68,7 @@ struct Wait {
     reported: bool,
 }
 
-/// Last state of an object.
+/// Last known state of an object.
 #[derive(Clone, Debug, Default)]
 struct Known {
     sight: Sight,
@@ -78,7 +78,7 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// False before the first state, whose objects have no earlier state to compare with.
+    /// False until the first state, whose objects have no earlier state for comparison.
     started: bool,
     known: BTreeMap<Subject, Known>,
     /// Names of failed cards.
@@ -165,7 +165,7 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
     vms.chain(tenants).collect()
 }
 
-/// Returns the increase of a counter. A counter below its last value has restarted from zero under a new owner.
+/// Returns the increase of a counter. A counter below its last value has restarted from zero, under a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -174,7 +174,7 @@ fn increase(before: u64, now: u64) -> u64 {
 fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
     let mut events = Vec::new();
-    // Programs and counts of an unresponsive owner are unknown.
+    // Programs and counters of an unresponsive owner are unknown.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
@@ -239,7 +239,7 @@ impl Sight {
     fn wait(&self, now: Duration) -> Option<Wait> {
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // Other tenants get and lose slices while this one waits for a slice.
+            // While this tenant waits for a slice, other tenants get and lose slices.
             WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
                 WaitKind::Slice => WaitKind::Slice.into(),
                 _ => reason,
@@ -249,7 +249,7 @@ impl Sight {
         Some(Wait { since: now, reason: (self.state, reason), progress: self.progress, reported: false })
     }
 
-    /// Describes a wait of `seconds` in the present or the past tense.
+    /// Describes a wait of `seconds`, in the present or past tense.
     fn wait_in_words(wait: &Wait, seconds: Duration, ended: bool) -> String {
         let (state, reason) = &wait.reason;
         let seconds = format!("{:.1} s", seconds.as_secs_f64());
@@ -270,7 +270,7 @@ impl Sight {
 }
 
 impl Known {
-    /// Continues, begins or ends the object's wait. Returns an event when a wait becomes long, and when a long wait
+    /// Continues, begins or ends the object's wait. Returns an event when a wait has become long, and when a long wait
     /// ends.
     fn waits(&mut self, subject: &Subject, sight: &Sight, now: Duration) -> Option<NewEvent> {
         let event = |kind, wait: &Wait, ended| {

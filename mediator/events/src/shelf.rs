@@ -1,8 +1,8 @@
 //! Bounded storage for the log's events.
 //!
-//! When a bound is exceeded, the subject with the most events loses its oldest event; among several such subjects, the
-//! one with the oldest event. A subject therefore keeps all its events until it occupies more than an equal share of
-//! the log.
+//! When a bound is exceeded, the subject with the most events loses its oldest event; if several subjects have the most
+//! events, the one whose oldest event is oldest loses it. Therefore, a subject keeps all its events until it occupies
+//! more than an equal share of the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,10 +14,10 @@ use api::{Event, Subject};
 pub(crate) const MAX_EVENTS: usize = 4096;
 /// Maximum total size of events in bytes.
 const MAX_BYTES: usize = 2 << 20;
-/// Estimated size of an event in addition to its texts, in bytes.
+/// Estimated size of an event without its texts, in bytes.
 const OVERHEAD: usize = size_of::<Event>() + 128;
 
-/// The events, by number.
+/// The events, keyed by number.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
     events: BTreeMap<u64, Arc<Event>>,
@@ -52,7 +52,7 @@ impl Shelf {
         }
     }
 
-    /// Changes the list of a subject's event numbers.
+    /// Changes a subject's list of event numbers.
     fn numbers(&mut self, subject: &Subject, change: impl FnOnce(&mut VecDeque<u64>)) {
         let mut numbers = self.of.remove(subject).unwrap_or_default();
         if let Some(oldest) = numbers.front() {

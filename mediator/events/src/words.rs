@@ -1,4 +1,4 @@
-//! Describes changes of settings as text.
+//! Describes setting changes as text.
 
 use serde_json::{Map, Value};
 

@@ -1,16 +1,16 @@
-//! The service manager's file descriptor store, which keeps descriptors of VMMs so that they keep their devices if the
+//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that VMMs keep their devices if the
 //! daemon is killed.
 //!
-//! The store keeps the connection of each VMM. Otherwise, if the daemon were killed, the kernel would reset connections
-//! with unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If there is enough space, the store also
-//! keeps the VMM's journal and the descriptors to which it refers (`vmm_glue::journal`), so that the next daemon can
-//! resume the connection. A connection that cannot be resumed is closed, so that the VMM notices the loss.
+//! The store keeps each VMM's connection. Otherwise, if the daemon were killed, the kernel would reset connections with
+//! unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If the store has enough capacity, it also
+//! keeps the VMM's journal and the descriptors to which the journal refers (`vmm_glue::journal`), so that the next
+//! daemon can resume the connection. A connection that cannot be resumed is closed, so that the VMM notices the loss.
 //!
-//! Modules: [`Store`] and its keepers (add descriptors), `pace` (limits the message rate to the service manager),
+//! Modules: [`Store`] and its keepers (add descriptors), `pace` (limits the rate of messages to the service manager),
 //! [`Left`] (descriptors from an earlier run), [`names`].
 //!
-//! The crate does not take descriptors from the environment, or send other messages to the service manager; the daemon
-//! does both.
+//! The crate does not take descriptors from the environment, and does not send other messages to the service manager;
+//! the daemon does both.
 
 #![forbid(unsafe_code)]
 
@@ -31,11 +31,10 @@ use vmm_glue::socket;
 use names::{OF_VMM, name_of};
 use pace::Pace;
 
-/// Environment variable in which the service manager (systemd 254 or newer) passes the number of descriptors that it
-/// can keep.
+/// Environment variable for the number of descriptors that the service manager (systemd 254 or newer) can store.
 const CAPACITY: &str = "FDSTORE";
-/// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for the socket and the
-/// connection of each virtual machine.
+/// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for each virtual
+/// machine's socket and connection.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
 /// Mask of all storable descriptors of a journal; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
@@ -46,7 +45,7 @@ pub struct Store {
     there: bool,
     /// Number of descriptors that journals may still add.
     room: Arc<AtomicUsize>,
-    /// True if this process took over descriptors that another process has stored.
+    /// True if this process took over descriptors that another process stored.
     followed: bool,
 }
 
@@ -85,7 +84,7 @@ impl Store {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Descriptors from an earlier run count only if they are known to be in the store.
+        // Count descriptors from an earlier run only if they are known to be in the store.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -128,7 +127,7 @@ impl Keeper for InStore {
     }
 
     fn release(&self) {
-        // The next daemon cannot use the other descriptors without a journal.
+        // Without a journal, the next daemon cannot use the other descriptors.
         self.give_up_more();
         self.pace.wait();
         give_up(&self.connection());
@@ -186,7 +185,7 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Descriptors that an earlier run has left for a virtual machine's VMM. Unless another owner takes them, dropping this
+/// Descriptors that an earlier run left for a virtual machine's VMM. Unless another owner takes them, dropping this
 /// value closes the connection and removes them from the store.
 #[derive(Debug)]
 pub struct Left {
@@ -254,7 +253,7 @@ impl Drop for Left {
     }
 }
 
-/// Stores a copy in the service manager, replacing any copy with the same name.
+/// Stores a copy in the service manager, and replaces any copy with the same name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);

@@ -1,20 +1,20 @@
-//! Names of descriptors in the service manager's store. Unlike these names, the names of sockets from systemd units do
-//! not contain a slash.
+//! Names of descriptors in the service manager's store. They contain a slash, unlike the names of sockets from systemd
+//! units.
 
 use vmm_glue::journal::Kept;
 
-/// Prefix for virtual machines' sockets.
+/// Name prefix of virtual machines' sockets.
 pub const OF_VM: &str = "vm/";
-/// Prefix for VMMs' connections.
+/// Name prefix of VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
-/// Suffix for a VMM's journal.
+/// Name suffix of a VMM's journal.
 const JOURNAL: &str = "journal";
 /// Name of the admin socket.
 pub const STORED_ADMIN: &str = "daemon/admin";
 /// Name of the read-only socket.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns true if a socket with this name is in the store.
+/// Returns true if this is the name of a stored socket.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }

@@ -1,4 +1,4 @@
-//! Limits the rate of messages to the service manager caused by one VMM. Otherwise, a VMM that constantly maps and
+//! Limits the rate of messages to the service manager that one VMM causes. Otherwise, a VMM that constantly maps and
 //! unmaps memory would keep the host's service manager busy.
 //!
 //! Messages are never dropped, because the next daemon could not resume the VMM then. Instead, a VMM that exceeds the
@@ -7,16 +7,16 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of messages permitted in a burst. A VMM that starts causes about thirty.
+/// Number of messages permitted in a burst. A starting VMM causes about thirty.
 const BURST_MESSAGES: u32 = 128;
-/// Interval at which another message is permitted.
+/// Interval between permitted messages after a burst.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
 
 /// Message rate limit for one VMM.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
-/// Number of messages that may still be sent.
+/// Token bucket; each token permits one message.
 #[derive(Debug)]
 struct Bucket {
     left: u32,
@@ -28,7 +28,7 @@ impl Bucket {
         Self { left: BURST_MESSAGES, filled: now }
     }
 
-    /// Adds the messages permitted since the last call.
+    /// Adds the tokens earned since the last call.
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
@@ -37,7 +37,7 @@ impl Bucket {
         self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
-    /// Takes one message, or returns the time until the next one is permitted.
+    /// Takes one token, or returns the time until the next one is available.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -55,7 +55,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Locks the bucket, for only a few instructions without calls or waits.
+    /// Locks the bucket. The lock is held for only a few instructions, without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

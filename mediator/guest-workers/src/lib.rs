@@ -44,16 +44,16 @@ pub fn limits(FunctionSpec { window_mib, programs }: FunctionSpec) -> Limits {
     Limits { window_bytes: window_mib.saturating_mul(MIB), workers: programs as usize }
 }
 
-/// Logs the permissions that a VM's workers have on the host.
+/// Logs the host permissions of a VM's workers.
 pub fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
     }
     match user {
-        Some(user) => tracing::info!(vm, user, "the VM's workers have a user of their own"),
+        Some(user) => tracing::info!(vm, user, "the VM's workers run as a dedicated user"),
         None => tracing::info!(
             vm,
-            "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
+            "only the sandbox confines the VM's workers, which run as the daemon's user; `cuda.worker_users` sets dedicated users"
         ),
     }
 }

@@ -1,9 +1,9 @@
 //! Sockets passed by the service manager (`LISTEN_FDS`): sockets of its units, and stored sockets and connections from
-//! an earlier run of the daemon. The admin API's unit socket is named `admin`; other unit sockets are named after their
-//! virtual machines.
+//! an earlier run of the daemon. The unit socket of the admin API is named `admin`; other unit sockets are named after
+//! their virtual machines.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
-// UNSAFETY: the service manager passes descriptors as numbers, each of which is converted to an owned descriptor once.
-// No other code in this module is unsafe.
+// UNSAFETY: the service manager passes descriptors as numbers, and each number is converted to an owned descriptor
+// once. No other code in this module is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -49,8 +49,8 @@ pub enum ActivationError {
     },
 }
 
-/// Takes the descriptors passed by the service manager. Must be called early and only once, because a second call would
-/// use the same numbers.
+/// Takes the descriptors that the service manager passed. Must be called early and only once, because a second call
+/// would use the same numbers.
 ///
 /// # Errors
 /// Returns an [`ActivationError`] if a descriptor is unusable.

@@ -1,25 +1,25 @@
 //! Limits on this process's descriptors, which are shared by all virtual machines and the operator.
 //!
-//! For each file whose memory a VMM lends, the daemon keeps a descriptor. Therefore, each VM has a fixed share of the
+//! For each memory file that a VMM lends, the daemon keeps a descriptor. Therefore, each VM has a fixed share of the
 //! process's descriptors, computed for the maximum number of VMs. The rest is for cards, sockets and the admin API.
 
 use config::check::MAX_VMS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Number of descriptors for cards, listening sockets, admin API connections, and files that are open briefly.
+/// Number of descriptors for cards, listening sockets, admin API connections, and briefly opened files.
 const RESERVED_DESCRIPTORS: u64 = 1024;
 /// Number of descriptors per VM in addition to its memory files: its socket and connections, events, mappings, journal,
-/// and 8 sets of 16 descriptors that wait for their messages.
+/// and 8 sets of 16 descriptors that are waiting for their messages.
 const OF_VM: u64 = 160;
 /// Maximum number of memory files per VM. QEMU uses one per memory backend.
 const FILES_MAX: u64 = 512;
-/// Minimum number of memory files per VM, even if few descriptors are available. It suffices for a VMM to boot.
+/// Minimum number of memory files per VM, even if few descriptors are available. Suffices for a VMM to boot.
 const FILES_MIN: u64 = 16;
 /// Number of copies of each descriptor during an upgrade: one in this daemon, and one in the next.
 const COPIES: u64 = 2;
 
-/// Raises this process's limit on open descriptors to its maximum, and warns if that is too low for the maximum number
-/// of virtual machines.
+/// Raises this process's limit on open descriptors to the maximum, and warns if even that is too low for the maximum
+/// number of virtual machines.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -48,7 +48,7 @@ fn vms() -> u64 {
     u64::try_from(MAX_VMS).unwrap_or(u64::MAX)
 }
 
-/// Returns the share of `open_files` descriptors for one VM.
+/// Returns one VM's share of `open_files` descriptors.
 fn part(open_files: u64) -> u64 {
     open_files.saturating_sub(RESERVED_DESCRIPTORS) / (COPIES * vms())
 }

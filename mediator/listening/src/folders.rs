@@ -1,8 +1,8 @@
-//! Folders of sockets. Containers mount the folder of their socket, so that they find the next daemon's socket there.
-//! Such a folder must therefore be exclusive to one tenant or VM.
+//! Folders of sockets. A container mounts the folder of its socket, so that it finds the next daemon's socket there.
+//! Therefore, such a folder must be exclusive to one tenant or VM.
 //!
-//! The daemon creates and removes each folder that is named after its tenant or VM (`config::own_folder`). Only
-//! programs with at most the daemon's privileges access the folder.
+//! The daemon creates and removes each folder that is named after its tenant or VM (`config::own_folder`). Programs
+//! with more privileges than the daemon must not access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -13,7 +13,8 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Mode of such a folder: only the daemon may modify it. The mode of the socket in the folder controls connections.
+/// Mode of an exclusive folder: only the daemon may modify the folder. The mode of the socket in it controls
+/// connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// Reason why a tenant or VM cannot get a folder for its socket.
@@ -43,8 +44,7 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the exclusive folder for a tenant's or VM's socket, together with sockets that a killed process has left
-/// there.
+/// Removes the exclusive folder of a tenant's or VM's socket, together with sockets that a killed process left there.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -83,13 +83,14 @@ fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the path of a tenant's socket in earlier versions, and the relative path from there to the current socket.
+/// Returns the path that earlier versions used for a tenant's socket, and the relative path from there to the current
+/// socket.
 fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Creates a link at the path of a tenant's socket in earlier versions, for programs that were started under these
-/// versions.
+/// Creates a link at the path that earlier versions used for a tenant's socket, for programs that were started under
+/// these versions.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {
@@ -116,8 +117,8 @@ fn is_socket(path: &Path) -> bool {
 /// Checks that other users cannot create files in the folder of sockets.
 ///
 /// # Errors
-/// Returns an error if other users can create files in the folder, because they could replace sockets of other users
-/// and of the daemon.
+/// Returns an error if other users can create files in the folder, because they could replace sockets of the daemon and
+/// of other users.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.
@@ -156,13 +157,13 @@ mod tests {
     fn tenant_has_own_folder_and_old_socket_path_links_to_it() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("tenants/a/cuda.sock");
-        // A daemon of an earlier version has left a socket.
+        // A daemon of an earlier version left a socket.
         drop(UnixListener::bind(folder.path().join("a.cuda")).unwrap());
         make("a", &socket, folder.path()).unwrap();
         assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
         let _served = UnixListener::bind(&socket).unwrap();
         assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
-        // The folder survives the daemon, because a container still has it mounted.
+        // The folder outlives the daemon, because a container still has it mounted.
         let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
         make("a", &socket, folder.path()).unwrap();
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);

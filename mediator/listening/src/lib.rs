@@ -1,11 +1,10 @@
 //! Listening sockets: sockets of the service manager's units, sockets from an earlier run, and new sockets.
 //!
-//! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
+//! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it keeps a copy of each socket that the
 //! daemon creates. The copy outlives the daemon, so a client that connects during a restart waits and is served
-//! afterwards. The paths of such sockets remain when the daemon exits; a path is removed together with its virtual
-//! machine.
+//! afterwards. The paths of such sockets remain when the daemon exits; a path is removed with its virtual machine.
 //!
-//! The store also has copies of the VMMs' connections, and of the files needed to resume them (crate `fdstore`).
+//! The store also keeps copies of the VMMs' connections, and of the files needed to resume them (crate `fdstore`).
 //!
 //! Modules: [`Sockets`], [`account`] (users and groups by name), [`folders`] (folders of one tenant or VM),
 //! [`descriptors`] (the limit on open files), `activation` (descriptors from the service manager).
@@ -42,8 +41,8 @@ pub struct Listening {
     pub path: Option<SocketPath>,
 }
 
-/// Path of a socket created by the daemon. The path is removed on drop, unless the service manager has stored the
-/// socket.
+/// Path of a socket that the daemon created. Dropping this value removes the path, unless the service manager has
+/// stored the socket.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
@@ -61,7 +60,7 @@ impl SocketPath {
         &self.path
     }
 
-    /// Removes the socket from the store as well, because it is no longer served.
+    /// Removes the path, and also the stored copy of the socket, because it is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);
@@ -86,17 +85,17 @@ pub struct Sockets {
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets from an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// Unclaimed descriptors of VMMs from a killed earlier run, by virtual machine.
+    /// Unclaimed VMM descriptors from a killed run, by virtual machine.
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
     /// The service manager's store for copies.
     store: Store,
-    /// True while the paths belong to this process. Of two daemons with the same sockets, only one owns the paths.
+    /// True while the paths belong to this process. If two daemons have the same sockets, only one owns the paths.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
     /// Creates the sources from the service manager's sockets, and from its store if it has one. Closes connections of
-    /// VMMs that an earlier run served and this run does not, so that these VMMs notice even if this run fails.
+    /// VMMs that an earlier run served and this run does not serve, so that these VMMs notice even if this run fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
@@ -114,7 +113,7 @@ impl Sockets {
         self.store.tell();
     }
 
-    /// Takes the descriptors that an earlier run has left for a virtual machine's VMM.
+    /// Takes the descriptors that an earlier run left for a virtual machine's VMM.
     pub fn left(&self, vm: &str) -> Option<Left> {
         self.left.lock().remove(vm)
     }

@@ -1,11 +1,12 @@
-//! Logging: sends `tracing` events to standard error, and limits the lines that tenants and clients can cause.
+//! Logging: sends `tracing` events to standard error, and limits the number of lines that tenants and clients can
+//! cause.
 //!
 //! Every event is rate-limited, regardless of its level. Events about a VM have one token bucket per call site and VM:
-//! a burst of `BURST_EVENTS` events passes, and then one event per `REFILL_INTERVAL`. Such an event is either in a span
-//! named `VM_SPAN`, which every thread that works for a VM enters, or has a field named `vm`. All other events have a
-//! bucket of `BURST_OF_ALL` tokens per call site, because socket clients or cards can cause some of them. Records of
-//! crates that use `log` share one call site per level. [`suppressed`] counts suppressed events, and
-//! [`tell_suppressed`] logs their number by origin.
+//! a burst of `BURST_EVENTS` events passes, and then one event per `REFILL_INTERVAL`. An event is about a VM if it is
+//! in a span named `VM_SPAN`, which every thread that works for a VM enters, or if it has a field named `vm`. All other
+//! events have one bucket of `BURST_OF_ALL` tokens per call site, because socket clients or cards can cause some of
+//! these events. Records of crates that use `log` share one call site per level. [`suppressed`] returns the number of
+//! suppressed events, and [`tell_suppressed`] logs it by origin.
 //!
 //! The crate does not select the events to log, and does not store them.
 
@@ -28,27 +29,27 @@ use tracing_subscriber::{Layer, fmt};
 use config::LogFormat;
 use config::check::parse_filter;
 
-/// Name of the span entered by threads of a virtual machine. Its field `name` is the name of the virtual machine.
+/// Name of the span that a virtual machine's threads enter. Its field `name` is the virtual machine's name.
 pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that overrides the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
-/// Number of events per call site and virtual machine that pass in a burst.
+/// Number of events that may pass in a burst, per call site and virtual machine.
 pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which another event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events per call site without a virtual machine that pass in a burst. It is large because an operator may
-/// add many virtual machines at once.
+/// Number of events without a virtual machine that may pass in a burst, per call site. It is large because an operator
+/// may add many virtual machines at once.
 pub(crate) const BURST_OF_ALL: u32 = 200;
-/// Maximum number of buckets. When it is reached, events without a bucket are suppressed until another bucket is full
+/// Maximum number of buckets. Once it is reached, events without a bucket are suppressed until another bucket is full
 /// again.
 const MAX_BUCKETS: usize = 4096;
-/// Maximum number of lines in one report of suppressed events. The remaining buckets are summed up.
+/// Maximum number of lines in one report of suppressed events. One more line has the total of the remaining buckets.
 const MAX_TOLD: usize = 16;
-/// Target of these reports, which are not limited.
+/// Target of these reports, which are not rate-limited.
 const REPORT: &str = "mediator::held_back";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
-/// Limits of events that the process's subscriber applies.
+/// Rate limit that the process's subscriber applies.
 static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
 
 /// Returns the number of events suppressed since the daemon started.
@@ -119,14 +120,14 @@ impl Bucket {
         some
     }
 
-    /// Returns true if the bucket's state is that of a new bucket.
+    /// Returns true if the bucket is in the same state as a new bucket.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
     }
 }
 
-/// Origin of events that share a bucket.
+/// Origin of the events that share a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Whose {
     /// A virtual machine with a [`VM_SPAN`].
@@ -142,9 +143,9 @@ struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
     /// Names of the spans' virtual machines.
     names: HashMap<Id, String>,
-    /// Number of unreported events that were suppressed for lack of a bucket.
+    /// Number of unreported events that were suppressed because no bucket was available.
     unknown: u64,
-    /// Time of the last sweep for unneeded buckets, which is slow.
+    /// Time of the last sweep for unneeded buckets. Sweeps are slow.
     swept: Option<Instant>,
 }
 
@@ -179,7 +180,7 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the counts of events suppressed since the last call: by call site and virtual machine, and for the rest.
+    /// Returns and resets the counts of suppressed events: by call site and virtual machine, and for the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -196,7 +197,7 @@ impl GuestLimit {
     }
 
     fn tell(&self) {
-        // Do not lock the state while the lines are written, because they pass through this filter.
+        // Do not hold the lock while the lines are written, because they pass through this filter.
         let (told, rest) = self.take_held_back();
         for Bucket { held_back, site, vm, .. } in told {
             let place = site.file().unwrap_or_else(|| site.target());
@@ -257,8 +258,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
-        // Span IDs are reused, and a new virtual machine must start with full buckets. Suppressed events of the old
-        // virtual machine are reported with the rest.
+        // Span IDs are reused, and a new virtual machine must start with full buckets. The old virtual machine's
+        // suppressed events are reported with the rest.
         let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
         if names.remove(&id).is_some() {
             buckets.retain(|(_, whose), bucket| {
@@ -336,7 +337,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // On a slow host, the tokens of the next interval may pass as well.
+        // On a slow host, the tokens of the next interval may also pass.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }

@@ -1,7 +1,7 @@
-//! Records how often work accesses each chunk of a VM. The records are profiles for `victims = "profiled"`.
+//! Records how often work accesses each of a VM's chunks. The records serve as profiles for `victims = "profiled"`.
 //!
-//! Only the software card counts accesses: it reports the bursts of its engines. On other cards, a record counts the
-//! submissions that refer to a chunk's memory, which misses accesses by kernels through pointers.
+//! Only the software card counts accesses, as bursts of its engines. On other cards, a record counts the submissions
+//! that refer to a chunk's memory, which misses accesses by kernels through pointers.
 
 use super::Memory;
 use card::AccessCounts;
@@ -22,11 +22,11 @@ pub enum Counted {
 pub struct Accesses {
     /// Unit of the counts.
     pub counted: Counted,
-    /// One count per chunk of the guest's VRAM.
+    /// Count of each chunk of the guest's VRAM.
     pub counts: Vec<u64>,
 }
 
-/// Records in progress, at most one per VM.
+/// Records in progress, at most one for each VM.
 #[derive(Debug, Default)]
 pub struct Records(BTreeMap<TenantId, Accesses>);
 
@@ -62,12 +62,13 @@ impl Records {
 }
 
 impl Memory {
-    /// Starts recording a VM's accesses. Returns `false` if the VM does not exist or is already being recorded.
+    /// Starts recording a VM's accesses. Returns `false` if the VM does not exist or its accesses are already being
+    /// recorded.
     pub fn start_accesses(&mut self, now: u64, vm: TenantId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
         };
-        // Counts up to now belong to other records.
+        // Earlier counts belong to other records.
         self.take_accesses(now);
         let counted = match self.vram.memory.card().access_counts(true) {
             Some(_) => Counted::Bursts,
@@ -78,7 +79,8 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM has been removed.
+    /// Ends a VM's record and returns it, or `None` if no record is in progress, for example because the VM was
+    /// removed.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)

@@ -1,5 +1,5 @@
-//! Division of a card's memory among VMs: inputs for the balancer and the thrash detector, and the moves that they
-//! request.
+//! Division of a card's memory among VMs: collects the inputs of the balancer and the thrash detector, and returns the
+//! moves that they request.
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Moved, Plan, Planned, Relocated};
@@ -33,17 +33,17 @@ pub enum Hint {
     Pinned(bool),
     /// Sets the eviction priority of the range. Memory with the lowest priority is evicted first.
     Priority(u8),
-    /// Sets the number of accesses to the range, relative to the rest of the VM's memory.
+    /// Sets the relative number of accesses to the range, compared with the rest of the VM's memory.
     Accesses(u32),
 }
 
 /// Divides a card's memory among VMs.
 pub struct Divider {
-    /// Decides which VMs' memory is on the card, and moves it.
+    /// State machine that decides which VMs' memory is on the card, and controls its moves.
     pub(super) machine: Machine,
-    /// The operator's settings.
+    /// Operator's settings.
     division: Division,
-    /// Bus traffic counted by the card, and the copies made since then.
+    /// Bus traffic counted by the card.
     bus: Bus,
 }
 
@@ -52,17 +52,17 @@ pub struct Divider {
 struct Bus {
     /// Time at which the counts were last polled, in ns.
     since: Option<u64>,
-    /// Number of bytes that the mediator itself has copied since then, which the counts include.
+    /// Number of bytes that the mediator itself has copied since then. The card's counts include them.
     copied: u64,
 }
 
 impl Divider {
-    /// Creates a divider with these settings and without VMs.
+    /// Creates a divider without VMs.
     pub fn new(division: &Division, chunk_bytes: u64) -> Self {
         Self::restored(division, Residency::new(division.balance, division.quanta), chunk_bytes)
     }
 
-    /// Restores the divider, with new settings.
+    /// Restores a divider with new settings.
     pub fn restored(division: &Division, residency: Residency, chunk_bytes: u64) -> Self {
         Self { machine: relocation::machine(residency, chunk_bytes), division: *division, bus: Bus::default() }
     }
@@ -79,7 +79,7 @@ impl Divider {
         &self.machine
     }
 
-    /// Returns the component that decides which VMs' memory is on the card.
+    /// Returns the part of the state machine that decides which VMs' memory is on the card.
     #[must_use]
     pub fn residency(&self) -> &Residency {
         &self.machine.residency
@@ -87,8 +87,8 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, beginning with those for the mediator itself. `done` returns the work that a VM
-    /// has completed since it was added, and `weight` returns the weight of its time.
+    /// Returns the moves that are due, starting with those for the mediator itself. `done` returns the work that a VM
+    /// has completed since it was added, and `weight` returns its time weight.
     pub fn plan(
         &mut self,
         now: u64,
@@ -96,7 +96,7 @@ impl Memory {
         done: impl Fn(TenantId) -> Done,
         weight: impl Fn(TenantId) -> u32,
     ) -> Planned {
-        // A VM is active if it has incomplete work, queued or not, or if it waits for memory.
+        // A VM is active if it has incomplete work, queued or not, or waits for memory.
         let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.machine.residency.worked(vm, now));
         let counts = self.take_counts(now);
@@ -130,8 +130,8 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed recently: retrying
-    /// each time would delay the moves of all other VMs.
+    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed recently. Retrying the
+    /// latter each time would delay the moves of all other VMs.
     fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
         steps.retain(|step| {
             !self.travelling.contains(&step.vm) && !self.divider.machine.relocations.is_left_alone(step.vm, now)
@@ -139,7 +139,7 @@ impl Memory {
         steps
     }
 
-    /// Returns moves that free chunks for the mediator, and evictions that return chunks borrowed from the reserve.
+    /// Returns moves that free chunks for the mediator, and evictions that return borrowed chunks to the reserve.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -154,8 +154,8 @@ impl Memory {
         divider.machine.residency.balancer_mut().plan(&vram.chunks, now, Some(request))
     }
 
-    /// Records a scan by the mover. `waiting` are the VMs that waited during the whole scan, and `served` those for
-    /// which it moved memory. Returns the VMs that are waiting now.
+    /// Records that the mover has finished a scan. `waiting` contains the VMs that waited during the whole scan, and
+    /// `served` those for which it moved memory. Returns the VMs that wait now.
     pub fn looked(
         &mut self,
         now: u64,
@@ -169,23 +169,23 @@ impl Memory {
         wait
     }
 
-    /// Ends a round of plans. Starts the quantum for which memory was moved, unless memory is still moving.
+    /// Ends a planning round. Starts the quantum for which memory was moved, unless memory is still moving.
     pub fn round_ended(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
         divider.machine.round_ended(&vram.chunks, now, None)
     }
 
-    /// Returns the moves needed to guarantee `chunks` more card chunks.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // For a guarantee, chunks claimed by the mediator count as available. The plan excludes them, so that the
+        // Chunks that the mediator claims count as available for a guarantee. Plan for more chunks, so that the
         // mediator keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.machine.residency.plan_guarantee(&vram.chunks, now, chunks);
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due if no event occurs first.
+    /// Returns the time until more moves may be due unless an event occurs earlier.
     pub fn next_plan(&self) -> Option<Duration> {
         self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }
@@ -193,7 +193,7 @@ impl Memory {
     /// Changes the settings for dividing the card's memory.
     ///
     /// # Errors
-    /// Returns an error if the reserve is unavailable. The settings are then unchanged.
+    /// Returns an error if the reserve is not available. In this case, nothing is changed.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -207,7 +207,7 @@ impl Memory {
     /// Changes a VM's limits. Memory above the new limits is evicted, not lost.
     ///
     /// # Errors
-    /// Returns an error if the limits cannot be guaranteed. The limits are then unchanged.
+    /// Returns an error if the limits cannot be guaranteed. In this case, nothing is changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -217,7 +217,7 @@ impl Memory {
     /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
-    /// Returns an error if the range does not belong to the VM, or if the pinned memory would exceed the guarantee.
+    /// Returns an error if the range does not belong to the VM, or if the guarantee is too low for the pinned memory.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (divider.machine.residency.balancer_mut(), &vram.chunks);
@@ -230,8 +230,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns a VM's movable chunks in a range of its VRAM, in ascending order: those on the card if `on_card` is
-    /// true, and the others otherwise.
+    /// Returns a VM's movable chunks in a range of its VRAM, in ascending order: only those on the card if `on_card` is
+    /// true, or only the others.
     pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -246,7 +246,7 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns the record of moves of a VM's memory, if there is one.
+    /// Returns the totals of the moves of a VM's memory, if any.
     pub fn moved(&self, vm: TenantId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
@@ -259,14 +259,14 @@ impl Memory {
         }
     }
 
-    /// Records memory moves.
+    /// Records the moves of a VM's memory.
     pub fn has_moved(&mut self, now: u64, vm: TenantId, done: &Relocated) {
         self.divider.machine.residency.moved(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Reports used chunks and the card's counts to the balancer.
+    /// Reports used chunks and the card's access counts to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
@@ -278,7 +278,7 @@ impl Memory {
             let _ = balancer.arrived(chunks, vm, GuestVramAddr(index * bytes));
         }
         for (vm, index) in touched {
-            // Ignore a VM that has been removed in the meantime.
+            // Ignore VMs that were removed in the meantime.
             let _ = balancer.touched(chunks, vm, GuestVramAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
@@ -298,8 +298,8 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
-    /// needs the bus traffic.
+    /// Returns the card's access counts if they are needed. The balancer needs the counts per chunk, and the thrash
+    /// detector needs the bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.machine.residency.balancer().config().policy == VictimPolicy::Profiled;
@@ -308,8 +308,8 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card does not count accesses, so use the memory to which its work refers. Work may refer to memory
-            // long before it executes, so start recording as soon as any chunk is in host memory.
+            // The card does not count accesses, so use the memory to which work refers. This may be long before the
+            // work executes, so start recording as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.machine.residency.accessed(now, named.unwrap_or(0));

@@ -1,7 +1,7 @@
 //! Fault injection for the mediator's own tests: moves random chunks while VMs work.
 //!
-//! A seeded generator draws a few chunks of one VM after another. Chunks on the card move to host memory, and chunks in
-//! host memory return. A chunk whose move would exceed a limit stays in place.
+//! A seeded generator selects a few chunks of one VM at a time. Selected chunks on the card move to host memory, and
+//! those in host memory return. A chunk whose move would exceed a limit stays in place.
 
 use super::Memory;
 use super::moved::Plan;
@@ -14,9 +14,9 @@ const CHUNKS: usize = 4;
 /// Rate of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
-    /// Number of submissions by all VMs together between random moves; 0 for never.
+    /// Number of submissions, by all VMs together, between random moves; 0 for never.
     pub every: u32,
-    /// Seed that, together with the VMs' chunks, determines the moves.
+    /// Seed that determines the moves, together with the VMs' chunks.
     pub seed: u64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Dice {
 }
 
 impl Dice {
-    /// Creates the generator with this rate.
+    /// Creates a generator with the given rate.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
@@ -50,7 +50,7 @@ impl Dice {
 }
 
 impl Memory {
-    /// Returns random moves if due: evictions first, and then returns.
+    /// Returns the random moves that are due: evictions first, and then returns.
     pub fn inject_random_moves(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();

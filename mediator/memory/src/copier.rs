@@ -1,8 +1,8 @@
 //! The mediator's own channels, one per copy engine. They move chunks between the card and host memory, and zero card
 //! memory.
 //!
-//! Like guest channels, these channels are on the card and share its engines. They belong to a pseudo-VM that
-//! represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
+//! These channels share the card's engines with guest channels. They belong to a pseudo-VM that represents the
+//! mediator. The scheduler does not manage them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -21,20 +21,20 @@ use vram::{PagePool, Place, TenantId};
 /// The mediator's VM ID in [`Channels`]. No operator's VM has this ID.
 pub const COPIER: TenantId = TenantId::MEDIATOR;
 
-/// Number of bytes that an engine copies before another channel may use it.
+/// Number of bytes that an engine copies before it may switch to another channel.
 const COPY_PIECE_BYTES: u64 = 512 << 10;
-/// Line length of a copy in bytes: the engine copies rectangles.
+/// Line length of a copy in bytes. The engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Number of push buffer dwords per piece: a header and eight dwords, then a header and one dword.
+/// Number of push buffer dwords per piece: a header with eight dwords, and a header with one dword.
 const PIECE_WORDS: u64 = 11;
-/// Number of dwords at the start of a push buffer that bind the object.
+/// Number of dwords at the start of a push buffer, which bind the object.
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Maximum number of submissions in flight per lane. While the completion of one is handled, the engine copies for the
 /// next one. Each has its own part of the push buffer.
 const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
-/// Size of a submission's part of the push buffer in bytes.
+/// Size of a submission's part of the push buffer, in bytes.
 const SUBMISSION_BYTES: u64 = PUSH_BYTES / MAX_SUBMISSIONS_IN_FLIGHT as u64;
 /// Maximum number of pieces per submission. It is small, so that the first chunks complete long before the last ones.
 const MAX_PIECES_PER_SUBMISSION: usize = 8;
@@ -43,11 +43,11 @@ const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Ring address in the instance block. The mediator reads the entries from its own memory.
+/// Ring address in the instance block. The mediator takes the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// Subchannel to which drivers bind copy engines.
 const SUBCHANNEL: u8 = 4;
-/// SET_OBJECT data for copy engines 0 and 1: the class, with the engine number in the upper bits.
+/// Data of SET_OBJECT for copy engines 0 and 1: the class, and the engine number in the upper bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// Number of a requested copy.
@@ -57,7 +57,7 @@ pub struct CopyId(u64);
 /// Source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Memory at a location.
+    /// Memory at the given location.
     Place(Place),
     /// Zeros.
     Zeros,
@@ -66,9 +66,9 @@ pub enum Source {
 /// A requested copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// The source.
+    /// Source.
     pub from: Source,
-    /// The destination.
+    /// Destination.
     pub to: Place,
     /// Size in bytes, a multiple of 128 KiB.
     pub bytes: u64,
@@ -78,7 +78,7 @@ pub struct Job {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     copy: CopyId,
-    /// Source address; `None` for zeros.
+    /// Source address, or `None` for zeros.
     from: Option<GpuVa>,
     to: GpuVa,
     bytes: u64,
@@ -92,7 +92,7 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// Submissions in flight, oldest first.
+    /// Submissions in flight and their pieces, oldest first.
     in_flight: VecDeque<(Submission, Vec<Piece>)>,
 }
 
@@ -108,7 +108,7 @@ pub struct Copier {
     copies: u64,
     /// Total number of completed pieces.
     pieces: u64,
-    /// Set if a channel has failed. Copies stop until [`Self::revive`].
+    /// Set if a channel has failed. No copies are made until [`Self::revive`].
     broken: bool,
     /// Number of failures since the last completed copy.
     breaks: u32,
@@ -117,7 +117,7 @@ pub struct Copier {
     ended: Arc<Condvar>,
 }
 
-/// The mediator's own ring, which guests cannot write.
+/// Ring of the mediator's own channel, which guests cannot write.
 pub struct OwnRing<'a>(pub &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
@@ -130,7 +130,7 @@ impl GuestRing for OwnRing<'_> {
     }
 }
 
-/// Empty guest memory: the mediator's channels use only the card's instance block.
+/// Empty guest memory. The mediator's channels use only the card's instance block.
 pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
@@ -140,7 +140,7 @@ impl GuestMemory for NoMemory {
 }
 
 impl Copier {
-    /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
+    /// Binds a channel on each copy engine. `pool` provides memory for page tables and push buffers.
     ///
     /// # Errors
     /// Returns an error if the card has too little memory or too few channels, or if it does not respond.
@@ -180,18 +180,18 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// Returns true if failed channels must be [revived](Self::revive) first. Must be called before each copy. A copy
-    /// on a failed engine waits for the hang limit, so the engines are retried at growing intervals after repeated
-    /// failures.
+    /// Returns true if failed channels must be [revived](Self::revive) before a copy. Must be called before each copy.
+    /// A copy on a failed engine waits for the hang limit, so the engines are retried at growing intervals after
+    /// repeated failures.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
     }
 
-    /// Binds the channels again, which must all be unbound. Drops their queued copies.
+    /// Binds all channels again, after they were unbound. Drops their queued copies.
     ///
     /// # Errors
-    /// Returns an error if the card has no free channels or does not respond. The state is then unchanged.
+    /// Returns an error if the card has no free channels or does not respond. In this case, the copier stays failed.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -304,7 +304,7 @@ impl Copier {
         self.ended.notify_all();
     }
 
-    /// Handles a hang or fault of one of the mediator's channels. Copies do not complete until [`Self::revive`].
+    /// Handles a hang or fault of one of the mediator's channels. No copy completes until [`Self::revive`].
     pub fn breaks(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
             self.breaks = self.breaks.saturating_add(1);
@@ -320,7 +320,7 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued pieces evenly among the lanes.
+    /// Distributes the queued pieces evenly over the lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
@@ -351,7 +351,7 @@ pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr
         .collect()
 }
 
-/// Binds a mediator channel that has a context for only one engine.
+/// Binds a mediator channel with a context for only one engine.
 pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
@@ -360,7 +360,7 @@ pub fn bind(
     channel: VirtualChannelId,
     engine: u32,
 ) -> Result<ChannelId, ManagerError> {
-    // The address of the context is unused.
+    // The address of the context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
     // The mediator has no guest VRAM at this address, so the card reads nothing there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
@@ -402,7 +402,7 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The previous submission uses the other part of the push buffer.
+        // The other part of the push buffer belongs to the previous submission.
         let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
         vram.memory.write(VramAddr(at), &bytes)?;
         let push = va(Place::Card(vram::VramAddr(at)));
@@ -423,14 +423,14 @@ impl Lane {
     }
 }
 
-/// Returns push buffer dwords that write data to consecutive methods.
+/// Returns push buffer dwords that send data to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or with the repeated line
-/// `zeros` as the source.
+/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or with the line `zeros`
+/// repeated as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;

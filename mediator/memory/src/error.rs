@@ -14,7 +14,7 @@ use vram::PoolError;
 /// Error on the mediator's host side.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The card cannot be initialised, or does not respond.
+    /// The card cannot be initialized, or does not respond.
     #[error(transparent)]
     Card(#[from] CardError),
     /// The card is currently out of memory for the mediator's own tables. Evicting guest memory may help.
@@ -31,7 +31,7 @@ pub enum ManagerError {
     Pinned {
         /// Number of bytes requested.
         bytes: usize,
-        /// Error of the host.
+        /// Error from the host.
         why: String,
     },
     /// No I/O addresses are left.
@@ -40,9 +40,9 @@ pub enum ManagerError {
         /// Number of bytes requested.
         len: u64,
     },
-    /// A VM tried to lend more memory than its quota permits.
+    /// A VM tried to lend more RAM than its quota permits.
     #[error(
-        "{len:#x} bytes more than the VM's `memory.ram.quota_mib`, {quota:#x} bytes, lets it lend of its RAM; raise it with \
+        "the VM lends {len:#x} bytes more RAM than its `memory.ram.quota_mib` of {quota:#x} bytes permits; raise it with \
          `mediatorctl memory set-ram`, give the VM less RAM, or lend only what the guest uses for the card (an IOMMU in the VM)"
     )]
     RamQuota {
@@ -51,25 +51,25 @@ pub enum ManagerError {
         /// Quota in bytes.
         quota: u64,
     },
-    /// Host memory could not be mapped for the card.
+    /// Host memory cannot be mapped for the card.
     #[error("guest memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
     /// The memory to be mapped for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
-    /// The host did not provide a file descriptor, a timer, a thread, or a mapping.
+    /// The host did not provide a file descriptor, timer, thread, or mapping.
     #[error("{what}: {source}")]
     Host {
-        /// The requested resource.
+        /// Requested resource.
         what: &'static str,
-        /// Error of the host.
+        /// Error from the host.
         #[source]
         source: io::Error,
     },
     /// The chunk table rejected the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
-    /// A pool of card memory may not grow any further.
+    /// A card memory pool cannot grow any further.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// A shadow page table cannot be created.
@@ -87,22 +87,22 @@ pub enum ManagerError {
     /// A doorbell of the mediator's own channel was rejected.
     #[error("the mediator's own channel: {0}")]
     OwnDoorbell(#[from] DoorbellError),
-    /// The mediator's own ring cannot be fetched.
+    /// The mediator's own ring cannot be read.
     #[error("the mediator's own channel: {0}")]
     OwnRing(#[from] RingFault),
-    /// The card fetched no entry from the mediator's own ring.
+    /// The card fetches no entries from the mediator's own ring.
     #[error("the mediator's own channel does not fetch from its ring")]
     OwnRingStill,
     /// The kernel that clears PGRAPH between VMs is invalid.
     #[error("the mediator's own kernel cannot be assembled: {why}; please report this bug")]
     OwnKernel {
-        /// Error of the assembler.
+        /// Error from the assembler.
         why: String,
     },
-    /// The mediator's own channels may still write to memory.
-    #[error("the mediator's own channels stay on the card")]
+    /// The mediator's own channels do not leave the card, so they may still write to memory.
+    #[error("the mediator's own channels do not leave the card")]
     OwnChannelsStay,
-    /// The memory exceeds the mediator's address space.
+    /// The memory does not fit into the mediator's address space.
     #[error("{what} has {bytes:#x} bytes, but the mediator can move at most {most:#x}")]
     Unmovable {
         /// Name of the memory.
@@ -114,7 +114,7 @@ pub enum ManagerError {
     },
     /// A channel of a removed VM is still on the card.
     #[error(
-        "a channel of the VM stays on the card; until it leaves, or the card is reset, the VM's memory is unusable"
+        "a channel of the VM does not leave the card; until it leaves, or the card is reset, the VM's memory is unusable"
     )]
     ChannelStays,
     /// The saved state of a card or a VM is invalid, or belongs to another card or VM.
@@ -128,13 +128,13 @@ pub enum ManagerError {
     Stays(&'static str),
     /// A channel does not leave its engines although they were reset.
     #[error(
-        "a channel stays on the card's engines, so the card is not quiescent; remove its VM, or restart the daemon"
+        "a channel does not leave the card's engines, so the card is not quiescent; remove its VM, or restart the daemon"
     )]
     NotStill,
     /// An address space no longer exists.
     #[error("the channel's address space no longer exists")]
     SpaceGone,
-    /// A panic may have left the VM inconsistent.
+    /// A panic may have left the VM in an inconsistent state.
     #[error("the VM is out of service")]
     OutOfService,
     /// The card has failed.

@@ -1,4 +1,4 @@
-//! A snapshot of how a card's memory is divided, which can be read without delaying the card.
+//! Snapshot of the division of a card's memory, which can be read without delaying the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -8,21 +8,21 @@ use std::collections::BTreeMap;
 use tenancy::MemoryView;
 use vram::TenantId;
 
-/// State of a card's memory at a point in time.
+/// Snapshot of a card's memory.
 #[derive(Clone, Debug)]
 pub struct Holdings {
     /// Settings for dividing the memory.
     pub division: Division,
-    /// The division, in a form common to all kinds of cards.
+    /// Division, in the form common to all kinds of card.
     pub view: MemoryView,
-    /// Moves of each VM's memory.
+    /// Totals of the moves of each VM's memory.
     pub moved: BTreeMap<TenantId, Moved>,
-    /// Denied requests of each VM.
+    /// Denied memory requests of each VM.
     pub refusals: Refusals,
 }
 
 impl Memory {
-    /// Returns the current state.
+    /// Returns a snapshot of the memory.
     pub fn holdings(&self, now: u64) -> Holdings {
         Holdings {
             division: self.divider.division(),

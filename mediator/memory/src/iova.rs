@@ -1,9 +1,9 @@
 //! Allocates ranges of the card's I/O virtual addresses, which all VMs share.
 //!
-//! A Fermi page table entry holds a 40-bit bus address, so the guest-physical addresses of several VMs cannot be used
-//! directly. Each region of lent memory gets its own range.
+//! A Fermi page table entry contains a 40-bit bus address, so the guest-physical addresses of several VMs cannot be
+//! used directly. Each region of lent memory gets its own range.
 //!
-//! A VMM may lend any number of regions. Each VM therefore has its own window, as large as its guarantee, which other
+//! A VMM may lend any number of regions. Therefore, each VM has its own window, as large as its guarantee, which other
 //! VMs can neither fill nor fragment. Regions beyond the guarantee use addresses outside all windows, up to a quota.
 //! The mediator uses the lowest addresses.
 
@@ -17,19 +17,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address to allocate. Address 0 stays unused, so that a null pointer is never valid.
+/// First address that can be allocated. Address 0 stays unused, so that a null pointer is never valid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions. It keeps large pages large for any alignment that the guest chooses.
+/// Alignment of regions in bytes. It keeps large pages large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// The part of the space shared by VMs, whose ranges are never below it. It may also contain ranges of the mediator.
+/// Part of the address space that VMs share. VMs' ranges are never below it. It may also contain ranges of the
+/// mediator.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Size of the bus address space for all VMs together, in bytes.
+/// Size of the part of the address space for all VMs together, in bytes.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
 /// Limits of the RAM that a VM may lend. The size of each region is rounded up to 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
-    /// Maximum number of bytes that the VM may lend.
+    /// Maximum number of bytes of RAM that the VM may lend.
     pub quota: u64,
     /// Number of bytes for which addresses are always available.
     pub guarantee: u64,
@@ -47,25 +48,25 @@ impl Default for RamShare {
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
-    /// Addresses reserved for the VM.
+    /// Addresses reserved for the VM, if any.
     window: Option<Range<u64>>,
     /// Number of bytes charged to the VM's quota.
     charged: u64,
 }
 
-/// Reason why a VM cannot get a range.
+/// Reason for denying a VM a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// The request would exceed the VM's quota in bytes.
+    /// The request exceeds the VM's quota, in bytes.
     Quota(u64),
-    /// Neither the VM's window nor the shared part has a sufficiently large gap.
+    /// Neither the VM's window nor the shared part has a gap that is large enough.
     Full,
 }
 
-/// First-fit allocator over the 40-bit space.
+/// First-fit allocator for the 40-bit address space.
 #[derive(Debug, Default)]
 pub struct IovaSpace {
-    /// Start and length of each range in use.
+    /// Length in bytes of each range in use, by start address.
     taken: BTreeMap<u64, u64>,
     vms: BTreeMap<TenantId, Part>,
 }
@@ -76,18 +77,18 @@ fn charge(len: u64) -> Option<u64> {
 }
 
 impl IovaSpace {
-    /// Creates a space that excludes the ranges that the host cannot map for the card.
+    /// Creates an address space without the ranges that the host cannot map for the card.
     #[must_use]
     pub fn without(unmappable: &[Range<u64>]) -> Self {
         let within = unmappable.iter().map(|range| (range.start, range.end.saturating_sub(range.start)));
         Self { taken: within.filter(|(start, len)| *len != 0 && *start < 1 << BUS_BITS).collect(), ..Self::default() }
     }
 
-    /// Sets or changes a VM's share. Memory that is already lent stays lent.
+    /// Sets or changes a VM's share. RAM that is already lent stays lent.
     ///
     /// # Errors
-    /// Returns the largest possible guarantee in bytes if too few addresses are free for this one. The share is then
-    /// unchanged.
+    /// Returns the largest possible guarantee in bytes if not enough addresses are free. In this case, nothing is
+    /// changed.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -107,7 +108,7 @@ impl IovaSpace {
         }
     }
 
-    /// Finds addresses for a window, as high as possible because the mediator's ranges grow upwards.
+    /// Finds addresses for a window. They are as high as possible, because the mediator's ranges grow upwards.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
@@ -118,7 +119,7 @@ impl IovaSpace {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// Returns the free, aligned ranges of the shared part that are outside windows.
+    /// Returns the free, aligned ranges in the shared part outside all windows.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -140,16 +141,16 @@ impl IovaSpace {
         self.vms.remove(&vm);
     }
 
-    /// Returns a VM's share, and the number of bytes charged to its quota.
+    /// Returns a VM's share and the number of bytes charged to its quota.
     #[must_use]
     pub fn share_and_charged(&self, vm: TenantId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Like [`Self::allocate`], for a VM: in its window, or outside all windows.
+    /// Allocates `len` bytes for a VM, in its window or outside all windows. See [`Self::allocate`].
     ///
     /// # Errors
-    /// Returns an error if the VM's quota or the space is exhausted.
+    /// Returns an error if the VM's quota or the address space is exhausted.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
@@ -161,7 +162,7 @@ impl IovaSpace {
         Ok(iova)
     }
 
-    /// Frees a range from [`Self::allocate_for`].
+    /// Frees a range that [`Self::allocate_for`] returned.
     pub fn free_for(&mut self, vm: TenantId, iova: Iova) {
         let bytes = self.taken.get(&iova.0).copied().and_then(charge).unwrap_or(0);
         self.free(iova);
@@ -171,12 +172,12 @@ impl IovaSpace {
     }
 
     /// Allocates `len` bytes for the mediator, at the same offset within 2 MiB as `like`, to preserve the alignment.
-    /// Returns `None` if no gap is sufficiently large.
+    /// Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
 
-    /// Allocates `len` bytes within `range`, and outside all windows except that of VM `of`.
+    /// Allocates `len` bytes within `range` but outside all windows, except that of VM `of`.
     fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<TenantId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
@@ -196,7 +197,7 @@ impl IovaSpace {
         Some(Iova(candidate))
     }
 
-    /// Frees a range from [`Self::allocate`].
+    /// Frees a range that [`Self::allocate`] returned.
     pub fn free(&mut self, iova: Iova) {
         let known = self.taken.remove(&iova.0);
         debug_assert!(known.is_some(), "an I/O address range was freed twice");
@@ -245,7 +246,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs take turns to use up the rest, and each must keep its own window.
+        // The other VMs then use up the rest one after the other, and each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -276,18 +277,18 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // A quota below the lent amount does not reclaim memory, but prevents further lending.
+        // A quota below the lent amount does not reclaim RAM, but prevents further lending.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(TenantId(1), lent);
         space.allocate_for(TenantId(1), 2 << 30, 0).unwrap();
-        // A VM whose guarantee cannot grow keeps its window, so no other VM gets its addresses.
+        // A VM whose guarantee cannot be raised keeps its window, so no other VM gets its addresses.
         space.set_share(TenantId(4), share(8, 8)).unwrap();
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // Setting a guarantee either succeeds, or fails and keeps the old one valid.
+        // Setting a guarantee either succeeds, or fails and leaves the old one valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
@@ -300,7 +301,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // These are the holes of a 39-bit IOMMU, and the addresses of interrupts.
+        // These are the holes of a 39-bit IOMMU and the interrupt address range.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

@@ -1,7 +1,7 @@
-//! A card's memory: its owners, its locations, and its moves.
+//! A card's memory: its owners, its location, and its moves.
 //!
 //! Modules:
-//! - [`shortage`]: limits and their messages
+//! - [`shortage`]: messages about exhausted limits
 //! - `vram`: guest memory, on the card and in host memory; [`pinned`]: host memory for chunks
 //! - `accesses`: records of accesses to guest memory; `pages`: allocation of host memory; [`iova`]: I/O addresses
 //! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: denied requests
@@ -11,7 +11,7 @@
 //! - `copier` and `own_space`: the mediator's own channels, and their address space
 //! - [`chaos`]: random moves for tests; [`segments`]: memory that several address spaces share
 //!
-//! The crate does not depend on threads, on a schedule, or on VMs' work.
+//! The crate does not depend on threads, on a schedule, or on the VMs' work.
 
 mod accesses;
 pub mod balance;
@@ -59,38 +59,38 @@ use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum card memory for page tables, code and push buffers of the mediator's own channels, in bytes. The channels
-/// share chunks, because separate large chunks would waste memory. A card with 6 GiB and as much host memory needs less
-/// than 3 MiB.
+/// share chunks, because separate large chunks would waste memory. A card with 6 GiB of VRAM and 6 GiB of host memory
+/// needs less than 3 MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory and its owners.
 pub struct Memory {
     vram: CardVram,
     iova: IovaSpace,
-    /// I/O address of the page that barriers write.
+    /// I/O address of the page to which barriers write.
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// Channels that move memory. They exist if memory can move, or if they zero memory.
+    /// Channels that move memory. They exist if memory can move or if they zero memory.
     copier: Option<Copier>,
-    /// Divides the memory among the VMs.
+    /// State for dividing the memory among the VMs.
     divider: Divider,
     /// Generator of random moves.
     dice: Dice,
-    /// Number of guarantees for which memory is being freed. In the meantime, evicted chunks do not return.
+    /// Number of guarantees for which memory is being freed. Evicted chunks do not return in the meantime.
     promising: u32,
     /// Memory shared by several address spaces.
     segments: Segments,
     /// VMs that are moving to or from another card. Their memory must not move for any other reason.
     travelling: BTreeSet<TenantId>,
-    /// Moves of each VM's memory.
+    /// Totals of the moves of each VM's memory.
     moved: BTreeMap<TenantId, Moved>,
     /// Locations vacated by the last committed relocation.
     left: Vec<Place>,
 }
 
 impl Memory {
-    /// Creates the memory. Its copier is started later ([`Self::start_copier`]).
+    /// Creates the memory. [`Self::start_copier`] starts its copier later.
     pub fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
         Self {
             vram,
@@ -118,7 +118,7 @@ impl Memory {
         &mut self.vram
     }
 
-    /// Returns the card, for its channels.
+    /// Returns the card, for its channels' registers.
     pub fn card_mut(&mut self) -> &mut CardMemory {
         &mut self.vram.memory
     }
@@ -133,17 +133,17 @@ impl Memory {
         &mut self.iova
     }
 
-    /// Returns the card, and the card memory for the mediator's own channels.
+    /// Returns the card, and the pool of card memory for the mediator's own channels.
     pub fn vram_and_own(&mut self) -> (&mut CardVram, &mut PagePool) {
         (&mut self.vram, &mut self.own)
     }
 
-    /// Returns the card memory for the mediator's own channels.
+    /// Returns the pool of card memory for the mediator's own channels.
     pub fn own(&self) -> &PagePool {
         &self.own
     }
 
-    /// Binds the channels that move memory, if any VM's memory can move or if `zeroes` is true.
+    /// Binds the channels that move memory, if any VM's memory can move or `zeroes` is true.
     ///
     /// # Errors
     /// Returns an error if the card has too little memory or too few channels, or does not respond.
@@ -155,12 +155,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the copier, if any.
+    /// Returns the copier, if there is one.
     pub fn copier(&self) -> Option<&Copier> {
         self.copier.as_ref()
     }
 
-    /// Returns the memory and the copier that moves it, both mutable.
+    /// Returns mutable references to the memory and the copier that moves it.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }
@@ -170,7 +170,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Starts freeing memory for a guarantee, or stops if `begins` is false.
+    /// Starts freeing memory for a guarantee, or stops this if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -181,8 +181,7 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records whether a VM is moving to or from another card. In the meantime, its memory does not move for any other
-    /// reason.
+    /// Records if a VM is moving to or from another card. While it is, its memory does not move for any other reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
@@ -191,13 +190,13 @@ impl Memory {
         }
     }
 
-    /// Returns true if a VM has created any segments.
+    /// Returns true if a VM has created a segment.
     pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Forgets a removed VM. Its moves are no longer reported, so memory that the card has not released stays where it
-    /// is.
+    /// Removes a VM that was removed from the card. Its moves are no longer reported, so memory that the card has not
+    /// released stays where it is.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
@@ -219,7 +218,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets vacated locations before a new relocation starts.
+    /// Clears the list of vacated locations before a new relocation starts.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
@@ -229,8 +228,7 @@ impl Memory {
         self.left.push(place);
     }
 
-    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still translate to
-    /// them.
+    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still contain them.
     pub fn quarantine_left(&mut self) {
         for place in std::mem::take(&mut self.left) {
             self.vram.chunks.quarantine(place);

@@ -12,7 +12,7 @@ pub struct Relocated {
     pub moved: u32,
     /// Number of chunks that did not move.
     pub stayed: u32,
-    /// Number of chunks that only changed accounts, by entering or leaving the reserve.
+    /// Number of chunks that changed only in the accounts, by entering or leaving the reserve.
     pub rebooked: u32,
     /// Number of bytes copied.
     pub bytes: u64,
@@ -23,7 +23,7 @@ pub struct Relocated {
 }
 
 impl Relocated {
-    /// Returns true if the relocation changed any account.
+    /// Returns true if the relocation changed the accounts.
     #[must_use]
     pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
@@ -33,17 +33,17 @@ impl Relocated {
 /// Guest VRAM ranges that have moved.
 pub type Ranges = Vec<(GuestVramAddr, u64)>;
 
-/// Totals of the moves of a VM's memory since it was added.
+/// Totals of the moves of a VM's memory since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Sum of all relocations.
     pub sum: Relocated,
-    /// Distribution of the durations for which the VM's channels were stopped.
+    /// Distribution of the times for which the VM's channels were stopped.
     pub suspensions: Histogram,
 }
 
 impl Moved {
-    /// Adds one relocation to the sums.
+    /// Adds a relocation to the totals.
     pub fn add(&mut self, one: &Relocated) {
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
@@ -54,15 +54,15 @@ impl Moved {
     }
 }
 
-/// Plan of the balancer.
+/// A plan of the balancer.
 pub struct Planned {
     /// The moves to make.
     pub plan: Plan,
-    /// VMs waiting for memory that the plan frees.
+    /// VMs that wait for memory that the plan frees.
     pub served: BTreeSet<TenantId>,
     /// VMs whose channels must stop or resume.
     pub holds: Holds,
 }
 
-/// Steps in order of execution; consecutive steps of one VM are grouped.
+/// Steps in order of execution, with consecutive steps of the same VM grouped.
 pub type Plan = Vec<(TenantId, Vec<Step>)>;

@@ -1,6 +1,6 @@
-//! The mediator's own GPU address space, which maps all card memory and the host memory for guest chunks.
+//! The mediator's own GPU address space. It maps all card memory and the host memory for guest chunks.
 //!
-//! Only the mediator's own channels use it. It maps everything with large pages, except the channels' work areas.
+//! Only the mediator's own channels use it. It consists of large pages, except for the channels' work areas.
 
 use super::vram::CardVram;
 use crate::ManagerError;
@@ -12,18 +12,18 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{HostAddr, PagePool, Place};
 
-/// Start of card memory in the space.
+/// Start address of card memory.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Start of host slots in the space.
+/// Start address of the host slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
 /// Maximum total size of the slots in bytes.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
 /// Maximum size of card memory in bytes.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
-/// Size code of the table for work areas: one eighth of the full size, as in all spaces.
+/// Size code of the page table for work areas: one eighth of the full size, as in all address spaces.
 const WORK_SIZE_CODE: u8 = 3;
 
-/// Returns the address of a chunk in the space.
+/// Returns the virtual address of a chunk.
 #[must_use]
 pub fn va(place: Place) -> GpuVa {
     match place {
@@ -32,7 +32,7 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. Its tables are in the mediator's chunks.
+/// The address space. Its page tables are in the mediator's chunks.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Large-page tables, by index of the directory entry.
@@ -43,7 +43,7 @@ pub struct OwnSpace {
 }
 
 impl OwnSpace {
-    /// Creates a space that maps all card memory and the host slots.
+    /// Creates an address space that maps all card memory and the host slots.
     ///
     /// # Errors
     /// Returns an error if the card has no memory for the tables or if it does not respond.
@@ -66,14 +66,14 @@ impl OwnSpace {
         Ok(space)
     }
 
-    /// Returns the address of the page directory.
+    /// Returns the VRAM address of the page directory.
     #[must_use]
     pub fn directory(&self) -> VramAddr {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images: its index after [`HOST_VA_BASE`], its address, and its access
-    /// rights.
+    /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
+    /// access rights.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -109,7 +109,7 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages. The last one may extend beyond `bytes`, where the card has no memory and no copy
+    /// Maps whole large pages. The last one may extend beyond `bytes`. The card has no memory there, and no copy
     /// accesses it.
     fn map(
         &mut self,
@@ -155,7 +155,8 @@ impl OwnSpace {
     }
 }
 
-/// Converts an address to its form in an entry: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
+/// Converts an address to its form in an entry: the 28-bit number of a 4 KiB page, which covers the card's 40-bit
+/// addresses.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

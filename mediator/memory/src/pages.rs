@@ -1,7 +1,7 @@
-//! Allocates host pages for slots of the pinned pool: anonymous pages, or pages of a file that another process can take
+//! Allocates host pages for the slots of the pinned pool, either anonymous or in a file that another process can take
 //! over.
 #![expect(unsafe_code, reason = "makes the kernel allocate the pages of a mapping")]
-// UNSAFETY: calls `madvise` on a whole mapping that this module created and no other code uses yet. Both kinds of
+// UNSAFETY: calls `madvise` on a whole mapping that this module created and that no other code uses yet. Both kinds of
 // advice preserve the contents.
 
 use crate::ManagerError;
@@ -16,7 +16,7 @@ use vm_memory::{FileOffset, MmapRegion};
 /// Size of a huge page on x86-64, in bytes.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of threads that allocate pages. The other host CPUs stay available to VMs.
+/// Maximum number of threads that allocate pages, so that the other host CPUs stay available to VMs.
 const THREADS: usize = 4;
 
 /// Memory to allocate.
@@ -24,12 +24,12 @@ const THREADS: usize = 4;
 pub struct Wanted {
     /// Size in bytes.
     pub bytes: usize,
-    /// File that contains the memory, and the offset in it; `None` for anonymous memory.
+    /// File that contains the memory, and the offset in it, or `None` for anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
 impl Wanted {
-    /// Allocates the memory; see [`found`].
+    /// Allocates the memory. See [`found`].
     pub fn find(&self) -> Result<DmaMemory, ManagerError> {
         match &self.file {
             None => found(self.bytes),
@@ -51,7 +51,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // If a thread could not be started, do its work here.
+        // If a thread cannot be started, do its work here.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -72,7 +72,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     populated(region)
 }
 
-/// Maps `bytes` bytes of `file`, starting at `offset`, with their contents.
+/// Maps `bytes` bytes of `file` from `offset` on, keeping their contents.
 ///
 /// # Errors
 /// Returns an error if the host cannot create the mapping.
@@ -83,17 +83,17 @@ pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion,
         .map_err(|error| ManagerError::Pinned { bytes, why: error.to_string() })
 }
 
-/// Makes the host allocate the pages of a mapping.
+/// Makes the host allocate all pages of a mapping.
 fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let bytes = region.size();
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages uses small ones. SAFETY: the mapping is `bytes` bytes long, starts at `start`,
-        // and outlives this function.
+        // If the kernel has no huge pages, it uses small ones. SAFETY: the mapping is `bytes` bytes long, starts at
+        // `start`, and outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Kernels before Linux 5.14 allocate pages on first use. SAFETY: as above.
+    // Kernels before Linux 5.14 do not support this, and allocate pages on first use. SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(errno) => return Err(refused(errno.to_string())),

@@ -1,9 +1,9 @@
-//! Host memory for guest VRAM chunks that do not fit on the card. It is mapped for the card while in use.
+//! Host memory for guest VRAM chunks that do not fit on the card. It is mapped for the card while it is in use.
 //!
-//! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner, and freed
-//! when it loses the owner, so the next owner finds zeros and the host regains the memory. The I/O addresses of all
-//! slots are contiguous and fixed. Some slots keep their memory, zeroed, because allocating memory takes longer than
-//! copying a chunk.
+//! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner and freed
+//! when the slot loses its owner, so that the next owner finds zeros and the host gets the memory back. The I/O
+//! addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory and zero it, because
+//! allocating memory takes longer than copying a chunk.
 
 mod borrowed;
 mod saved;
@@ -23,10 +23,11 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
-/// Maximum number of bytes kept by slots without an owner: as much as moves within a few milliseconds.
+/// Maximum number of bytes that slots without an owner keep. This is about as much as can be moved in a few
+/// milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
 
-/// Seals that fix the file's length: an access beyond its end would kill the process.
+/// Seals that fix the file's length, because an access beyond the end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// A pool of slots.
@@ -37,9 +38,9 @@ pub struct PinnedPool {
     slots: Vec<Option<DmaMemory>>,
     /// Slots without an owner that have zeroed memory.
     kept: BTreeSet<usize>,
-    /// File that contains the memory of all slots at their offsets, if another process can take over the memory.
+    /// File that contains the memory of all slots, each at its own offset, if another process can take over the memory.
     file: Option<Arc<File>>,
-    /// Slots that currently use another card's memory, each with its own memory.
+    /// Slots that currently use another card's memory, with their own memory.
     borrowed: BTreeMap<usize, DmaMemory>,
     /// Set once another process has taken over the memory and its mappings for the card.
     handed: bool,
@@ -50,8 +51,8 @@ impl PinnedPool {
     /// file, so that another process can take it over.
     ///
     /// # Errors
-    /// Returns an error if the card's I/O address space has no sufficiently large gap, or if the host cannot create the
-    /// file.
+    /// Returns an error if the card's I/O address space has no gap that is large enough, or if the host cannot create
+    /// the file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -68,7 +69,7 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// Returns the file with the memory of all slots, for another process; `None` if there is none.
+    /// Returns the file with the memory of all slots, to be passed to another process, or `None` if there is none.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
@@ -80,24 +81,24 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process. Their memory and its mappings for the card stay.
+    /// Hands the slots over to another process. Keeps their memory and its mappings for the card.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
 
-    /// Returns the first I/O address of the slots, and their total size in bytes.
+    /// Returns the first I/O address of the slots and their total size in bytes.
     #[must_use]
     pub fn range(&self) -> (Iova, u64) {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Returns the I/O address of an address in a slot.
+    /// Returns the I/O address that corresponds to an address in the host pool.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)
     }
 
-    /// Returns the memory to allocate for the slot at `address`; `None` if it already has memory.
+    /// Returns the memory to allocate for the slot at `address`, or `None` if it already has memory.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -119,7 +120,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory from [`Wanted::find`] to the slot at `address`, which must not have memory.
+    /// Assigns memory that [`Wanted::find`] returned to the slot at `address`, which must not have memory.
     ///
     /// # Errors
     /// Returns an error if the host does not permit pinning the memory.
@@ -133,11 +134,12 @@ impl PinnedPool {
     }
 
     /// Releases the slot at `address` from its owner. Returns true if the slot keeps its memory, which must then be
-    /// zeroed; otherwise, it has freed its memory or had none. Memory borrowed from another card is released unchanged.
+    /// zeroed, or false if it has freed its memory or had none. Memory borrowed from another card is released
+    /// unchanged.
     ///
     /// # Errors
-    /// Returns an error if the card fails to remove the mapping. The slot then keeps its memory, which must never be
-    /// used again.
+    /// Returns an error if the card fails to remove the mapping. In this case, the slot keeps its memory, which must
+    /// never be used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
@@ -159,7 +161,7 @@ impl PinnedPool {
             if let Some(file) = &self.file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, flags, offset, self.slot_bytes)
-                    .map_err(|error| ManagerError::host("the host cannot free a slot of memory", error))?;
+                    .map_err(|error| ManagerError::host("cannot free a host memory slot", error))?;
             }
         }
         Ok(())
@@ -174,7 +176,7 @@ impl PinnedPool {
         });
         match read {
             Some(Ok(())) => {}
-            Some(Err(error)) => tracing::error!(error, %address, "an access beyond a slot of host memory"),
+            Some(Err(error)) => tracing::error!(error, %address, "an access is beyond the end of a host memory slot"),
             None => data.fill(0),
         }
     }
@@ -187,12 +189,12 @@ impl PinnedPool {
             slice.write_slice(data, 0).map_err(|error| error.to_string())
         });
         if let Err(error) = written {
-            tracing::error!(error, %address, "a write to a guest's host memory is lost");
+            tracing::error!(error, %address, "a write to guest memory in a host memory slot is lost");
         }
     }
 
-    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has no memory.
-    /// If the slot changes owners, the new owner gets this memory.
+    /// Returns the memory of the slot that contains `address`, and the offset in it, or `None` if the slot has no
+    /// memory. If the slot changes owners, the memory passes to the new owner.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);
@@ -212,7 +214,7 @@ fn memory_file(bytes: u64) -> Result<File, ManagerError> {
         fcntl_add_seals(&file, SEALS)?;
         Ok(File::from(file))
     });
-    made.map_err(|error| ManagerError::host("no file for host memory of the card", error))
+    made.map_err(|error| ManagerError::host("cannot create a file for the card's host memory", error))
 }
 
 impl Drop for PinnedPool {

@@ -1,4 +1,4 @@
-//! Counts guest requests for memory that were denied, for operators.
+//! Counts denied memory requests of guests, for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
@@ -7,36 +7,36 @@ use vram::{Limit, TenantId};
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no memory, recorded because a waiting VM requests the same chunk repeatedly. Their number
-    /// cannot exceed the number of guest chunks.
+    /// Chunks that still have no memory. They are recorded because a waiting VM requests the same chunk repeatedly.
+    /// Their number is limited by the number of guest chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
-    /// Records that a chunk, given as its VM and its index in the VM's memory, did not get memory.
+    /// Records that a chunk, given as its VM and its index in the VM's memory, got no memory.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
-    /// Records that a chunk has got memory.
+    /// Records that a chunk has received memory.
     pub fn placed(&mut self, chunk: (TenantId, u64)) {
         self.open.remove(&chunk);
     }
 
-    /// Drops the requests of a VM whose guest was restarted.
+    /// Removes the open requests of a VM whose guest was restarted.
     pub fn restart(&mut self, vm: TenantId) {
         self.open.retain(|(of, _)| *of != vm);
     }
 
-    /// Forgets a removed VM.
+    /// Removes all records of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.restart(vm);
         self.counts.remove(&vm);
     }
 
-    /// Returns the number of a VM's denied requests, by name of the limit.
+    /// Returns the number of a VM's denied requests, by the name of the limit.
     #[must_use]
     pub fn counts_for(&self, vm: TenantId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Relocations in progress of VMs' chunks. The state machine is shared with CUDA cards.
+//! Relocations of VMs' chunks in progress. CUDA cards use the same state machine.
 
 use super::Memory;
 use std::time::Duration;
@@ -9,20 +9,22 @@ use vram::{ChunkTable, Place, TenantId};
 /// Time limit for a VM's work to leave the engines.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 pub const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Additional time limit after the VM's engines have been reset.
+/// Additional time limit after the VM's engines were reset.
 // TIMEOUT: an engine is idle after a reset, and only the mover waits.
 pub const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Total size of the chunks that are remapped while later chunks are copied, in bytes, unless a single chunk is larger.
+/// Maximum total size of the chunks that are remapped while later chunks are copied, in bytes. A larger chunk is
+/// remapped alone.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// A VM chunk that is moving.
+/// A VM's chunk that is moving.
 pub type Chunk = relocation::Chunk<Place>;
 /// All relocations on a card. The users of the memory are VMs.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
 /// Memory of a card. The users of the memory are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the state machine for a card on which no memory is moving. A plan limits the batches of a VM.
+/// Creates the state machine for a card on which no memory is moving. The number of a VM's batches is only limited by
+/// the plan.
 pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     let limits = Config {
@@ -36,12 +38,13 @@ pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
 }
 
 impl Memory {
-    /// Returns the relocations, and the accounts of the moving chunks.
+    /// Returns the relocations and the chunk table.
     pub fn relocations(&mut self) -> (&mut Relocations, &ChunkTable) {
         (&mut self.divider.machine.relocations, &self.vram.chunks)
     }
 
-    /// Forgets the relocations of a removed VM. An order in progress ends first; its executor calls this function.
+    /// Removes the relocation state of a VM that was removed. If an order is in progress, its executor calls this
+    /// function after the order has ended.
     pub fn forget_user(&mut self, vm: TenantId) {
         let relocations = &mut self.divider.machine.relocations;
         if self.vram.chunks.vm_bytes(vm).is_none() && !relocations.has_order(vm) {

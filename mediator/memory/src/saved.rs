@@ -1,4 +1,4 @@
-//! Saved state of a card's memory, except for the chunk table and the policies of its division.
+//! Saved form of a card's memory, without the chunk table and the policies for its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -13,24 +13,24 @@ use std::fs::File;
 use std::sync::Arc;
 use vram::{ChunkTable, Lookup, PagePool, Place, TenantId};
 
-/// Saved state of a [`Memory`].
+/// Saved form of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMemory {
     iova: SavedIova,
-    /// I/O address of the page that barriers write.
+    /// I/O address of the page to which barriers write.
     barrier: u64,
     slots: SavedSlots,
     /// Number of quanta started.
     turns: u64,
 }
 
-/// Components of a restored [`Memory`].
+/// Parts of a restored [`Memory`].
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,
     /// I/O address ranges that have not been claimed yet.
     pub claims: Claims,
-    /// I/O address of the page that barriers write.
+    /// I/O address of the page to which barriers write.
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
@@ -63,25 +63,25 @@ impl Memory {
             left: _,
         } = self;
         let CardVram {
-            // Set up again by the next process.
+            // The next process sets this up again.
             memory: _,
             pinned,
             // Saved with the card.
             chunks: _,
             // No chunk is being copied.
             copied: _,
-            // VMs that lack memory will request it again once the next process rereads their page tables.
+            // VMs that lack memory request it again after the next process has reread their page tables.
             unmet: _,
-            // The next process starts a new chunk history.
+            // The next process starts new records of chunks.
             born: _,
             short: _,
             wants: _,
             watches: _,
             over_bus: _,
-            // Operators can request new records from the next process.
+            // Operators can start new records in the next process.
             records: _,
             touched: _,
-            // Zeroed again by the next process.
+            // The next process zeroes these chunks again.
             zeroing: _,
             refusals: _,
             wakeup: _,
@@ -91,7 +91,7 @@ impl Memory {
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.residency().begun() }
     }
 
-    /// Returns the file with the host memory for chunks, for another process.
+    /// Returns the file with the host memory for chunks, to be passed to another process.
     pub fn host_file(&self) -> Option<&Arc<File>> {
         self.vram.pinned.file()
     }
@@ -107,15 +107,15 @@ impl Memory {
         own.release_all(&mut vram.chunks);
     }
 
-    /// Restores a card's memory from all of its parts.
+    /// Restores a card's memory from its parts.
     pub fn restored(vram: CardVram, iova: IovaSpace, barrier: Iova, own: PagePool, divider: Divider) -> Self {
         Self { own, ..Self::new(vram, iova, barrier, divider) }
     }
 }
 
 impl SavedMemory {
-    /// Restores the parts of the memory, with chunks of `chunk_bytes` bytes, and maps them for `card`, where none of
-    /// them may be mapped yet.
+    /// Restores the parts of the memory, with chunks of `chunk_bytes` bytes, and maps them for `card`. None of them may
+    /// be mapped yet.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or if the host cannot map it.
@@ -139,7 +139,7 @@ impl SavedMemory {
     }
 }
 
-/// Checks that each VM chunk in host memory has a slot with memory.
+/// Checks that each of the VMs' chunks in host memory has a slot with memory.
 pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Invalid> {
     let lacks = |vm: TenantId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
         Lookup::Placed(Place::Host(at)) => !pinned.has(at),

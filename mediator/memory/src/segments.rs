@@ -1,10 +1,10 @@
-//! Card memory segments mapped by several address spaces, in one VM or several VMs: shared device memory as in Gdev
-//! (4.2), with the names of System V.
+//! Card memory segments that several address spaces map, in one or several VMs: shared device memory as in Gdev (4.2),
+//! with System V names.
 //!
 //! A segment's memory belongs to the mediator, and comes from a pool of the VM that created the segment, so that an
 //! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
-//! when no address space has attached the segment and no key refers to it. This module controls access; `vgpu::pv`
-//! records which address spaces map a segment, and at which addresses.
+//! when no address space has attached the segment and no key refers to it. This module controls access, and `vgpu::pv`
+//! records the address spaces that map a segment, and the addresses in them.
 
 mod saved;
 
@@ -21,15 +21,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vram::{PagePool, TenantId};
 
-/// Maximum number of existing segments created by one VM.
+/// Maximum number of segments that one VM may have created.
 const SEGMENTS_OF_A_VM: usize = 1024;
 
-/// A VM as a user of segments.
+/// A VM that uses segments.
 #[derive(Clone, Debug)]
 pub struct Party {
     /// ID of the VM.
     pub vm: TenantId,
-    /// Group within which the operator permits the VM to share segments.
+    /// Group of VMs with which the operator permits this VM to share segments.
     pub group: Option<Arc<str>>,
     /// Maximum card memory for segments that the VM creates, in bytes.
     pub limit: u64,
@@ -50,7 +50,7 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Number of zeroed bytes. The segment cannot be mapped before all of its bytes are zeroed.
+    /// Number of bytes zeroed so far. The segment cannot be mapped before all of its bytes are zeroed.
     zeroed: u64,
     /// Number of address spaces that map the segment, by VM.
     attached: BTreeMap<TenantId, u32>,
@@ -60,24 +60,24 @@ struct Segment {
 /// Arguments of [`Memory::share_get`](crate::Memory::share_get).
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Key of the segment; 0 for no key.
+    /// Key of the segment, or 0 for no key.
     pub key: u64,
-    /// Minimum size of an existing segment, or exact size of a new one, in bytes.
+    /// Minimum size if the segment exists, or exact size of a new one, in bytes.
     pub bytes: u64,
     /// Set to create the segment if it does not exist.
     pub create: bool,
     /// Set to fail if the segment exists.
     pub exclusive: bool,
-    /// Set to search in the group's scope.
+    /// Set to look the key up in the group's scope.
     pub abroad: bool,
-    /// Access rights of other VMs to a newly created segment.
+    /// Access rights that other VMs have if the segment is created.
     pub mode: u32,
 }
 
 /// All segments of a card.
 #[derive(Debug, Default)]
 pub struct Segments {
-    /// Segments by ID. An ID is reused only after 2^32 others.
+    /// Segments by ID. An ID is reused only after 2^32 other IDs.
     segments: BTreeMap<u32, Segment>,
     last: u32,
     pools: BTreeMap<TenantId, PagePool>,
@@ -100,7 +100,7 @@ impl Segments {
         self.segments.get_mut(&id).ok_or(Status::NoObject)
     }
 
-    /// Returns the total size of a VM's segments in bytes, and their number.
+    /// Returns the total size of a VM's segments in bytes and their number.
     #[must_use]
     pub(crate) fn bytes_and_count(&self, vm: TenantId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
@@ -116,7 +116,7 @@ impl Segments {
         }
     }
 
-    /// Frees the segment if it is no longer needed.
+    /// Frees a segment if it is no longer needed.
     fn free_unused(&mut self, id: u32, vram: &mut CardVram) {
         let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
         let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };
@@ -188,8 +188,8 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes one part of a new segment, so that the card's lock is held for only one part at a time. Returns true if
-    /// parts may be left.
+    /// Zeroes one part of a new segment. The card's lock is held for only one part at a time. Returns true if another
+    /// part may be left.
     ///
     /// # Errors
     /// Returns a [`Status`] if the request is denied or fails.
@@ -202,8 +202,8 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Adds an address space of `party` that maps the segment, which must be zeroed. Returns the segment's card address
-    /// and its size in bytes.
+    /// Adds an address space of `party` to those that map the segment, which must be zeroed. Returns the segment's VRAM
+    /// address and its size in bytes.
     ///
     /// # Errors
     /// Returns a [`Status`] if the request is denied or fails.
@@ -221,8 +221,8 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Removes one address space of the VM from the count. The card's TLBs must not contain translations to the
-    /// segment.
+    /// Subtracts one of the VM's address spaces from those that map the segment. The card's TLBs must not contain
+    /// translations to the segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
@@ -255,8 +255,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes a removed VM's segments, so that no key refers to them. Segments attached by other VMs stay until these
-    /// VMs detach them.
+    /// Marks the segments of a removed VM as removed, so that no key refers to them. Segments that other VMs have
+    /// attached stay until these VMs detach them.
     pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

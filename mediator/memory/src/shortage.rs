@@ -3,24 +3,24 @@
 use vram::balance::PinError;
 use vram::{Error, Limit};
 
-/// A limit, with its key, its value, and a remedy. The context names the object: admin API errors start with the
-/// virtual machine or the card, and log events of a virtual machine's thread are in its span.
+/// A limit that was reached, with its key, its value, and a remedy. The context identifies the object: errors of the
+/// admin API start with the virtual machine or the card, and log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
-    /// Key, value, and permitted values.
+    /// Key and value of the limit, and permitted values.
     pub what: String,
-    /// The remedy.
+    /// Remedy.
     pub what_to_do: String,
 }
 
 impl Shortage {
-    /// Creates a shortage from its texts.
+    /// Creates a shortage from its two texts.
     pub fn new(what: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// Describes an error from a table of chunks of `chunk_bytes` bytes each.
+    /// Describes an error of a chunk table with chunks of `chunk_bytes` bytes.
     #[must_use]
     pub fn from_error(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -71,7 +71,7 @@ impl Shortage {
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // These errors are not limits: the state is temporary, or violates an assumption of the mediator.
+            // These errors are not limits. They are temporary, or violate an assumption of the mediator.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try again")
             }
@@ -115,7 +115,7 @@ impl Shortage {
         }
     }
 
-    /// Describes a guarantee of bus addresses that cannot be provided. `most` is the size of the largest free range in
+    /// Describes a guarantee of bus addresses that cannot be given. `most` is the size of the largest free range in
     /// bytes.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {
@@ -128,7 +128,7 @@ impl Shortage {
         Self::new(what, "request less, or lower another VM's guarantee with `mediatorctl memory set-ram`")
     }
 
-    /// Describes why a range cannot be pinned.
+    /// Describes the reason why a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {
@@ -144,7 +144,7 @@ impl Shortage {
     }
 }
 
-/// Formats a size in MiB, or in KiB if it is not a multiple of a MiB.
+/// Formats a size in MiB, or in KiB if it is not a multiple of 1 MiB.
 fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
@@ -157,7 +157,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: TenantId = TenantId(7);
 
-    /// Returns the variant's number. For a new variant, also add its message to the list below.
+    /// Returns the variant's number. A new variant also needs an entry with its message in the list below.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,
@@ -225,7 +225,7 @@ mod tests {
             (Error::Advertised(3 << 40), &["vram_mib"], &["3145728 MiB"]),
             (Error::ReserveFull(6), &["memory.reserve_mib"], &["12 MiB"]),
         ];
-        // Errors other than limits need no message.
+        // Errors that are not limits need no entry with a message.
         let (index, address) = (5, GuestVramAddr(0x40_0000));
         let others = [
             Error::NeedsScrub { tier: Tier::Card, short: 1 },

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::{Block, ChunkTable, Lookup, PagePool, Place, PoolError, TenantId};
 
-/// A set of a chunk's pages, with one bit per page.
+/// Set of a chunk's pages, with one bit per page.
 pub struct Dirty(Vec<u64>);
 
 impl Dirty {
@@ -45,23 +45,23 @@ impl Dirty {
         pages
     }
 
-    /// Returns the byte offsets of the pages in the chunk.
+    /// Returns the byte offsets of the pages in the set.
     pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
         (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
     }
 }
 
-/// Number of words, of up to 8 bytes each, that the CPU has transferred through the card's BARs.
+/// Number of words of up to 8 bytes that the CPU has transferred through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Number of words read; the CPU waits for each of them.
+    /// Number of words read. The CPU waits for each read.
     pub read: u64,
-    /// Number of words written, without waiting.
+    /// Number of words written. The CPU does not wait for writes.
     pub written: u64,
 }
 
-/// The card's VRAM: access to it, host memory for chunks that do not fit, and the chunks' owners.
+/// A card's VRAM, the host memory for chunks that do not fit, and the owners of all chunks.
 pub struct CardVram {
     /// Access to VRAM.
     pub memory: CardMemory,
@@ -69,17 +69,17 @@ pub struct CardVram {
     pub pinned: PinnedPool,
     /// Owners of chunks.
     pub chunks: ChunkTable,
-    /// Chunks being copied, with the pages written in the meantime.
+    /// Chunks being copied, and their pages that were written in the meantime.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
     /// New chunks that got no card memory since the balancer was last notified. They are in host memory or wait for
     /// memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks that got their first memory on the card since the balancer was last notified, each with its number in
-    /// order of arrival.
+    /// Chunks that got their first memory on the card since the balancer was last notified, numbered in order of
+    /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy needs to know which memory is used.
+    /// Set if the victim policy depends on the memory in use.
     pub watches: bool,
-    /// Number of bytes in host memory to which work has referred since the last query; `None` if no policy uses this
+    /// Number of bytes in host memory to which work has referred since the last query, or `None` if no policy uses this
     /// number.
     pub(crate) over_bus: Option<u64>,
     /// Records of guest accesses.
@@ -90,13 +90,13 @@ pub struct CardVram {
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
-    /// Denied requests by guests.
+    /// Denied memory requests of guests.
     pub refusals: Refusals,
     /// VMs that requested memory while none was available.
     pub short: BTreeSet<TenantId>,
-    /// Requests waiting for the mover.
+    /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Signalled when the card has no memory for a guest, and when memory has been freed.
+    /// Signalled when the card has no memory for a guest, and when memory was freed.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -123,7 +123,7 @@ impl CardVram {
         }
     }
 
-    /// Returns the location of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Allocates memory
+    /// Returns the location of `len` bytes of guest VRAM if they belong to the VM and are contiguous. Allocates memory
     /// for chunks that have none. Returns `None` if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
@@ -145,10 +145,10 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping is not a use, but new memory is usually used soon after it is mapped.
+                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and reallocated comes last in this order.
+                            // A chunk that was freed and placed again comes last in the order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -167,7 +167,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // The loop terminates, because each iteration scrubs one of the waiting chunks.
+                // The loop terminates because each iteration scrubs a dirty chunk.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -185,7 +185,7 @@ impl CardVram {
         }
     }
 
-    /// Forgets the requests of a removed VM.
+    /// Removes the requests of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
@@ -199,18 +199,18 @@ impl CardVram {
         self.short.contains(&vm)
     }
 
-    /// Like [`Self::is_short`], but also clears the record.
+    /// Same as [`Self::is_short`], but also clears the record.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
 
     fn unplace(&mut self, vm: TenantId, address: GuestVramAddr) {
         if let Err(error) = self.chunks.unplace(vm, address) {
-            tracing::error!(%vm, %address, %error, "a chunk without memory cannot release its slot");
+            tracing::error!(%vm, %address, %error, "cannot release the slot of a chunk without memory");
         }
     }
 
-    /// Returns the number of VRAM words that the CPU has transferred for a VM since it was added.
+    /// Returns the number of VRAM words that the CPU has transferred for a VM since the VM was added.
     pub fn words_of(&self, vm: TenantId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
@@ -223,7 +223,7 @@ impl CardVram {
         }
     }
 
-    /// Reads guest VRAM across chunks. Unused memory reads as zeros and is not allocated.
+    /// Reads guest VRAM, across chunks if necessary. Unplaced memory reads as zeros and is not allocated.
     pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -242,7 +242,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM across chunks. Writing zeros to unused memory does not allocate it.
+    /// Writes guest VRAM, across chunks if necessary. Writing zeros to unplaced memory does not allocate it.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -264,7 +264,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes in place at `address`, within one chunk.
+    /// Zeroes `len` bytes at `address`, which must be within one chunk, without moving the chunk.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -295,14 +295,14 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk at `address` is used. The record has at most one entry per guest chunk.
+    /// Records that the chunk at `address` is in use. The record has at most one entry per guest chunk.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
-    /// Marks pages written while they are being copied.
+    /// Marks pages that were written while their chunk is being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -341,11 +341,11 @@ impl CardVram {
         }
     }
 
-    /// Like [`Self::alloc`], for a VM's page tables. If no memory is free, the VM counts as short of memory, and
+    /// Same as [`Self::alloc`], but for a VM's page tables. If no memory is free, the VM counts as short of memory, and
     /// the mover is notified.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`Self::alloc`].
+    /// Same as for [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -354,7 +354,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free but not contiguous, so more must be freed.
+                // Enough chunks are free, but they are not contiguous. Request more.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -366,21 +366,21 @@ impl CardVram {
         found
     }
 
-    /// Updates a VM's reservation after its page table pool has grown or shrunk.
+    /// Updates a VM's reservation after its pool for page tables has grown or shrunk.
     pub fn pool_changed(&mut self, vm: TenantId, pool: &PagePool) {
         let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
         self.wants.hold(vm, held, first);
     }
 
-    /// Returns the number of chunks that hold `bytes` bytes.
+    /// Returns the number of chunks needed for `bytes` bytes.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
 
-    /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
+    /// Allocates zeroed card memory for the mediator's own structures, aligned to 4 KiB.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Lacking`] if the card is currently out of memory, and other errors if the pool may not
+    /// Returns [`ManagerError::Lacking`] if the card is currently out of memory, or another error if the pool may not
     /// grow or the card does not respond.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
@@ -390,10 +390,10 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// Like [`Self::alloc`], but with arbitrary contents.
+    /// Same as [`Self::alloc`], but does not zero the memory.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`Self::alloc`].
+    /// Same as for [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -402,7 +402,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // Scrubbing waiting chunks would free enough memory.
+                // Scrubbing dirty chunks may free enough memory.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);
@@ -422,23 +422,23 @@ impl CardVram {
         self.pinned.range().1 != 0
     }
 
-    /// Returns true if the mediator may soon lack memory for its own structures although guest chunks can move.
+    /// Returns true if the mediator may soon lack memory for its own structures, although guest chunks can move.
     pub(crate) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Returns the number of chunks that the mediator must keep free for itself, plus the number of chunks that it has
-    /// borrowed for this purpose.
+    /// Returns the number of chunks that the mediator must keep free for itself, plus those that it has borrowed for
+    /// this purpose.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Records whether a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
+    /// Records if a VM's work waits for memory. If it does, the mover notifies the VM when memory is available.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
 
-    /// Returns the VMs that wait for memory for their work or for their page tables.
+    /// Returns the VMs whose work or page tables wait for memory.
     pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
@@ -449,15 +449,15 @@ impl CardVram {
         self.wants.looks(vm)
     }
 
-    /// Returns true if, since `since`, the mover has scanned unsuccessfully for a VM as often as `limit` permits. On a
-    /// card whose memory can move, it must have scanned at least once.
+    /// Returns true if the mover's scans for a VM since `since` have failed as often as `limit` permits. If memory on
+    /// the card can move, at least one scan must have failed.
     #[must_use]
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
     }
 }
 
-/// Logs a guest's access that failed on the card. The access is lost, but the card's state is consistent.
+/// Logs a guest's access that failed on the card. The access is lost, but the state of the card stays consistent.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed during a guest's access")).ok()
 }

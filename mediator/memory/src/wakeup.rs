@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// A signal that memory should move. Any thread may send it without blocking.
+/// Signal that memory should move. Any thread may send it without blocking.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -11,7 +11,7 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// Wakes the waiting thread, now or at its next wait.
+    /// Sends the signal. It ends the current wait, or the next one if no thread waits.
     pub fn ring(&self) {
         *self.rung.lock() = true;
         self.wake.notify_all();
@@ -23,7 +23,7 @@ impl Wakeup {
         *self.rung.lock()
     }
 
-    /// Waits for the signal, for at most `limit` if given.
+    /// Waits for the signal, for at most `limit` if it is given.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

@@ -1,23 +1,23 @@
-//! VMs that wait for card memory, the mediator's own needs, and the number of scans by the mover.
+//! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
 //!
-//! Instead of a time limit, a wait has a limit on the scans in which the mover finds no memory to move for the VM. A
-//! busy host delays these scans, and with them the end of the wait.
+//! A wait is not limited by a time, but by the number of scans in which the mover finds no memory to move for the VM.
+//! If a busy host delays the scans, it also delays the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Number of chunks to keep free for the mediator's own structures, in addition to known needs of VMs: a guest's next
-/// channel or page table must not wait because other guests' memory fills the card.
+/// Number of chunks to keep free for the mediator's own structures, in addition to known needs of VMs. A guest's next
+/// channel or page table must not have to wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval between the mover's scans while a VM waits. Earlier scans do not count.
+/// Interval between the mover's scans while a VM waits. More frequent scans do not count.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
-/// Size of a VM's first page tables in bytes: two address spaces.
+/// Size of a VM's first page tables in bytes, for two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
-/// Maximum number of chunks for which one VM's tables may wait: the limit of a pool.
+/// Maximum number of chunks for which one VM's page tables may wait, which is the limit of a pool.
 const MAX_TABLE_CHUNKS_PER_VM: u32 = 1 << 10;
 
-/// Numbers of the mover's scans for a waiting VM. They only grow.
+/// Numbers of the mover's scans for a waiting VM. They never decrease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
     /// Number of scans that moved memory for the VM.
@@ -27,8 +27,8 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Returns the number of unsuccessful scans that `limit` permits. It is at least one if `moves` is true, that is,
-    /// if memory on this card can move.
+    /// Returns the number of unsuccessful scans that `limit` permits: at least one if memory on this card can move
+    /// (`moves`).
     fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -42,12 +42,12 @@ struct Seen {
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs; see the module documentation.
+/// Waits and needs. See the module documentation.
 #[derive(Debug, Default)]
 pub struct Wants {
-    /// Number of unused chunks reserved for a VM's first page tables.
+    /// Number of unused chunks reserved for each VM's first page tables.
     first: BTreeMap<TenantId, u32>,
-    /// Number of chunks for which a VM's page tables wait.
+    /// Number of chunks for which each VM's page tables wait.
     tables: BTreeMap<TenantId, u32>,
     /// VMs whose work waits.
     waiting: BTreeSet<TenantId>,
@@ -60,7 +60,7 @@ impl Wants {
         self.first.insert(vm, chunks);
     }
 
-    /// Forgets a removed VM.
+    /// Removes all records of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.first.remove(&vm);
         self.set_waits(vm, false);
@@ -72,19 +72,19 @@ impl Wants {
         self.tables.insert(vm, chunks.min(MAX_TABLE_CHUNKS_PER_VM));
     }
 
-    /// Records that a VM's page tables have received their memory.
+    /// Records that a VM's page tables have received the memory for which they waited.
     pub fn found(&mut self, vm: TenantId) {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables occupy `held` chunks; `first` is the number for its first page tables.
+    /// Records that a VM's page tables occupy `held` chunks, of which `first` are needed for its first page tables.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
-    /// Records whether the VM's work waits.
+    /// Records if the VM's work waits.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -127,7 +127,7 @@ impl Wants {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns true if a wait that began at `since` has seen as many unsuccessful scans as `limit` permits.
+    /// Returns true if as many scans have failed since `since` as `limit` permits.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }
@@ -146,7 +146,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // A late scan counts once, as do several scans in quick succession.
+        // A late scan counts only once, and so do several scans in quick succession.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }
@@ -156,7 +156,7 @@ mod tests {
         assert!(!wants.is_vain(VM, since, limit, true));
         wants.looked(VM, false, 1_000_120 * MS);
         assert!(wants.is_vain(VM, since, limit, true), "{:?}", wants.looks(VM));
-        // A wait without a time limit needs one scan if memory can move.
+        // A wait with a limit of zero needs one scan if memory can move.
         let now = wants.looks(VM);
         assert!(wants.is_vain(VM, now, Duration::ZERO, false) && !wants.is_vain(VM, now, Duration::ZERO, true));
     }

@@ -1,7 +1,7 @@
 //! Zeroes free chunks before they get an owner, with the CPU or the copy engines.
 //!
-//! The CPU writes eight bytes at a time through an uncached aperture. This takes milliseconds per chunk on hardware,
-//! and one message per word if the card is in another process. The engines take microseconds and do not need the card's
+//! The CPU writes eight bytes at a time through an uncached aperture. This takes milliseconds per chunk on hardware, or
+//! one message per word if the card is in another process. The engines take microseconds and do not need the card's
 //! lock. A VM that needs a chunk while the engines are zeroing all free ones waits for the mover.
 
 use crate::ManagerError;
@@ -10,13 +10,13 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Number of bytes to zero per critical section of the card's lock, because a chunk may be far larger. This takes about
+/// Number of bytes zeroed per critical section of the card's lock, because a chunk may be much larger. This takes about
 /// 5 us through a hardware window. On first use of a software card's memory, the host must allocate four pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Number of card chunks to keep zeroed, if enough are free. Without them, an urgent request would zero a whole chunk
-/// under the card's lock.
+/// Number of card chunks that are kept zeroed if enough are free. Otherwise, an urgent request would have to zero a
+/// whole chunk under the card's lock.
 const ZEROED_AHEAD_CHUNKS: u32 = 8;
-/// The same limit in bytes, for zeroing by the engines.
+/// Number of bytes that are kept zeroed if the engines zero memory.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Number of bytes that the engines zero per request.
 const AT_ONCE: u64 = 4 << 20;
@@ -30,7 +30,7 @@ impl CardVram {
         }
     }
 
-    /// Like [`Self::scrub_piece`], but does nothing if enough free chunks are zeroed.
+    /// Same as [`Self::scrub_piece`], but does nothing if enough free chunks are zeroed.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -39,7 +39,7 @@ impl CardVram {
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
     }
 
-    /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk is waiting.
+    /// Scrubs one dirty chunk, or finishes the current one. Returns false if no chunk is dirty.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -54,7 +54,7 @@ impl CardVram {
         Ok(any)
     }
 
-    /// Zeroes part of a waiting chunk. Returns false if no chunk is waiting.
+    /// Zeroes a part of a dirty chunk. Returns false if no chunk is dirty.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -87,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks for the engines to zero, for at most one request: all waiting chunks if `all` is true, and
-    /// otherwise as many as are kept zeroed in advance. The previous request must be complete.
+    /// Claims chunks for the engines to zero in one request: as many dirty chunks as one request may have if `all` is
+    /// true, or else only those missing from the number kept zeroed. The previous request must be complete.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -102,26 +102,27 @@ impl CardVram {
         self.zeroing.engines.clone()
     }
 
-    /// Records that the engines have zeroed the chunks taken for them.
+    /// Records that the engines have zeroed their chunks.
     pub fn engines_have_zeroed(&mut self) {
         self.zeroing.by_engines += self.zeroing.engines.len() as u64;
         self.engines_keep();
     }
 
-    /// Ends the wait for the engines. Chunks to which the engines may still write are quarantined and stay unusable.
+    /// Records that the engines' chunks stay unusable, because the engines may still write to them. Quarantines the
+    /// chunks.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
         }
     }
 
-    /// Reassigns the engines' chunks to the CPU after the engines have failed. They no longer write to the chunks.
+    /// Passes the engines' chunks to the CPU after the engines have failed. The engines no longer write to the chunks.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);
     }
 
-    /// Returns the total number of chunks zeroed by the engines.
+    /// Returns the total number of chunks that the engines have zeroed.
     #[must_use]
     pub fn zeroed_by_engines(&self) -> u64 {
         self.zeroing.by_engines

@@ -1,5 +1,5 @@
 //! Counts of a virtual machine's device and of its VMM connection. Each unit has its own metric family, because samples
-//! of different units can be neither summed nor plotted together.
+//! with different units can be neither summed nor plotted together.
 
 use std::collections::BTreeMap;
 

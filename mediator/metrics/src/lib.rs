@@ -1,4 +1,4 @@
-//! Metrics: the admin API's data and additional counts in Prometheus' text format.
+//! Metrics: the admin API's data and additional counts in Prometheus's text format.
 //!
 //! Modules: cards, virtual machines and the daemon itself (this file), `counts` (devices and connections), `scheduler`
 //! and `memory` (how cards are shared), [`tenants`], `locks`, [`moves`] (moves of virtual machines between cards, which
@@ -111,7 +111,7 @@ const VM: [Metric<Vm>; 13] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    // Guests choose the names and process IDs of their programs, so using these as labels would cause an unbounded
+    // Guests choose the names and process IDs of their programs, so using them as labels would create an unbounded
     // number of series.
     ("gpu_mediator_vm_cuda_programs", "gauge", "Guest programs that use CUDA, by `state`: `served`, `lost`", |vm| {
         if vm.mode != VmMode::Cuda {
@@ -137,7 +137,7 @@ const VM: [Metric<Vm>; 13] = [
     ),
 ];
 
-/// Returns the labels of a virtual machine or tenant as sample labels with their own prefix; `None` if there are none.
+/// Returns a virtual machine's or tenant's labels as sample labels with a prefix; `None` if there are none.
 fn described(labels: &Labels) -> Option<String> {
     let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("label_{key}=\"{}\"", escaped(value))).collect();
     (!pairs.is_empty()).then(|| pairs.join(","))

@@ -1,4 +1,4 @@
-//! Metrics of hold times of locks shared by VMs.
+//! Metrics of the hold times of locks that VMs share.
 
 use super::scheduler::{Seconds, head};
 use ::locks::{Holds, Measured, holds};

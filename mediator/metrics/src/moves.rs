@@ -13,11 +13,11 @@ pub struct Moves(Mutex<rank::Moves, Counts>);
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Number of virtual machines moved, by old and new card.
+    /// Number of moved virtual machines, by old and new card.
     made: BTreeMap<(String, String), u64>,
     /// Number of moves that were started and failed.
     failed: u64,
-    /// Pause of the last moved virtual machine, in ms.
+    /// Pause of the virtual machine in the last move, in ms.
     last_pause_ms: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Generates the metric tables in `docs/reference/mediatorctl.md` from the metrics' own descriptions.
+//! Generates the metric tables in `docs/reference/mediatorctl.md` from the metrics' descriptions.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -9,7 +9,8 @@ use std::path::Path;
 const PAGE: &str = "docs/reference/mediatorctl.md";
 /// Common prefix of all metric names.
 const PREFIX: &str = "gpu_mediator_";
-/// Kinds of metrics: heading, and name prefixes after the common prefix. The last kind includes all remaining metrics.
+/// Groups of metrics: heading, and name prefixes after the common prefix. The last group includes all remaining
+/// metrics.
 const KINDS: [(&str, &[&str]); 4] = [
     ("Of a card, by `card`:", &["card_", "host_memory_"]),
     ("Of a VM, by `vm` and `card`:", &["vm_"]),
@@ -17,7 +18,7 @@ const KINDS: [(&str, &[&str]); 4] = [
     ("Of the daemon, with no labels other than those in the table:", &[""]),
 ];
 
-/// Renders one table per kind of metric in `text`.
+/// Renders one table per group of the metrics in `text`.
 fn tables(text: &str) -> String {
     let mut tables = KINDS.map(|(heading, _)| (heading, String::new()));
     for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
@@ -34,7 +35,7 @@ fn tables(text: &str) -> String {
     page
 }
 
-/// Returns the families outside the memory and scheduler sections, without samples.
+/// Returns the metric families outside the memory and scheduler sections, without samples.
 fn families() -> String {
     let info = api::DaemonInfo {
         version: String::new(),
@@ -54,7 +55,7 @@ fn families() -> String {
     text + &super::daemon(&info, 0)
 }
 
-/// Returns the families in the memory and scheduler sections, without samples.
+/// Returns the metric families in the memory and scheduler sections, without samples.
 fn families_of_sections() -> [String; 2] {
     let (mut memory, mut scheduler) = (String::new(), String::new());
     super::memory::samples(&mut memory, &[]);

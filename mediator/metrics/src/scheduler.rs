@@ -19,7 +19,7 @@ impl Display for Seconds {
     }
 }
 
-/// A counter of a virtual machine's usage of an engine: name, meaning, and value.
+/// Counter of a virtual machine's use of an engine: name, meaning, and value.
 type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
 
 const ENGINE: [EngineCounter; 6] = [

@@ -1,5 +1,5 @@
-//! Leases: values of a tenant's keys that apply until a process exits, and the file that stores them for the next
-//! daemon.
+//! Leases: values of a tenant's keys that apply until a process exits, and the file that stores these values for the
+//! next daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +18,8 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
-    /// Number that is unique to each process if the kernel supports it (Linux 6.9), and otherwise the same for all
-    /// processes.
+    /// Inode number of the process's pidfd. It is unique to the process if the kernel supports this (Linux 6.9), and
+    /// otherwise the same for all processes.
     number: u64,
     handle: OwnedFd,
 }
@@ -42,14 +42,14 @@ impl Process {
     }
 }
 
-/// Values of a key.
+/// A key's values before and during a lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Values {
     before: Value,
     leased: Value,
 }
 
-/// Keys set by a lease, by path.
+/// Keys that a lease sets, by path.
 type Keys = BTreeMap<String, Values>;
 
 /// A lease.
@@ -88,7 +88,7 @@ impl Lease {
         self.process.has_ended()
     }
 
-    /// Returns the values to restore: those of the keys that still have their leased values.
+    /// Returns the values to restore, which are those of the keys that still have their leased values.
     pub fn values_before(&self, now: &TenantSpec) -> BTreeMap<String, Value> {
         let now = table(now).unwrap_or_default();
         let leased = self.keys.iter().filter(|(key, values)| patch::value(&now, key) == values.leased);
@@ -107,7 +107,7 @@ impl Lease {
 }
 
 impl SavedLease {
-    /// Returns the lease and the tenant with the leased values, if the process is still running.
+    /// Returns the lease, and the tenant with the leased values, if the process is still running.
     pub fn resumed(self, tenant: &TenantSpec) -> Option<(Lease, TenantSpec)> {
         let Self { pid, number, keys } = self;
         let process = Process::open(pid).ok().filter(|found| found.number == number && !found.has_ended())?;
@@ -117,7 +117,7 @@ impl SavedLease {
     }
 }
 
-/// Reads the leases in a file, by tenant. A missing file contains none.
+/// Reads the leases in a file, by tenant. A missing file contains no leases.
 ///
 /// # Errors
 /// Returns an error if the file is not a valid lease file.
@@ -132,7 +132,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
 /// Replaces the file.
 ///
 /// # Errors
-/// Returns an error if the file cannot be written. The earlier file is kept then.
+/// Returns an error, and keeps the earlier file, if the file cannot be written.
 pub fn write(path: &Path, leases: &BTreeMap<String, SavedLease>) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, serde_json::to_vec(leases)?)?;

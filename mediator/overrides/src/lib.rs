@@ -1,14 +1,14 @@
-//! Settings changed at run time that still apply after a restart.
+//! Settings changed at run time that must survive a restart.
 //!
 //! Modules: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them atomically), `override_store` (combines both for the daemon), `revision` (revisions of states),
+//! stores them atomically), `override_store` (combines both for the daemon), `revision` (revisions of the state),
 //! [`lease`] (values that apply until a process exits).
 //!
-//! Only differences are stored, each with the value that the file had at that time. At startup, a difference applies if
-//! the file still contains that value. If the operator has edited it since then, the file takes precedence and the
-//! difference is dropped.
+//! Only differences are stored, each with the value that the file contained at that time. At startup, a difference
+//! applies if the file still contains that value. If the operator has edited it since then, the file takes precedence
+//! and the difference is dropped.
 //!
-//! The crate does not change settings, and does not depend on why they change; the daemon passes the current settings.
+//! The crate does not change settings; the daemon passes the current settings.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
     version: u32,
-    /// Virtual machines that are missing from the file.
+    /// Virtual machines that are not in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_added: Vec<VmSpec>,
     /// Virtual machines in the file that were removed, with their settings from the file.
@@ -48,7 +48,7 @@ pub(crate) struct State {
     /// Changed keys of the file's virtual machines, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// Like the three fields above, for tenants.
+    /// Tenants that are not in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -63,11 +63,11 @@ pub(crate) struct State {
 /// Changed keys, by path.
 type Changes = BTreeMap<String, Change>;
 
-/// Change of a key.
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// Value in the file; null if there is none.
+    /// Value in the file; null if the file has none.
     file: Value,
     /// The current value.
     now: Value,
@@ -222,7 +222,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Returns the file's objects with the differences that still apply. Appends messages about the others to
+    /// Applies to the file's objects the differences that still apply. Appends messages about the others to
     /// `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
@@ -268,7 +268,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file with those changes whose old value is still in the file.
+/// Returns a table of the file, with those changes whose old value is still in the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

@@ -1,4 +1,4 @@
-//! Stored state of a running daemon, read at startup and written after each change.
+//! Stored state of a running daemon. It is read at startup and written after each change.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,10 +32,10 @@ const ADVICE: &str = "replace it with a good copy, or start once with --ignore-s
 /// Store for changes, if the configuration sets a folder for it.
 #[derive(Debug, Default)]
 pub struct OverrideStore {
-    /// The configuration file as of the daemon's startup.
+    /// The configuration file as read at startup.
     file: Config,
     store: Option<Store>,
-    /// Last written content, so that only changes are written; `None` if unknown.
+    /// Last written content, which is used to write only changes; `None` if unknown.
     written: Option<State>,
 }
 
@@ -88,7 +88,7 @@ impl OverrideStore {
         Ok((config, Self { file, store, written: None }))
     }
 
-    /// Returns the folder's lock, if there is one.
+    /// Returns the lock on the folder, if any.
     pub fn lock(&self) -> Option<&File> {
         self.store.as_ref().map(Store::lock)
     }
@@ -139,7 +139,7 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
 
 /// Parses a state file.
 pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
-    // A state of another version may have different keys, so report its version instead of the keys.
+    // A state of another version may have different keys, so report the version instead of the keys.
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Number that is unique among all states of all daemon runs.
+/// A number that is unique among all states of all daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revision {
     /// Startup time of the daemon, in ns since 1970.

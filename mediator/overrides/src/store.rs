@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
 //! A new file is written next to the old file, synced, and renamed over it; then the folder is synced. After a kill at
-//! any step, the complete old or new file exists, possibly with an unused new file next to it.
+//! any step, either the old or the new file exists and is complete, possibly with an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,11 +14,11 @@ use rustix::fs::{FlockOperation, flock};
 pub const FILE: &str = "state.json";
 /// Name of the new file while it is being written.
 const NEW: &str = "state.json.new";
-/// New name of an ignored state file.
+/// Name to which an ignored state file is renamed.
 const ASIDE: &str = "state.json.ignored";
-/// Name of the file by which a daemon locks the folder.
+/// Name of the file with which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Maximum size of a file to read, in bytes. The state with the maximum number of virtual machines is smaller.
+/// Maximum size of a state file to read, in bytes. The state with the maximum number of virtual machines is smaller.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Reason why a state cannot be stored or read.
@@ -38,22 +38,22 @@ pub enum StoreError {
     TooLong { path: PathBuf, bytes: u64 },
 }
 
-/// A step of a write, at which tests stop to simulate a kill.
+/// A step of a write at which tests stop, to simulate a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Stops before the new file is created.
+    /// The new file does not exist yet.
     Create,
-    /// Stops before content is written to the new file.
+    /// The new file exists, but is empty.
     Write,
-    /// Stops after half of the file was written.
+    /// Half of the new file has been written.
     WriteRest,
-    /// Stops before the new file is synced.
+    /// The new file has not been synced.
     Sync,
-    /// Stops before the new file replaces the old file.
+    /// The new file has not replaced the old file.
     Rename,
-    /// Stops before the folder is synced.
+    /// The folder has not been synced.
     SyncFolder,
-    /// Stops after all steps.
+    /// All steps are complete.
     Done,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
-    /// Lock on the folder, held while this file is open.
+    /// Lock on the folder. It is held while this file is open.
     lock: File,
 }
 
@@ -78,7 +78,7 @@ impl Store {
         }
     }
 
-    /// Returns the folder of another daemon, with that daemon's lock.
+    /// Returns another daemon's folder, with that daemon's lock.
     pub(crate) fn with_lock(folder: &Path, lock: File) -> Self {
         Self { folder: folder.to_owned(), lock }
     }

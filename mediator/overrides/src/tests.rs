@@ -1,4 +1,4 @@
-//! Tests the stored state: edits of the configuration file, a kill at each step, and corruption.
+//! Tests the stored state under edits of the configuration file, a kill at each step, and corruption.
 
 use std::io;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Use only a few different names, so that many are in both lists.
+    // Use only a few different names, so that many occur in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -56,7 +56,7 @@ fn differences_applied_to_file_restore_live_state() {
         })
     };
     let strikes = || vec(0..4u32, 2);
-    // Tenants are the same objects as the virtual machines, with different names.
+    // The tenants mirror the virtual machines, with different names.
     let tenants = |vms: &[VmSpec]| -> Vec<TenantSpec> {
         let one = |vm: &VmSpec| TenantSpec {
             time: vm.time,
@@ -110,7 +110,7 @@ fn edited_file_value_wins_over_kept_override() {
     let (config, forgotten) = state.applied(&old).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
 
-    // One key was edited, so the file takes precedence for it; the other key keeps its change.
+    // One key was edited, so the file takes precedence for this key; the other key keeps its change.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
@@ -120,7 +120,7 @@ fn edited_file_value_wins_over_kept_override() {
     // The file was edited to the changed value, so no message is needed.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file now contains the new VM, and no longer the old one.
+    // The file now contains the new VM, and no longer contains the old one.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -256,7 +256,7 @@ fn overridden_change_is_dropped_permanently() {
     let mut edited = config.clone();
     edited.vms[0].time.weight = 50;
     assert_eq!(weight_of(&OverrideStore::open(edited, false).unwrap().0, "web"), Some(50));
-    // The file has its old value again, but the dropped difference must not reappear.
+    // The file contains its old value again, but the dropped difference must not reappear.
     assert_eq!(weight_of(&OverrideStore::open(config, false).unwrap().0, "web"), Some(100));
 }
 
@@ -274,7 +274,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     });
     let state = State::between(&old, &drained).unwrap();
     let text = serde_json::to_string(&state).unwrap();
-    // The drained mark is an ordinary key, so that the states of earlier daemons remain readable.
+    // The drain mark is an ordinary key, so that states of earlier daemons remain readable.
     assert!(text.starts_with(r#"{"version":1,"#) && text.contains(r#""drained":{"file":false,"now":true}"#), "{text}");
     let before =
         parsed(br#"{"version":1,"cards_changed":{"card0":{"scheduler.strikes":{"file":3,"now":4}}}}"#, Path::new("s"));
@@ -282,7 +282,7 @@ fn drain_mark_and_moved_vm_are_kept_across_restart() {
     let (config, forgotten) = state.applied(&old).unwrap();
     let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
     assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
-    // The file itself now contains the mark, so an undrained card differs from the file.
+    // The file itself now contains the drain mark, so an undrained card differs from the file.
     let edited = two("drained = true\n");
     let (config, forgotten) = state.applied(&edited).unwrap();
     assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));

@@ -6,9 +6,10 @@
 //! Browsers connect to a loopback address without a password, so the crate limits which websites can access the daemon
 //! through the browser:
 //!
-//! - A website may resolve its own name to a loopback address and then read the responses ("DNS rebinding"). Requests
-//!   whose `Host` is neither an IP address nor `localhost` are therefore rejected.
-//! - Other websites cannot embed or read the page: the headers forbid frames, other sources, and cross-origin use.
+//! - A website may resolve its own name to a loopback address and then read the responses ("DNS rebinding"). Therefore,
+//!   requests whose `Host` is neither an IP address nor `localhost` are rejected.
+//! - Other websites cannot embed or read the page, because the headers forbid frames, other sources, and cross-origin
+//!   use.
 //!
 //! The crate does not depend on the API; the daemon passes its router.
 
@@ -27,10 +28,10 @@ use sha2::{Digest, Sha256};
 
 /// HTML source of the page.
 const PAGE: &str = include_str!("page.html");
-/// Maximum number of connections waiting to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// Adds the page at `/` to a router of read-only requests, together with headers that keep the page safe.
+/// Adds the page at `/` to a router of read-only requests, together with headers that secure the page.
 pub fn with_page(api: Router) -> Router {
     let policy = policy();
     let page = get(move || async move { ([(header::CONTENT_SECURITY_POLICY, policy)], Html(PAGE)) });
@@ -93,8 +94,8 @@ fn refused(host: Option<&str>) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Listens on a loopback address. A daemon that takes over in an upgrade can listen before its predecessor has closed
-/// the same address.
+/// Listens on a loopback address. A daemon that takes over during an upgrade can listen before its predecessor has
+/// closed the same address.
 ///
 /// # Errors
 /// Returns an error if the system rejects the address, for example because another program is using it.
@@ -155,7 +156,7 @@ mod tests {
         let first = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = first.local_addr().unwrap();
         assert_eq!(listen(address).unwrap().local_addr().unwrap(), address);
-        // A program that does not share the address gets an error.
+        // A program that does not share its address blocks the page.
         let alone = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         assert!(listen(alone.local_addr().unwrap()).is_err());
     }

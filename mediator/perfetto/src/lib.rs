@@ -1,7 +1,7 @@
 //! Converts a recording of a card's scheduler to a trace for Perfetto, for `mediatorctl sched record --format
 //! perfetto`.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto can read too. Each tenant is a process. Each submission
+//! The format is the JSON of chrome://tracing, which Perfetto can also read. Each tenant is a process. Each submission
 //! of a VM is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits
 //! and overruns. Memory moves have their own rows, and kills and quarantines are marks. The card is also a process,
 //! with a row for the gaps in which no work ran. Times are in microseconds since the start of the recording.
@@ -23,7 +23,7 @@ const FIRST_TENANT: u64 = 2;
 /// Row of a tenant's turns and marks, and of the card's gaps.
 const TURNS: u64 = 1;
 
-/// A submission that has not ended so far in the recording.
+/// A submission that has not ended yet.
 struct Open {
     vm: TenantId,
     channel: Channel,
@@ -32,7 +32,7 @@ struct Open {
     since: Nanos,
 }
 
-/// A phase of a CUDA card's tenant.
+/// A phase of a tenant of a CUDA card.
 struct Phase {
     name: &'static str,
     from: Nanos,
@@ -76,7 +76,7 @@ pub fn convert(trace: &Trace, card: &str) -> Value {
     }
     timeline.gaps();
     let mut events = timeline.names(card);
-    // Sort by time (stably), because some readers do not sort.
+    // Sort stably by time, because some readers do not sort.
     timeline.events.sort_by(|one, other| time(one).total_cmp(&time(other)));
     events.append(&mut timeline.events);
     json!({ "displayTimeUnit": "ms", "otherData": { "card": card }, "traceEvents": events })
@@ -124,7 +124,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Returns a phase's display name. Turns with the whole card have different names.
+    /// Returns the display name of a phase. Turns with the whole card have different names.
     fn name(&self, phase: &'static str) -> &'static str {
         match phase {
             "queued" if self.trace.turns => "waits",
@@ -151,7 +151,7 @@ impl Timeline<'_> {
     /// Adds a submission's current phase, which ends at `at`.
     fn show(&mut self, ticket: Ticket, at: Nanos) {
         let Some(&Open { vm, engine, phase, since, .. }) = self.open.get(&ticket) else { return };
-        // The card's end time may precede the mediator's start time, because the clocks differ slightly.
+        // The card's end time may precede the mediator's start time, because their clocks differ slightly.
         let until = at.max(since);
         if phase == self.name("runs") || phase == "overruns" {
             self.busy.push((since, until));
@@ -162,7 +162,7 @@ impl Timeline<'_> {
         self.pair(engine.name(), phase, (ticket.0, vm), (since, until), None);
     }
 
-    /// Adds a phase of a CUDA card's tenant. Slices of the same turn are combined into one phase.
+    /// Adds a phase of a CUDA card's tenant. Merges slices of the same turn into one phase.
     fn phase(&mut self, tenant: TenantId, Phase { name, from, until }: Phase) {
         let phases = self.phases.entry(tenant).or_default();
         match phases.last_mut() {
@@ -202,7 +202,7 @@ impl Timeline<'_> {
     /// Adds the phases of a CUDA card's tenants.
     fn turns(&mut self) {
         for (tenant, mut phases) in std::mem::take(&mut self.phases) {
-            // Submissions were added in the order of their ends.
+            // Submissions were added in the order in which they ended.
             phases.sort_by_key(|phase| (phase.from, phase.until));
             for Phase { name, from, until } in phases {
                 self.complete(process(tenant), name, from, until);

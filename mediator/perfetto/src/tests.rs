@@ -170,7 +170,7 @@ fn turns_waits_and_overruns_of_cuda_tenants_are_rows() {
     let at = |ms: u64| Nanos(ms * MS);
     turns.wants(one, at(10));
     turns.wants(two, at(12));
-    // The first tenant does not give up its turn.
+    // The first tenant keeps its turn.
     let mut now = 10;
     while !turns.has_turn(two) {
         now += 1;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use card::Card;
 use saved_state::{Known, SavedState, WriteError, Writer};
-use simgpu::memory::Vram;
+use simgpu::Vram;
 use simgpu::{EngineId, EngineTiming, NotQuiescent, SavedCard, SimGpu, TimeModel};
 use vfio_card::VfioCard;
 

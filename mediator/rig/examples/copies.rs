@@ -12,7 +12,7 @@ use rig::{Machine as _, RemoteGuest};
 
 /// Number of pages copied per round.
 const PAGES: u64 = 64;
-/// Virtual addresses of the source, the copy and the RAM in the channel's address space.
+/// Virtual address of the source in the channel's address space.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const RAM: u64 = 0x300_0000;

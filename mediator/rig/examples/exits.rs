@@ -1,12 +1,12 @@
 //! Measures the cost of VM exits without a guest kernel: a guest with five instructions reads or writes a device
-//! register. This process serves the access, or a server behind a `mediatord` socket. The program also measures the
-//! cost of lending RAM to such a server.
+//! register. Either this process or a server behind a `mediatord` socket serves the access. The program also measures
+//! the cost of lending RAM to such a server.
 //!
-//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is
-//! `small` or `huge` (2 MiB pages, which must be reserved on the host). Each round prints one line of `name=value`
-//! pairs; the values are in nanoseconds.
+//! `exits SOCKET ROUNDS COUNT` needs KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is `small` or
+//! `huge` (2 MiB pages, which must be reserved on the host). Each round prints one line of `name=value` pairs; the
+//! values are in nanoseconds.
 //!
-//! Sources: AMD64 manual volume 3 (instruction encodings), `Documentation/virt/kvm/api.rst` in the kernel.
+//! Sources: AMD64 manual volume 3 (instruction encodings), and `Documentation/virt/kvm/api.rst` in the kernel.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
 // UNSAFETY: one call registers a mapping with KVM. The mapping outlives the guest.
 
@@ -24,7 +24,7 @@ use vmm_glue::client::Client;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Size of the guest's memory in bytes, and offset of its code.
+/// Size of the guest's memory, in bytes.
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
@@ -32,20 +32,20 @@ const TSS: usize = 0xfffb_d000;
 const DEVICE: u64 = 0xd_0000;
 /// Offset of a register that a vGPU emulates without access to the card.
 const REGISTER: u64 = 0x1100;
-/// Address of the lent RAM.
+/// Guest-physical address of the lent RAM.
 const LENT_AT: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 /// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Type of an access.
+/// Direction of an access.
 #[derive(Clone, Copy)]
 enum Access {
     Read,
     Write,
 }
 
-/// Server of an access.
+/// Server of the accesses.
 enum Answer<'a> {
     /// This process.
     Alone,
@@ -70,7 +70,7 @@ impl Answer<'_> {
     }
 }
 
-/// Returns a guest program that transfers EAX to or from [BX], ECX times, and halts.
+/// Returns a guest program that transfers EAX to or from [BX], ECX times, and then halts.
 fn program(access: Access) -> [u8; 8] {
     let [prefix, opcode, operand] = match access {
         Access::Read => [0x66, 0x8b, 0x07],
@@ -80,7 +80,7 @@ fn program(access: Access) -> [u8; 8] {
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// Guest in real mode. Its memory is dropped last.
+/// A guest in real mode. Its memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,
@@ -90,8 +90,8 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Some processors need three pages for real mode. They are placed below the firmware of a PC, where this guest
-        // has no memory.
+        // Some processors need three pages for real mode. Place them below a PC's firmware, where this guest has no
+        // memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {
@@ -131,7 +131,7 @@ impl Guest {
     }
 }
 
-/// Measures exits served alternately by this process and by the server at `socket`.
+/// Measures exits, alternating between this process and the server at `socket`.
 fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}; load the modules kvm-amd or kvm-intel"))?;
     let mut guest = Guest::new(&kvm)?;
@@ -162,12 +162,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures how long a client waits for the server's response when it lends RAM and when it takes the RAM back.
+/// Measures how long a client waits for the server when it lends RAM and when it takes the RAM back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(ANSWER_TIMEOUT))?;
-    // Enable memory space and bus mastering, without which a card does not access memory.
+    // Enable memory space and bus mastering, because a card without them does not access memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();

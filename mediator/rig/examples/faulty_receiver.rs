@@ -1,5 +1,5 @@
-//! A receiving daemon for tests of the sending daemon. It fails at the step named in the file `PROGRAM.step` next to
-//! its program.
+//! A receiving daemon for tests of the sending daemon. It fails at the step named in the file `PROGRAM.step`, next to
+//! its executable.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -37,16 +37,16 @@ fn fail() -> Result<(), Box<dyn std::error::Error>> {
         reads.truncate(2);
     }
     let receiver = Receiver::connect(socket, &Introduction { program: "of another".to_owned(), reads })?;
-    if step == "ends when it has said who it is" {
+    if step == "exits after its introduction" {
         return Ok(());
     }
     let given = receiver.take(WAIT_TIMEOUT)?;
     assert!(!given.descriptors.is_empty());
     match step {
-        "ends with everything" => {}
+        "exits after receiving everything" => {}
         "is silent" => std::thread::sleep(WAIT_TIMEOUT),
-        "refuses" => receiver.refuse("it does not want to")?,
-        "ends when it is ready" => receiver.ready()?,
+        "refuses" => receiver.refuse("it refuses, as the test requested")?,
+        "exits when it is ready" => receiver.ready()?,
         _ => receiver.ready().map(drop).and_then(|()| receiver.wait(WAIT_TIMEOUT))?,
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A software card with behaviour that a test can override.
+//! A software card whose behaviour a test can override.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::SimGpu;
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason why the host is removing the card; `None` if it is not.
+    /// Returns the reason why the host is removing the card, or `None` if it is not.
     fn lost(&self) -> Option<&'static str> {
         None
     }
@@ -31,7 +31,7 @@ pub trait Alter: Send + Sync + 'static {
     }
 }
 
-/// Card with overridden behaviour.
+/// A card with overridden behaviour.
 #[derive(Debug)]
 pub struct Altered<A> {
     card: Arc<SimGpu>,

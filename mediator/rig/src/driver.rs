@@ -8,7 +8,7 @@ use vmm_glue::RegionIndex;
 
 /// Page size in bytes.
 pub const PAGE: u64 = 0x1000;
-/// Virtual address of a channel's ring.
+/// Virtual address of a channel's GPFIFO ring.
 pub const RING_VA: u64 = 0x10_0000;
 /// Virtual address of a channel's push buffer.
 pub const PUSH_VA: u64 = 0x20_0000;
@@ -22,12 +22,11 @@ const PUSH_BYTES: u64 = 0x4000;
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Maximum number of used entries in a ring. One entry stays free, to distinguish a full ring from an empty one.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Maximum time for which a ring may stay full. After that, the channel is considered dead, and its entries are
-/// ignored.
+/// Maximum time that a ring may stay full. After that, the channel is considered dead, and its entries are ignored.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which a full ring is checked.
+/// Interval at which a full ring is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
-/// Maximum number of faults per unit handled in one call.
+/// Maximum number of faults per unit that one call handles.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Size of a context image in pages.
 const IMAGE_PAGES: u64 = 16;
@@ -40,7 +39,7 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 /// Subchannel and SET_OBJECT data of copy engine 1.
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Page address.
+/// Address of a page.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// Guest VRAM.
@@ -78,10 +77,10 @@ pub struct Channel {
     put: u32,
     /// Number of ring entries known to be free.
     free: u32,
-    /// Half of the push buffer for new segments. The next field contains the fence after the last segment of each half.
+    /// Half of the push buffer that receives new segments.
     half: u64,
     halves: [u32; 2],
-    /// Number of submissions so far, and the fence value once all of them have completed.
+    /// Number of submissions so far, which is also the fence value once all of them have completed.
     pub fences: u32,
 }
 
@@ -109,7 +108,7 @@ pub struct Driver<M = Guest> {
     /// VM in which the driver runs.
     pub guest: M,
     next: u64,
-    /// First address of the memory for channels.
+    /// First VRAM address of the memory for channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
@@ -151,7 +150,7 @@ impl<M: Machine> Driver<M> {
         self.userd != 0
     }
 
-    /// Discards all state of the driver.
+    /// Discards all of the driver's state.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
@@ -193,7 +192,7 @@ impl<M: Machine> Driver<M> {
         driver.first = driver.next;
     }
 
-    /// Frees and zeroes all VRAM of channels for reuse. No channel may be bound.
+    /// Frees and zeroes all VRAM of channels, so that it can be reused. No channel may be bound.
     pub fn rewind(&mut self) {
         let zeros = vec![0; PAGE as usize];
         for at in (self.first..self.next).step_by(PAGE as usize) {
@@ -202,7 +201,7 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Initializes the vGPU again after a reset. A reset preserves VRAM, so all memory of the driver is zeroed first.
+    /// Initializes the vGPU again after a reset. A reset preserves VRAM, so all of the driver's memory is zeroed first.
     pub fn start_over(&mut self) {
         self.first = FIRST_VRAM_ADDR;
         self.rewind();
@@ -230,7 +229,7 @@ impl<M: Machine> Driver<M> {
         space
     }
 
-    /// Sets the address space of an instance block.
+    /// Sets an instance block's address space.
     pub fn join(&mut self, instance: u64, space: Space) {
         for (offset, value) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.guest.poke(instance + offset, value);
@@ -243,7 +242,7 @@ impl<M: Machine> Driver<M> {
         self.flush();
     }
 
-    /// Maps pages in an address space that is not in use yet, which requires no flush.
+    /// Maps pages in an address space that is not in use yet, so no flush is needed.
     fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -343,14 +342,14 @@ impl<M: Machine> Driver<M> {
         self.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | self.listed.len() as u32);
     }
 
-    /// Submits a runlist with the channels `ids`.
+    /// Submits a runlist that contains the channels `ids`.
     pub fn list(&mut self, ids: &[u8]) {
         self.listed = ids.to_vec();
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has a free entry, and reserves it. Handles interrupts while waiting, including
-    /// errors that stop the channel.
+    /// Waits until a channel's ring has a free entry, and reserves it. Meanwhile, handles interrupts, including those
+    /// for errors that stop the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -372,7 +371,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Switches to a half of the push buffer once its previous contents have been executed. A free ring entry does not
-    /// guarantee this, because an entry is fetched before it is executed.
+    /// guarantee this, because entries are fetched before they are executed.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -398,7 +397,7 @@ impl<M: Machine> Driver<M> {
         channel.put
     }
 
-    /// Writes GP_PUT of a channel through BAR1.
+    /// Writes a channel's GP_PUT through BAR1.
     pub fn ring(&mut self, channel: &Channel, put: u32) {
         let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
@@ -428,8 +427,7 @@ impl<M: Machine> Driver<M> {
         channel.put
     }
 
-    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. Use [`Self::wait`] to wait for the
-    /// work.
+    /// Queues a segment that ends with a fence, and rings the doorbell in BAR1. [`Self::wait`] waits for the work.
     pub fn submit(&mut self, channel: &mut Channel, words: &[u32]) {
         let put = self.queue_fenced(channel, words);
         let at = u64::from(channel.id) * PAGE + nvspec::instance::userd::GP_PUT;
@@ -479,7 +477,7 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit reports one fault at a time. The next fault appears when the current one is acknowledged.
+        // A unit reports one fault at a time. The next fault appears once the current one is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;

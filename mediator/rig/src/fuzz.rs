@@ -1,9 +1,9 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. The fuzz
-//! target runs this module, and so does a test with the target's seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. Both the
+//! fuzz target and a test with the target's seeds run this module.
 //!
-//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks the other
-//! VM and the card. The other VM's VRAM and RAM must be unchanged, it must have received no interrupt or fault, and the
-//! card's resource accounting must have its initial values.
+//! No input may cause a panic. At the end of each input, after the hostile client has disconnected, the harness checks
+//! the other VM and the card: the other VM's VRAM and RAM must be unchanged, it must not have received an interrupt or
+//! fault, and the card's resource accounting must have its initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -22,7 +22,7 @@ use vram::TenantId;
 const MAX_STEPS: usize = 256;
 /// Maximum number of channels that the hostile guest creates per input.
 const MAX_CHANNELS: usize = 8;
-/// Maximum number of vGPU initializations per input; each one takes milliseconds.
+/// Maximum number of vGPU initializations per input, each of which takes milliseconds.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
@@ -33,9 +33,9 @@ const CANARY: u8 = 0xc9;
 const CANARY_RAM: u64 = 0x1_0000;
 /// Distance between lent regions in guest-physical address space, in bytes.
 const SLOT: u64 = 0x20_0000;
-/// Interval, in inputs, between full checks of the other VM's memory. The remaining checks cover only a part.
+/// Interval between full checks of the other VM's memory, in inputs. The other checks cover only a part of the memory.
 const FULL_CHECK: u64 = 32;
-/// Maximum time for the release of an input's resources. The next constant is the polling interval.
+/// Maximum time for an input's resources to be released.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Step {
-    /// Writes a register, selected by its position in the list of all registers and an index.
+    /// Writes a register, selected by its position in the list of all registers and by an index.
     Register { number: u16, index: u8, value: u32 },
     /// Reads a register.
     Look { number: u16, index: u8 },
@@ -53,7 +53,7 @@ pub enum Step {
     Read { region: u8, offset: u32, size: u8 },
     /// Writes through PRAMIN to the guest's VRAM, or beyond it.
     Poke { at: u32, value: u32 },
-    /// The guest's CPU writes RAM.
+    /// The guest's CPU writes to RAM.
     Ram { slot: u8, at: u16, value: u64 },
     /// The VMM lends RAM.
     Map { slot: u8, pages: u8, writable: bool },
@@ -63,11 +63,11 @@ pub enum Step {
     BringUp,
     /// The driver creates a channel.
     Channel { id: u8 },
-    /// The driver writes an arbitrary page table entry to its last channel's address space.
+    /// The driver writes an arbitrary page table entry in its last channel's address space.
     Entry { page: u16, low: u32, high: u8 },
     /// The driver maps a page of lent RAM.
     MapRam { page: u16, slot: u8 },
-    /// The driver submits a copy on its last channel. `engine` is 0 for M2MF, or 1 or 2 for a copy engine.
+    /// The driver submits a copy on its last channel. `engine` is 0 for M2MF, and 1 or 2 for a copy engine.
     Copy { engine: u8, from: u16, to: u16, pages: u8 },
     /// The driver submits two arbitrary words.
     Raw { words: u64 },
@@ -77,9 +77,9 @@ pub enum Step {
     Service,
     /// The driver sets up the paravirtual interface in lent RAM.
     Paravirtual { slot: u8 },
-    /// Publishes a batch of one operation and rings the doorbell.
+    /// The driver publishes a batch of one operation, and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
-    /// Publishes a chain of one descriptor at an arbitrary address and rings the doorbell.
+    /// The driver publishes a chain of one descriptor at an arbitrary address, and rings the doorbell.
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
@@ -87,7 +87,7 @@ pub enum Step {
     Reconnect,
 }
 
-/// Reader of numbers from a byte slice.
+/// Reads numbers from a byte slice.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -142,7 +142,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Decodes arbitrary bytes to steps; an incomplete step at the end is dropped.
+/// Decodes arbitrary bytes into steps. Drops an incomplete step at the end.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut bytes = Bytes(bytes);
@@ -235,7 +235,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// Resource usage of the card: numbers of free chunks, of the mediator's chunks, of each VM's chunks, of channels, and
+/// The card's resource usage: numbers of free chunks, of the mediator's chunks, of each VM's chunks, of channels, and
 /// of I/O address ranges.
 type Taken = (u32, u32, Vec<(TenantId, u32)>, u32, usize);
 
@@ -245,7 +245,7 @@ fn taken(rig: &Rig) -> Taken {
     (chunks.free + chunks.to_scrub, chunks.mediator, placed, channels, ranges)
 }
 
-/// Card and both VMs, reused for all inputs.
+/// The card and both VMs, reused for all inputs.
 struct World {
     rig: Rig,
     evil: Driver,
@@ -294,7 +294,7 @@ impl World {
                 if let Some((region, offset, size)) = place(region, offset, size) {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
-                    // Write directly to memory that a client can map.
+                    // If a client can map the memory, write to it directly.
                     if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
@@ -465,7 +465,7 @@ fn canary(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| CANARY ^ (at >> 6) as u8).collect()
 }
 
-/// Returns an aligned access inside the region, as the server passes it to a device.
+/// Returns an aligned access inside the region, as the server would pass it to a device.
 fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)> {
     let (region, bytes) = match region % 5 {
         0 => (RegionIndex::Bar0, 16 * MIB),

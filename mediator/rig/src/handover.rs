@@ -1,4 +1,4 @@
-//! Handover of a card and its VMs to another owner, like between processes: with a file, descriptors of card and host
+//! Handover of a card and its VMs to another owner, as between processes: with a file, descriptors of card and host
 //! memory, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
@@ -9,7 +9,7 @@ use handover::{Introduction, Package, Receiver, Sender};
 use nvspec::regs::pbus;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, SavedState, Writer};
-use simgpu::memory::Vram;
+use simgpu::Vram;
 use simgpu::{Config, NotQuiescent, SavedCard, SimGpu};
 use std::error::Error;
 use std::fs::File;
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::TenantId;
 
-/// Owner number of the card's parts.
+/// Owner ID of the card's parts.
 const CARD: u32 = 0;
-/// Retry interval for parts that are not quiescent yet.
+/// Interval between attempts to quiesce parts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Names of the descriptors that are handed over.
+/// Name of the card memory's descriptor.
 const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
@@ -37,7 +37,7 @@ pub struct Handover {
     pub sharing: Sharing,
 }
 
-/// Card and VMs in the next owner, before the takeover.
+/// The card and VMs in the next owner, before the takeover.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -85,7 +85,7 @@ impl Handover {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // The previous owner was dropped. On hardware, both owners would use the same card.
+        // The previous owner has been dropped. On hardware, both owners would use the same card.
         assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "the previous owner does not access the card");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }

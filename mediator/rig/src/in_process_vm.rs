@@ -1,9 +1,9 @@
-//! Guests without a VMM, with the card and its mediator in this process. Guests that run workloads use the library
+//! Guests without a VMM; the card and its mediator run in this process. Guests that run workloads use the library
 //! `gdev` as their driver ([`LightGpu`]); guests with their own page tables or submissions use the rig's driver
 //! ([`guest`]).
 //!
 //! Such guests need no boot, so benchmarks can sweep parameters, and tests can run many guests. They call the mediator
-//! like the server does. Tests with VMs cover messages, sockets and stock drivers.
+//! as the server does. Tests with VMs cover messages, sockets and stock drivers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, VmSummary};
 
-/// Number of bytes in a MiB.
+/// Bytes per MiB.
 pub const MIB: u64 = 1 << 20;
-/// Maximum wait of work for memory.
+/// Maximum time that work waits for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Settings of a card, and the division of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CardConfig {
-    /// Size of the memory that VMs share, in MiB.
+    /// Memory that VMs share, in MiB.
     pub card_mib: u64,
-    /// Size of the host memory for chunks, in MiB.
+    /// Host memory for chunks, in MiB.
     pub host_mib: u64,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
@@ -57,7 +57,7 @@ impl CardConfig {
     /// # Errors
     /// Returns an error if the sizes are invalid for a card.
     pub fn open(&self) -> Result<Rig> {
-        // The mediator's data structures use three chunks, and two more stay in reserve.
+        // The mediator's data structures occupy three chunks, and two more stay in reserve.
         let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
         let vram_mib = u32::try_from(self.card_mib + reserve_bytes / MIB)?;
         let sharing = Sharing {
@@ -135,10 +135,10 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
 /// Guest with the library `gdev` as its driver. The CPU transfers inputs and results, as if through an aperture.
 pub type LightGpu = gdev::Context<Vgpu>;
 
-/// Copy limits with which the CPU makes all copies that do not depend on submitted work.
+/// Copy limits that make the CPU perform all copies that do not depend on submitted work.
 const BY_CPU: Tuning = Tuning { direct_write_bytes: u64::MAX, direct_read_bytes: u64::MAX, ..gdev::vgpu::TUNING };
 
-/// VM shared by a test and the VM's driver.
+/// A VM shared by a test and the VM's driver.
 #[derive(Clone)]
 pub struct SharedGuest(Arc<Mutex<Guest>>);
 
@@ -167,7 +167,7 @@ impl SharedGuest {
         Ok(gdev::Context::new(Vgpu::on(Box::new(self.clone()), msi)?, BY_CPU))
     }
 
-    /// Removes the VM like an operator would.
+    /// Removes the VM as an operator would.
     ///
     /// # Errors
     /// Returns an error if the VM cannot be removed, or if it still has a driver.

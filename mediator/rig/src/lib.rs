@@ -1,11 +1,11 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called like the server calls them.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with overridden behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that control registers, page tables,
 //! submissions and batches), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (handover to another owner),
 //! [`in_process_vm`] (guests that run workloads with the library `gdev`), [`RemoteGuest`] (a VM served over a daemon's
 //! socket), [`xen`] (a Xen domain without Xen), [`Machine`] (the interface between a driver and any kind of VM),
-//! [`service_manager`] (starts a daemon, and keeps its sockets). The rig panics on errors of its caller.
+//! [`service_manager`] (starts a daemon, and keeps its sockets). The rig panics on misuse.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does both.
 
@@ -43,12 +43,12 @@ pub use remote::RemoteGuest;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Chunk size in bytes.
 pub const CHUNK: u64 = 2 << 20;
-/// Maximum size of a piece of a saved VM, in bytes.
+/// Maximum chunk size of a saved VM, in bytes.
 const PART: usize = 100_000;
-/// Size of the memory reserved for the mediator on a card, in bytes.
+/// Memory reserved for the mediator on a card, in bytes.
 const RESERVED_BYTES: u64 = 16 << 20;
 
-/// Card and its owner.
+/// A card and its owner.
 pub struct Rig {
     /// Software card.
     pub card: Arc<SimGpu>,
@@ -103,7 +103,7 @@ impl Rig {
         Guest { device, backend, link, settings: settings.clone(), msi, ram: Ram::default(), vram_bytes }
     }
 
-    /// Returns true if the VRAM of a VM at `address` is in host memory.
+    /// Returns true if a VM's VRAM at `address` is in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
         let found = self.host.lock().vram().chunks.lookup(TenantId(vm), vram::GuestVramAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
@@ -166,22 +166,22 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Reads a region, like a client would. A denied read returns all ones.
+    /// Reads a region as a client would. A denied read returns all ones.
     pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         if self.device.region_read(region, offset, data).is_err() {
             data.fill(0xff);
         }
     }
 
-    /// Writes a region, like a client would. A denied write is dropped.
+    /// Writes a region as a client would. A denied write is dropped.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if let Some(deferred) = self.write_until_answered(region, offset, data) {
             self.complete(deferred);
         }
     }
 
-    /// Like [`Self::write`], but returns when the client would receive its response. Returns the deferred part of the
-    /// write, if any.
+    /// Like [`Self::write`], but returns as soon as the client would receive its response. Returns the deferred part of
+    /// the write, if any.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -189,7 +189,7 @@ impl Guest {
         }
     }
 
-    /// Executes the deferred part of a write. The guest must not use its device before.
+    /// Executes the deferred part of a write. The guest must not use its device before this.
     pub fn complete(&mut self, deferred: Deferred) {
         self.device.complete(deferred);
     }
@@ -218,12 +218,12 @@ impl Guest {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads guest VRAM, wherever it is placed, bypassing the guest's device.
+    /// Reads guest VRAM at its current location, bypassing the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("the address is in the VM's VRAM");
     }
 
-    /// Writes guest VRAM like the guest's CPU would, but in one access.
+    /// Writes guest VRAM as the guest's CPU would, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("the address is in the VM's VRAM");
     }
@@ -271,23 +271,22 @@ impl Guest {
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads guest RAM, like the guest's CPU would.
+    /// Reads guest RAM as the guest's CPU would.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes guest RAM, like the guest's CPU would.
+    /// Writes guest RAM as the guest's CPU would.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }
 
-    /// Returns the file of the RAM region that contains `gpa`. The caller can write to it like another CPU of the guest
-    /// would.
+    /// Returns the file of the RAM region that contains `gpa`. The caller can write to it as another guest CPU would.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
 
-    /// Reads a word of guest RAM.
+    /// Returns the 32-bit word of guest RAM at `gpa`.
     #[must_use]
     pub fn ram_word(&self, gpa: u64) -> u32 {
         let mut word = [0; 4];
@@ -306,7 +305,7 @@ impl Guest {
         wait_event(self.msi.as_fd(), WAIT_TIMEOUT).expect("an interrupt");
     }
 
-    /// Takes the MSI messages that have arrived, without waiting. Returns false if there are none.
+    /// Consumes the MSI messages that have arrived, without waiting. Returns false if there are none.
     #[must_use]
     pub fn take_msi(&self) -> bool {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
@@ -341,7 +340,7 @@ impl Guest {
         self.link.is_disconnecting()
     }
 
-    /// Changes the settings of the VM, for its next creation.
+    /// Changes the VM's settings for its next creation.
     pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings);
     }
@@ -352,7 +351,7 @@ impl Guest {
         self.backend.published()
     }
 
-    /// Resets the device, like its client would.
+    /// Resets the device as its client would.
     pub fn reset(&mut self) {
         self.device.reset();
     }
@@ -367,8 +366,8 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card, like an operator would. Its number on that card is `vm`. If `emptied` is set, its
-    /// memory is evicted from its current card first. Returns the number of bytes copied while the VM was stopped.
+    /// Moves the VM to another card as an operator would. `vm` is its ID on that card. If `emptied` is set, its memory
+    /// is evicted from its current card first. Returns the number of bytes copied while the VM was stopped.
     ///
     /// # Errors
     /// Returns an error if the move is not possible. The VM then continues on its current card.
@@ -376,8 +375,8 @@ impl Guest {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Like [`Self::move_to`], but calls `meanwhile` after all memory that can be copied in advance was copied, before
-    /// the VM stops. Calls `behind` after the VM has resumed, before its resources on this card are released.
+    /// Like [`Self::move_to`], but calls `meanwhile` after all memory that can be copied in advance has been copied,
+    /// before the VM stops. Calls `behind` after the VM has resumed, before its resources on this card are released.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::move_to`].
@@ -421,7 +420,7 @@ impl Guest {
         }
     }
 
-    /// Saves the VM, like an operator would. The VM continues.
+    /// Saves the VM as an operator would. The VM continues.
     ///
     /// # Errors
     /// Returns the error that an operator would see if the VM cannot be saved.
@@ -434,7 +433,7 @@ impl Guest {
         Ok(all)
     }
 
-    /// Restores the VM from `saved` on a card, like an operator would. Its number on that card is `vm`.
+    /// Restores the VM from `saved` on a card as an operator would. `vm` is its ID on that card.
     ///
     /// # Errors
     /// Returns an error if the restore is not possible. The VM then continues unchanged.
@@ -473,7 +472,7 @@ impl Guest {
         self.backend.check_movable()
     }
 
-    /// Removes the VM, like an operator would.
+    /// Removes the VM as an operator would.
     ///
     /// # Errors
     /// Returns the error that an operator would see if the VM cannot be removed.

@@ -8,8 +8,8 @@ use std::io;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
-/// CPU and RAM of a guest, as far as a driver uses them. As on hardware, accesses do not fail: denied reads return all
-/// ones, and so do all reads once the device is gone.
+/// CPU and RAM of a guest, limited to a driver's needs. As on hardware, accesses do not fail: denied reads return
+/// all ones, and so do all reads once the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -23,7 +23,7 @@ pub trait Machine {
     /// Reads guest VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes guest VRAM, like the guest's CPU would.
+    /// Writes guest VRAM as the guest's CPU would.
     fn vram_write(&self, at: u64, data: &[u8]);
 
     /// Reads guest RAM.
@@ -32,7 +32,7 @@ pub trait Machine {
     /// Writes guest RAM.
     fn ram_write(&self, gpa: u64, data: &[u8]);
 
-    /// Waits for an MSI message. Returns false if the device is gone and no interrupt will arrive.
+    /// Waits for an MSI message. Returns false if the device is gone, so that no interrupt will arrive.
     fn wait_msi(&self) -> bool;
 
     /// Reads a register.
@@ -148,7 +148,7 @@ impl Ram {
         assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
     }
 
-    /// Returns the file of the region that contains `gpa`, for accesses by others than the guest.
+    /// Returns the file of the region that contains `gpa`, for accesses that bypass the guest.
     pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
         self.place(gpa).0.try_clone().expect("another descriptor")
     }

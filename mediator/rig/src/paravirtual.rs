@@ -16,7 +16,7 @@ const REQUEST: u64 = 0x2000;
 const REPLY: u64 = 0x1_8000;
 const REPLY_BYTES: u32 = 0x8000;
 
-/// Configured interface, with its queue in RAM.
+/// A configured interface, with its queue in RAM.
 #[derive(Clone, Copy, Debug)]
 pub struct Interface {
     /// Guest-physical start address of the interface's RAM.
@@ -37,7 +37,7 @@ impl Interface {
         Self { base, next: 0 }
     }
 
-    /// Configures a queue at `base`, regardless of the contents of the memory. Returns true if the device accepts it.
+    /// Configures a queue at `base`, regardless of the memory's contents. Returns true if the device accepts it.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);
@@ -45,7 +45,7 @@ impl Interface {
         Self::status(machine) == status::READY
     }
 
-    /// Writes the location of the queue without enabling the queue.
+    /// Writes the queue's location without enabling the queue.
     pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
         let features = features & machine.rd(OFFSET + register::FEATURES);
         machine.wr(OFFSET + register::FEATURES, features);

@@ -1,4 +1,5 @@
-//! A VM served over a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed with vfio-user messages.
+//! A VM served over a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed through vfio-user
+//! messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -15,18 +16,18 @@ use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
 /// Timeout of a wait, longer than any operation takes, even on a loaded host.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Number of MSI in the protocol.
+/// Index of MSI in the protocol.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
-/// Size of a read of the device's state, in bytes.
+/// Size of each read of the device's state, in bytes.
 const STATE_PART: u32 = 32 << 10;
 /// Size of a VRAM access in one message, in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// Remote VM. Writes are posted, like those of QEMU.
+/// A remote VM. Writes are posted, as in QEMU.
 ///
 /// The device can disappear at any time, because an operator may remove the VM; [`Self::is_there`] then returns false.
-/// If the server does not respond, or violates the protocol, this type panics.
+/// Methods panic if the server does not respond or violates the protocol.
 pub struct RemoteGuest {
     /// `None` once the device has disappeared.
     client: RefCell<Option<Client>>,
@@ -39,7 +40,7 @@ impl RemoteGuest {
     /// Connects like a VMM, and enables MSI. The VM has `vram_bytes` bytes of VRAM.
     ///
     /// # Errors
-    /// Returns an error if no server listens, or if the server rejects the connection.
+    /// Returns an error if no server is listening, or if the server rejects the connection.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -93,7 +94,7 @@ impl RemoteGuest {
         Some(file)
     }
 
-    /// Resets the device, like its client would.
+    /// Resets the device as its client would.
     pub fn reset(&mut self) {
         self.ask(Client::reset);
     }
@@ -105,8 +106,8 @@ impl RemoteGuest {
     }
 
     /// Migrates to an unused device, served at `socket`. The client stops this device, reads its state, and loads the
-    /// state into the other device. The client lends all RAM of the VM to that device, readable and writable. Returns
-    /// the size of the state in bytes.
+    /// state into the other device. The client also lends all of the VM's RAM to that device, readable and writable.
+    /// Returns the size of the state in bytes.
     ///
     /// # Errors
     /// Returns an error if one of the servers rejects a request. This device is then stopped, and the other device is
@@ -212,12 +213,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // No request is outstanding, so the error means that the connection was closed.
+        // No request is outstanding, so the error means that the connection has been closed.
         *place = None;
         false
     }
 
-    /// Writes with one message, like a VMM that combines posted writes.
+    /// Writes in one message, like a VMM that combines posted writes.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
@@ -233,7 +234,7 @@ fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }
 
-/// Returns the start addresses of the pieces of `len` bytes at `at`.
+/// Returns the start addresses of the chunks of an access to `len` bytes at `at`.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
     (at..at + len as u64).step_by(MESSAGE_BYTES as usize)
 }

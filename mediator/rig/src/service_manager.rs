@@ -25,11 +25,11 @@ const STOP_MESSAGE: &[u8] = b"X_LAST=1";
 /// Messages received so far.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Unread notification lines, except those about stored descriptors.
+    /// Unread notification lines, except for those about stored descriptors.
     pub said: Vec<String>,
     /// Stored descriptors with their names, in order. Two descriptors may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
-    /// Number of messages about stored descriptors.
+    /// Number of received messages about stored descriptors.
     pub stored: u64,
 }
 
@@ -87,7 +87,7 @@ impl ServiceManager {
     /// # Errors
     /// Returns an error if a descriptor cannot be duplicated.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service checks the process ID to verify that it is the recipient of the descriptors.
+        // A service checks the process ID to verify that the descriptors are for itself.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());
@@ -109,7 +109,7 @@ impl ServiceManager {
     }
 
     /// Calls `look` with the received messages, immediately and whenever further messages arrive, until it returns a
-    /// value. Fails after `limit`.
+    /// value.
     ///
     /// # Errors
     /// Returns an error on timeout.

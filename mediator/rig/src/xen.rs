@@ -1,4 +1,4 @@
-//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed with Xen's I/O
+//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed through Xen's I/O
 //! requests.
 
 use super::{Machine, Rig};
@@ -23,7 +23,7 @@ const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0
 /// Offset of the vGPU's MSI capability.
 const MSI: u64 = 0x68;
 
-/// VM on a card, and the thread that serves its domain.
+/// A VM on a card, and the thread that serves its domain.
 pub struct XenVm {
     /// Fake hypervisor.
     pub xen: FakeXen,
@@ -37,7 +37,7 @@ pub struct XenVm {
 }
 
 impl XenVm {
-    /// Creates a VM numbered `vm`, for a domain named `name`.
+    /// Creates a VM with the ID `vm`, for a domain named `name`.
     ///
     /// # Panics
     /// Panics if the card has no memory for the VM.
@@ -60,7 +60,7 @@ impl XenVm {
     }
 
     /// Creates a domain for the VM, with `kib` KiB of RAM and two CPUs, of which a driver uses only the first. The
-    /// domain is served, its BARs are placed, and MSI is enabled.
+    /// domain is served, its BARs are mapped, and MSI is enabled.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
         let domain = self.xen.create(FakeSpec { kib, cpus: 2, spare: self.spare, ..FakeSpec::new(id, &self.name) });

@@ -1,4 +1,4 @@
-//! Streamed bodies. Only a few pieces are in flight. A stalled client is disconnected, because other clients wait for a
+//! Streamed bodies. Only a few chunks are in flight. A stalled client is disconnected, because other clients wait for a
 //! connection.
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight. A piece holds 256 KiB, or as many bytes as the client sent in one write.
+/// Maximum number of chunks in flight. A chunk holds 256 KiB, or as many bytes as the client sent in one write.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
 /// Maximum time without a byte from or to the client.
 // TIMEOUT: a disk may have to spin up.
@@ -29,10 +29,10 @@ pub struct Given {
 }
 
 impl Given {
-    /// Sends a piece.
+    /// Sends a chunk.
     ///
     /// # Errors
-    /// Returns an error if the client no longer accepts pieces.
+    /// Returns an error if the client no longer accepts chunks.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
@@ -52,7 +52,7 @@ impl Given {
             };
             if stalls.elapsed() > STALL_TIMEOUT || self.began.elapsed() > BODY_TIMEOUT {
                 return Err(format!(
-                    "the client is too slow: {} seconds for a piece, {} in total",
+                    "the client is too slow: {} seconds for a chunk, {} in total",
                     STALL_TIMEOUT.as_secs(),
                     BODY_TIMEOUT.as_secs()
                 ));
@@ -62,8 +62,8 @@ impl Given {
     }
 }
 
-/// Runs `work` on another thread. `work` may block, and sends the pieces of a response body. Returns this body once its
-/// first piece exists, or the result of `work` if it ends without sending a piece.
+/// Runs `work` on another thread. `work` may block, and sends the chunks of a response body. Returns this body once its
+/// first chunk exists, or the result of `work` if it ends without sending a chunk.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -84,7 +84,7 @@ where
 pub struct Taken(Receiver<Piece>);
 
 impl Taken {
-    /// Returns the next piece, or an empty piece at the end of the body. Blocks until a piece arrives.
+    /// Returns the next chunk, or an empty chunk at the end of the body. Blocks until a chunk arrives.
     ///
     /// # Errors
     /// Returns an error if the rest of the body cannot be received.
@@ -93,7 +93,7 @@ impl Taken {
     }
 }
 
-/// Runs `work` on another thread. `work` may block, and receives the pieces of a request body. Returns the result of
+/// Runs `work` on another thread. `work` may block, and receives the chunks of a request body. Returns the result of
 /// `work`, or `None` if it panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,

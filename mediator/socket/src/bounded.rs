@@ -1,4 +1,4 @@
-//! A listening socket with a limit on its connections, so that read-only clients cannot exhaust the daemon's file
+//! A listening socket that limits its connections, so that read-only clients cannot exhaust the daemon's file
 //! descriptors.
 
 use std::io;
@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Maximum number of concurrent connections to a socket. Further connections wait in the backlog.
 const CONNECTIONS: usize = 64;
 
-/// Listening socket with a connection limit.
+/// A listening socket with a connection limit.
 #[derive(Debug)]
 pub struct Bounded<L = tokio::net::UnixListener> {
     listener: L,
@@ -81,14 +81,14 @@ impl Listener for Bounded {
     }
 }
 
-/// Connection that returns its permit when closed.
+/// A connection that returns its permit when closed.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// Process at the other end of a connection, as recorded by the kernel during `connect`.
+/// The process at the other end of a connection, as recorded by the kernel during `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// User ID of the process; `None` if the kernel does not report it.

@@ -1,14 +1,14 @@
-//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM has to wait for
-//! the client.
+//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for the
+//! client.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-/// Size of a read in bytes.
+/// Size of each read, in bytes.
 const BYTES_PER_READ: usize = 256 << 10;
 
-/// Temporary file, deleted when this value is dropped or the process exits.
+/// A temporary file, deleted when this value is dropped or the process exits.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
@@ -18,7 +18,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Creates an empty file, limited to `most` bytes, in `folder`, or in the directory for temporary files if `folder`
+    /// Creates an empty file of at most `most` bytes in `folder`, or in the directory for temporary files if `folder`
     /// is `None`.
     ///
     /// # Errors
@@ -50,12 +50,12 @@ impl Spool {
     }
 }
 
-/// [`Spool`] that is being read.
+/// A [`Spool`] that is being read.
 #[derive(Debug)]
 pub struct Spooled(Spool);
 
 impl Spooled {
-    /// Returns the next piece, which is empty at the end.
+    /// Returns the next chunk, which is empty at the end.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.

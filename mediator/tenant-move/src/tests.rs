@@ -37,7 +37,7 @@ impl Owner for Fake<'_> {
             Request::View { .. } => Answer::View(Box::default()),
             Request::Add(tenant) => {
                 if knows.is_ok() {
-                    return Err(Trouble::Refused("there is a tenant `a` already".to_owned()));
+                    return Err(Trouble::Refused("tenant `a` already exists".to_owned()));
                 }
                 self.tenant.set(Some(tenant.arrives));
                 if !tenant.arrives {

@@ -1,6 +1,6 @@
 //! Classes 0x90b5 and 0x90b8, the copy engine, with the methods of nouveau's own microcode. A Fermi copy engine is a
-//! microcontroller whose uploaded program defines its methods. NVIDIA's driver uses a different method set (launch also
-//! at 0x300, but addresses at 0x400), which is not declared here.
+//! microcontroller whose uploaded program defines its methods. NVIDIA's driver uses a different method set (with the
+//! launch also at 0x300, but the addresses at 0x400), which is not declared here.
 //!
 //! A surface is pitch-linear or block-linear. Sizes and positions in block-linear surfaces are in elements; an element
 //! is a byte unless [`exec::FORMAT`] is set.
@@ -96,9 +96,9 @@ pub mod exec {
 /// Fields of [`SRC_TILE_MODE`] and [`DST_TILE_MODE`].
 pub mod tile_mode {
     use super::Field;
-    /// Block depth: log2 of slices.
+    /// Block depth: log2 of the number of slices.
     pub const DEPTH: Field = Field::new(11, 8);
-    /// Block height: log2 of GOBs (8 rows each).
+    /// Block height: log2 of the number of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
     /// Block width: [`WIDTH_16`]; any other value means 64 bytes.
     pub const WIDTH: Field = Field::new(3, 0);

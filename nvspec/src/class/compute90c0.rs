@@ -55,7 +55,7 @@ pub const BEGIN_GRID: u32 = 0x29c;
 /// Number of registers per thread.
 #[doc(alias = "CP_GPR_ALLOC")]
 pub const REGISTERS: u32 = 0x2c0;
-/// Enables the table set through [`GLOBAL_MAP_ENTRY`].
+/// Enables the table that [`GLOBAL_MAP_ENTRY`] sets.
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
 /// Sets an entry of the table that maps the upper byte of global addresses; see [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
@@ -267,9 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. Methods without a name here do not affect the execution
-/// of grids: textures, surfaces, cache configuration, work distribution, spare and firmware methods, performance
-/// counters.
+/// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
+/// execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware methods,
+/// performance counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),

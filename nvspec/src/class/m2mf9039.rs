@@ -126,11 +126,11 @@ pub mod exec {
 /// Fields of [`TILING_MODE_IN`] and [`TILING_MODE_OUT`].
 pub mod block_size {
     use super::Field;
-    /// Block depth: log2 of slices.
+    /// Block depth: log2 of the number of slices.
     pub const DEPTH: Field = Field::new(11, 8);
-    /// Block height: log2 of GOBs (8 rows each).
+    /// Block height: log2 of the number of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Block width: log2 of GOBs (64 bytes each); must be 0.
+    /// Block width: log2 of the number of GOBs (64 bytes each); must be 0.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Log2 of the maximum height and depth.
     pub const LOG2_MAX: u32 = 5;

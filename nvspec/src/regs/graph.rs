@@ -121,7 +121,7 @@ regs! {
         DMEM_DATA @ 0x1051c4 Rw {}
     }
 
-    /// PGRAPH's front end: status, interrupts, and the side doors for context generation.
+    /// PGRAPH's front end: status, interrupts, and the side-band commands for context generation.
     mod pgraph @ 0x400000 .. 0x405000 {
         /// Interrupts pending.
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
@@ -135,11 +135,11 @@ regs! {
         TRAP_EN[7; 4] @ 0x400120 Rw {}
         /// Interrupt enable.
         INTR_EN @ 0x40013c Rw {}
-        /// Address of the ICMD side door; a write executes the command.
+        /// Address of the ICMD side-band command; a write executes the command.
         ICMD_COMMAND @ 0x400200 Wo {}
-        /// Data of the ICMD side door.
+        /// Data of the ICMD side-band command.
         ICMD_DATA @ 0x400204 Rw {}
-        /// Enables the ICMD side door.
+        /// Enables ICMD side-band commands.
         ICMD_ENABLE @ 0x400208 Rw {}
         /// Enables methods, and resumes execution after a trap.
         CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
@@ -155,9 +155,9 @@ regs! {
         TRAPPED_DATA_HI @ 0x40070c Ro {}
         /// Classes bound to the subchannels.
         SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
-        /// Class and method of the method side door; a write executes the method.
+        /// Class and method of a side-band method; a write executes the method.
         MTHD_COMMAND @ 0x404488 Wo { 31:31 EXECUTE; 27:14 METHOD; 15:0 CLASS; }
-        /// Data of the method side door.
+        /// Data of a side-band method.
         MTHD_DATA @ 0x40448c Rw {}
         /// Power and reset handshake.
         PWR_HANDSHAKE @ 0x404170 Rw { 4:4 BUSY; }

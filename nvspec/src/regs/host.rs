@@ -110,7 +110,7 @@ regs! {
         PBDMA_INTR_ID @ 0x0025a0 W1c {}
         /// Engines with a non-stall interrupt.
         NON_STALL_ID @ 0x0025a4 Ro {}
-        /// Non-stall interrupts of the engines, in bit 0 of each of eight nibbles.
+        /// Non-stall interrupts of the engines: bit 0 of each of eight nibbles.
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
         /// Non-stall interrupt enables: the effective bits of each nibble of `NON_STALL_INTR`, for all engines.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }

@@ -26,8 +26,8 @@ pub const BAR0_BYTES: u64 = 16 << 20;
 /// Read value if no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// BAR0 ranges with plain state registers, which are too many for individual names. Each range has its name, its start
-/// offset, and the offset just past its last register.
+/// BAR0 ranges with plain state registers, which are too numerous for individual names. Each range has its name, its
+/// start offset, and the offset just past its last register.
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),
@@ -38,5 +38,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// Registers affected by a PGRAPH reset, as ranges from the start offset to the offset just past the last register.
+/// Registers that a PGRAPH reset affects, as ranges from the start offset to the offset just past the last register.
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];

@@ -1,4 +1,4 @@
-//! Home of a gang, which decides when its cards are gathered and when its turns start and end.
+//! Gang home: decides when the gang's cards are gathered and when its turns start and end.
 
 use super::{CardId, CardState, Command, GangConfig};
 use sched::Nanos;
@@ -10,7 +10,8 @@ struct Report {
     round: u64,
     state: CardState,
     wants: bool,
-    /// Number of the last numbered command to the card; `None` if there was none since its connection was established.
+    /// Number of the last numbered command sent to the card, or `None` if none was sent since the connection was
+    /// established.
     sent: Option<u64>,
 }
 
@@ -29,13 +30,13 @@ impl Report {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// No card is gathered.
+    /// No gather or turn is in progress.
     Idle,
     /// The cards are being gathered.
     Gathering { since: Nanos },
     /// The gates are open.
     Running,
-    /// The cards were told to stop. The last change was at `quiet`.
+    /// The cards were told to stop. `quiet` is the time of the last report or step.
     Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Home {
     /// Number of the last numbered command.
     round: u64,
     phase: Phase,
-    /// Age of the request for the next turn, or `None` if the gang has no work.
+    /// Timestamp of the request for the next turn, or `None` if the gang has no work.
     age: Option<u64>,
     /// Cards that were told to compete for a turn.
     competing: BTreeSet<CardId>,
@@ -86,13 +87,13 @@ impl Home {
         self.reported(card, (0, CardState::Absent, false), now);
     }
 
-    /// Returns the time at which [`Self::commands`] returns more commands without a new report.
+    /// Returns the time at which [`Self::commands`] must be called again if no report arrives earlier.
     pub(super) fn deadline(&self, config: &GangConfig) -> Option<Nanos> {
         match self.phase {
             Phase::Gathering { since } => Some(since.after(config.gather_ns)),
             Phase::Stopping { since, quiet, step_ns, is_released } => {
                 let limit = since.after(config.gather_ns);
-                // Without a report, there are commands only if a card has drained.
+                // Without a new report, commands are needed only if a card has drained.
                 let has_drained = !is_released && self.drained().next().is_some();
                 let step = has_drained.then(|| quiet.after(step_ns).min(limit));
                 step.or_else(|| (!self.competing.is_empty()).then_some(limit))
@@ -101,10 +102,10 @@ impl Home {
         }
     }
 
-    /// Returns the commands to send, based on the reports and the time. `clock` is the age of a request at this time.
+    /// Returns the commands to send, based on the reports and the time. `clock` is the timestamp of a new request.
     pub(super) fn commands(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Vec<(CardId, u64, Command)> {
         let mut commands = Vec::new();
-        // The loop terminates because after each command, the next step needs reports or a later time.
+        // The loop terminates: after each command, the next transition requires a report or a later time.
         while let Some(command) = self.step(config, clock, now) {
             self.send(command, &mut commands);
         }
@@ -122,7 +123,7 @@ impl Home {
         commands
     }
 
-    /// Queues a command for its destination cards. A numbered command makes earlier reports obsolete.
+    /// Queues a command for its destination cards. Reports sent before a numbered command become obsolete.
     fn send(&mut self, command: Command, commands: &mut Vec<(CardId, u64, Command)>) {
         let numbered = matches!(command, Command::Gather { .. } | Command::Step | Command::Release);
         let only_drained = matches!(command, Command::Step | Command::Release);
@@ -139,8 +140,8 @@ impl Home {
         }
     }
 
-    /// Returns true if the gang should not compete on the other cards because a card has not stopped for a long time.
-    /// The process that owns that card may be stopped.
+    /// Returns true if the gang should not compete on its other cards because one card has not stopped for a long time.
+    /// The process that owns that card may be suspended.
     fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
         matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
     }
@@ -158,7 +159,7 @@ impl Home {
         self.cards.values().all(|card| card.is_current() && card.is(states))
     }
 
-    /// Returns the next command to all cards if the reports or the time require one.
+    /// Returns the next command to all cards, if one is due.
     fn step(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Option<Command> {
         use CardState::{Absent, Contested, Drained, Gathering, Offered, Ready, Resting, Running, Stuck, Waiting};
         let has_work = self.cards.values().any(|card| card.wants);
@@ -177,7 +178,7 @@ impl Home {
                     return Some(Command::Run);
                 }
                 let continues = |card: &Report| {
-                    // A report with another state may have been sent before the command arrived.
+                    // A report with another state may predate the command.
                     card.is(&[Gathering, Ready]) || card.is(&[Offered, Stuck, Waiting]) && !card.is_current()
                 };
                 if self.cards.values().all(continues) && !is_late {
@@ -187,7 +188,7 @@ impl Home {
                 Some(Command::Stop)
             }
             Phase::Running => {
-                // A `Contested` report may have been sent before the command to open the gates arrived.
+                // A `Contested` report may predate the command that opens the gates.
                 let continues = |card: &Report| card.is(&[Ready, Contested, Running, Resting]);
                 let has_ended = self.all(&[Resting]) && !has_work;
                 if self.cards.values().all(continues) && !has_ended {
@@ -212,8 +213,8 @@ impl Home {
                 if now < quiet.after(step_ns) {
                     return None;
                 }
-                // Increase the interval between steps, so that cards with long kernels, which would otherwise step
-                // alternately, end at the same step.
+                // Double the interval between steps. Otherwise, cards with long kernels could keep draining at
+                // different times.
                 self.phase = Phase::Stopping { since, quiet: now, step_ns: step_ns.saturating_mul(2), is_released };
                 Some(Command::Step)
             }

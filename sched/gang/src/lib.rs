@@ -1,7 +1,7 @@
-//! Schedules gangs. A gang is a tenant with several cards, which gets its turns on all of these cards at the same time.
+//! Gang scheduling. A gang is a tenant with several cards that gets its turns on all of them at the same time.
 //!
 //! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, a deadlock
-//! is possible: each of two tenants has the turn on one card and waits for the turn on the other card. Therefore, the
+//! is possible: each of two tenants has the turn on one card and waits for the turn on the other card. Therefore, all
 //! gates of a gang open at the same time. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
 //! accounts. The *home* of a gang is its card with the lowest number. There, `home` coordinates the gang through
 //! messages. Cards share no other state, so a failed or stopped card affects only its own gangs.
@@ -10,17 +10,17 @@
 //! 1. A card whose accounts select a gang *offers* itself to the gang. In the meantime, the next tenant gets the turn
 //!    (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
-//!    turn, and is *ready* when the holder has returned the card or overruns.
-//! 3. When all cards are ready, the gates open. A gather that is rejected or lasts longer than
-//!    [`GangConfig::gather_ns`] is *cancelled* on all cards.
+//!    turn, and is *ready* when the holder has returned the card or has overrun.
+//! 3. The gates open when all cards are ready. A gather that is rejected or lasts longer than [`GangConfig::gather_ns`]
+//!    is *cancelled* on all cards.
 //! 4. A card serves one gather at a time. An *older* gang gets priority over a younger gang that is still gathering:
 //!    the card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A
 //!    younger gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
 //! 5. The turn ends on all cards when one card recalls it or the gang has no work. Kernels on one card may wait for
-//!    kernels behind the closed gate of another card. Therefore, the gang keeps cards that have *drained*, and these
-//!    cards admit one more submission at a time (a *step*). When all cards have drained, they are released at the same
-//!    time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it is
-//!    considered ready for the gang's next turn, in which the missing kernels run.
+//!    kernels that the closed gate of another card holds back. Therefore, the gang keeps cards that have *drained*, and
+//!    these cards admit one more submission at a time (a *step*). When all cards have drained, they are released at the
+//!    same time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it
+//!    is considered ready for the gang's next turn, in which the missing kernels run.
 //!
 //! No deadlock is possible. A running gang does not wait for another gang, and its turn ends after a slice if another
 //! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders; it does not wait for an older gang,
@@ -28,12 +28,13 @@
 //! own cards. No gang starves: the oldest gathering gang is never rejected, and each card's accounts eventually make it
 //! due. Ages are Lamport timestamps, so the cards need no common clock.
 //!
-//! A card charges a gang from the time at which the card is ready. Therefore, the gang is also charged for the time in
-//! which its cards wait for each other. [`GangView`] contains this time.
+//! A card charges a gang from the moment the card is ready. Therefore, the gang also pays for the time its cards wait
+//! for each other. [`GangView`] reports this time.
 //!
 //! Like [`GroupTurns`], the crate does no I/O: its inputs are calls, messages, and the time, and its outputs are
-//! [`Order`]s and messages. Messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]).
-//! Start with `home`, which contains the phases of a turn; `member` contains the stages of a gang on one card.
+//! [`Order`]s and messages. Messages between two cards arrive in order until the connection ends ([`GangTurns::lost`]).
+//! Start reading at `home`, which implements the phases of a turn. `member` implements the stages of a gang on one
+//! card.
 //!
 //! Sources: D. Feitelson and L. Rudolph, *Gang scheduling performance benefits for fine-grain synchronization* (1992);
 //! D. Rosenkrantz et al., *System level concurrency control for distributed database systems* (1978): wound-wait.
@@ -59,44 +60,43 @@ pub struct GangConfig {
     /// Maximum duration of a gather, in ns. Must exceed [`sched::turns::TurnsConfig::overrun_ns`], which is the maximum
     /// wait for a recalled turn.
     pub gather_ns: u64,
-    /// Time in ns that drained cards wait for the gang's other cards at the end of a turn before they admit one more
-    /// submission.
+    /// Time that drained cards wait for the gang's other cards at the end of a turn before they admit one more
+    /// submission, in ns.
     pub step_ns: u64,
 }
 
 impl Default for GangConfig {
-    /// Returns a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 0.25 ms,
-    /// which exceeds the latency of two messages between owners.
+    /// Returns a gather limit of 45 ms (1.5 times the limit for a recalled turn), and a step interval of 0.25 ms, which
+    /// exceeds the latency of two messages between owners.
     fn default() -> Self {
         Self { gather_ns: 45_000_000, step_ns: 250_000 }
     }
 }
 
-/// Order to send a message to a tenant or to act on it.
+/// An action on a tenant, or a message to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GangOrder {
-    /// Order that is also possible for the turns of a single card.
+    /// An order that also exists for single-card turns.
     Turn(Order),
-    /// The gang's gate opens for one submission of each process. Then, the processes report the end of their work, as
-    /// after a recall. Processes without work report immediately.
+    /// Open the gang's gate for one submission of each process. The processes then report the end of their work, as
+    /// after a recall; processes without work report immediately.
     Step(TenantId),
 }
 
 /// Statistics of a gang on one card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GangCounts {
-    /// Number of turns for which the card was gathered successfully.
+    /// Number of turns for which the card was successfully gathered.
     pub turns: u64,
-    /// Number of gathers that were cancelled or rejected on this card.
+    /// Number of gathers of this card that were cancelled or rejected.
     pub cancelled: u64,
-    /// Total time in ns in which the card was ready and waited for the gang's other cards.
+    /// Total time that the card was ready and waited for the gang's other cards, in ns.
     pub gather_ns: u64,
-    /// Longest wait of the ready card for the other cards, in ns.
+    /// Longest time that the card was ready and waited for the other cards, in ns.
     pub longest_gather_ns: u64,
-    /// Time in ns in which the gang's gate on this card was closed during the gang's turn because the gang had no work
-    /// here.
+    /// Time during the gang's turns in which its gate on this card was closed because the gang had no work here, in ns.
     pub rest_ns: u64,
-    /// Durations from the gang's first offer or work on this card to its turn.
+    /// Delays from the gang's first offer or work on this card to its turn.
     pub waits: Histogram,
 }
 
@@ -105,20 +105,19 @@ pub struct GangCounts {
 pub struct GangView {
     /// The gang's cards.
     pub cards: BTreeSet<CardId>,
-    /// Cards of the gang that are unreachable from this card. The gang gets a turn only if all cards are reachable from
-    /// its home.
+    /// The gang's cards that are unreachable from this card. The gang gets a turn only if its home can reach all cards.
     pub missing: BTreeSet<CardId>,
     /// True if the gang has work on this card.
     pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
-    /// True if the accounts of this card have selected the gang, and the gang is waiting for its other cards.
+    /// True if this card's accounts have selected the gang, and the gang is waiting for its other cards.
     pub is_offered: bool,
-    /// Statistics on this card.
+    /// The gang's statistics on this card.
     pub counts: GangCounts,
 }
 
-/// Turns of one card, for tenants that use only this card and for tenants that use several cards.
+/// Turns of one card, shared by single-card tenants and gangs.
 #[derive(Debug)]
 pub struct GangTurns {
     card: CardId,
@@ -133,12 +132,12 @@ pub struct GangTurns {
     clock: u64,
     orders: Vec<GangOrder>,
     messages: Vec<(CardId, Message)>,
-    /// Messages from this card to itself.
+    /// Queue of messages from this card to itself.
     own: VecDeque<Message>,
 }
 
 impl GangTurns {
-    /// Creates the turns of a card without gangs, based on its turns for single tenants and groups.
+    /// Creates the turns of a card without gangs, on top of `turns` for single tenants and groups.
     #[must_use]
     pub fn new(card: CardId, turns: GroupTurns, config: GangConfig) -> Self {
         Self {
@@ -155,14 +154,14 @@ impl GangTurns {
         }
     }
 
-    /// Returns the underlying turns for reading their state.
+    /// Returns the underlying turns, for queries.
     #[must_use]
     pub fn turns(&self) -> &GroupTurns {
         &self.turns
     }
 
-    /// Performs a change of the underlying turns that does not affect the work of gangs: tenants, settings, strikes,
-    /// records.
+    /// Applies a change to the underlying turns that does not affect the gangs' work, such as adding a tenant or
+    /// changing settings.
     pub fn with_turns<T>(&mut self, now: Nanos, change: impl FnOnce(&mut GroupTurns) -> T) -> T {
         let result = change(&mut self.turns);
         self.pump(now);
@@ -170,8 +169,8 @@ impl GangTurns {
     }
 
     /// Makes a tenant of the underlying turns the gang's member on this card. The tenant must have no work and no
-    /// group. The number and the set of cards of a gang must be identical on all cards. Returns false if `cards` does
-    /// not include this card, if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
+    /// group. All cards must use the same gang number and set of cards. Returns false if `cards` does not include this
+    /// card, if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
     pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: &BTreeSet<CardId>, now: Nanos) -> bool {
         let taken = self.members.contains_key(&gang) || self.gang_of(tenant).is_some();
         let Some(&home) = cards.first().filter(|_| cards.contains(&self.card) && !taken) else { return false };
@@ -188,7 +187,7 @@ impl GangTurns {
         true
     }
 
-    /// Removes a gang from this card. The gang's work must have ended. Its tenant stays, but its turns are no longer
+    /// Removes a gang from this card. The gang must have no work left. Its tenant stays, but its turns are no longer
     /// offered.
     pub fn leave(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
@@ -213,7 +212,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that the connection to another card has ended. Messages from that card in transit are lost.
+    /// Records that the connection to another card has ended. Messages in transit from that card are lost.
     pub fn lost(&mut self, card: CardId, now: Nanos) {
         if card == self.card || !self.reachable.remove(&card) {
             return;
@@ -249,8 +248,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Pauses or resumes a tenant on this card. While a gang's tenant is paused, the gang also gets no turn on its
-    /// other cards.
+    /// Pauses or resumes a tenant on this card. A gang whose tenant is paused gets no turn on its other cards either.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.pause_member(gang, paused, now),
@@ -277,7 +275,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Returns the time at which [`Self::tick`] is due if there is no earlier event.
+    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let homes = self.homes.values().filter_map(|home| home.deadline(&self.config));
@@ -285,12 +283,12 @@ impl GangTurns {
         homes.chain(members).chain(self.turns.next_wakeup()).min()
     }
 
-    /// Returns and clears the orders since the last call, in order.
+    /// Returns and clears the pending orders, in order.
     pub fn take_orders(&mut self) -> Vec<GangOrder> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Returns and clears the messages to other cards since the last call, in order.
+    /// Returns and clears the pending messages to other cards, in order.
     pub fn take_messages(&mut self) -> Vec<(CardId, Message)> {
         std::mem::take(&mut self.messages)
     }
@@ -304,7 +302,7 @@ impl GangTurns {
         }
     }
 
-    /// Returns true if a tenant has waiting or running work on this card.
+    /// Returns true if a tenant has queued or running work on this card.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         match self.member_of(tenant) {
@@ -342,8 +340,7 @@ impl GangTurns {
         self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
     }
 
-    /// Requests reports to the homes on this card, for the gangs accepted by `concerned`, from one card or from all
-    /// cards.
+    /// Asks one card, or all cards, to report to the homes on this card, for the gangs that `concerned` accepts.
     fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
         let mut greetings = Vec::new();
         for (&gang, home) in self.homes.iter().filter(|(gang, home)| concerned(**gang, home)) {
@@ -365,8 +362,7 @@ impl GangTurns {
         }
     }
 
-    /// Forwards the decisions of the underlying turns, delivers this card's messages to itself, and reports all
-    /// changes.
+    /// Processes the underlying turns' decisions and this card's messages to itself, and reports all changes.
     fn pump(&mut self, now: Nanos) {
         loop {
             for tenant in self.turns.take_offers() {

@@ -5,7 +5,8 @@ use sched::turns::Order;
 use sched::{Nanos, TenantId};
 use std::collections::BTreeSet;
 
-/// A card abandons a gather by itself after this multiple of the home's limit, because the home has probably stopped.
+/// Multiple of the home's gather limit after which a card abandons a gather by itself, because the home has probably
+/// stopped.
 const PATIENCE_FACTOR: u64 = 2;
 
 /// Stage of a gang on one card.
@@ -17,19 +18,19 @@ pub(super) enum Stage {
     Queued,
     /// The card's accounts have selected the gang.
     Offered,
-    /// The gang waits until a younger gang releases the card.
+    /// The gang is waiting for a younger gang to release the card.
     Contending { since: Nanos },
     /// The next turn is reserved for the gang.
     Reserved { since: Nanos },
     /// The card is available for the gang, but not all of the gang's other cards are ready.
     Ready { since: Nanos },
-    /// The gang has its turn. Its gate is open, or it is closed because the gang has no work here.
+    /// The gang has its turn. Its gate is open, or closed because the gang has no work here.
     Running { open: bool, since: Nanos },
-    /// The gate must close, but work is still in flight.
+    /// The gate must close, but work is in flight.
     Ending { since: Nanos },
     /// The gate is closed and the work has ended. The gang keeps the card until its other cards have drained.
     Drained { since: Nanos },
-    /// The work has taken so long that other tenants no longer wait for its end.
+    /// The gang's work has taken so long that other tenants no longer wait for it.
     Stuck,
 }
 
@@ -41,17 +42,18 @@ pub(super) struct Member {
     pub(super) cards: BTreeSet<CardId>,
     pub(super) stage: Stage,
     pub(super) counts: GangCounts,
-    /// Number of the home's last numbered command, and the age of the request of the last gather.
+    /// Number of the last numbered command from the home.
     round: u64,
+    /// Timestamp of the request that the last gather served.
     age: u64,
-    /// True if the gang must compete, according to its home.
+    /// True if the home has told the gang to compete.
     competes: bool,
     paused: bool,
     /// True if the gang has work on this card.
     pub(super) wants: bool,
     /// True if an older gang is waiting for the card.
     contested: bool,
-    /// True if work of an earlier turn is still in flight.
+    /// True if work from an earlier turn is still in flight.
     is_stuck: bool,
     /// Time at which the gang started to wait for its turn.
     asked: Option<Nanos>,
@@ -79,7 +81,7 @@ impl Member {
         }
     }
 
-    /// Resets the state that depends on the home, because the home has lost its state or will be in another process.
+    /// Resets the state that depends on the home, because the home has lost its state or will move to another process.
     pub(super) fn forget_home(&mut self) {
         (self.round, self.reported) = (0, None);
     }
@@ -98,7 +100,7 @@ impl Member {
         }
     }
 
-    /// Returns true if the card is being gathered for the gang, or is ready and waiting for the gang's other cards.
+    /// Returns true if the card is being gathered for the gang, or is ready and waits for the gang's other cards.
     fn has_card(&self) -> bool {
         matches!(self.stage, Stage::Reserved { .. } | Stage::Ready { .. }) && !self.is_stuck
     }
@@ -136,7 +138,7 @@ impl GangTurns {
         self.send(home, gang, Body::Report { round, state, wants });
     }
 
-    /// Reports all gangs whose state has changed.
+    /// Reports every gang whose state has changed.
     pub(super) fn report_changes(&mut self) {
         let gangs: Vec<GangId> = self.members.keys().copied().collect();
         for gang in gangs {
@@ -152,7 +154,7 @@ impl GangTurns {
         }
     }
 
-    /// Forwards an order of the underlying turns. An order for a gang changes the gang's stage.
+    /// Forwards an order from the underlying turns. An order for a gang changes the gang's stage.
     pub(super) fn pass_on(&mut self, order: Order, now: Nanos) {
         let (Order::Grant(tenant) | Order::Recall(tenant) | Order::Yield(tenant)) = order else {
             return self.order(order);
@@ -162,14 +164,14 @@ impl GangTurns {
         };
         match (order, member.stage) {
             (Order::Grant(_), Stage::Reserved { .. }) => member.stage = Stage::Ready { since: now },
-            // The gather ended after the start of the turn.
+            // The gather ended after the turn was granted.
             (Order::Grant(_), _) => self.release(gang, now, now),
             (Order::Recall(_), Stage::Running { open: true, .. }) => {
                 member.stage = Stage::Ending { since: now };
                 self.order(order);
             }
             (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
-            // A gang keeps its slices because it is unknown on this card whether its program waits for another card.
+            // A gang keeps its slices: this card cannot tell if the gang's program waits for another card.
             _ => {}
         }
     }
@@ -273,7 +275,7 @@ impl GangTurns {
         }
     }
 
-    /// Makes the card available to a gang, or rejects the gather. A rejected gang waits for its next offer.
+    /// Makes the card available to a gang, or rejects the gather. A rejected gang must wait for its next offer.
     fn gather(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, request, is_offered) = (member.tenant, (member.age, gang), member.stage == Stage::Offered);
@@ -305,7 +307,7 @@ impl GangTurns {
         }
     }
 
-    /// Records that a gang gets the next turn. Offers to other gangs become invalid, and these gangs compete again.
+    /// Marks the next turn as reserved for a gang. Offers to other gangs become invalid, and these gangs compete again.
     fn reserved(&mut self, gang: GangId, now: Nanos) {
         self.set_stage(gang, Stage::Reserved { since: now });
         let offered = |(_, member): &(&GangId, &Member)| member.stage == Stage::Offered;
@@ -332,7 +334,7 @@ impl GangTurns {
         member.counts.turns += 1;
         let asked = member.asked.take().unwrap_or(now);
         member.counts.waits.add(now.since(asked));
-        // Programs without work immediately close the gate.
+        // Processes without work close the gate immediately.
         (member.stage, member.contested, member.wants) = (Stage::Running { open: true, since: now }, false, true);
         let tenant = member.tenant;
         self.turns.open(tenant, now);
@@ -354,7 +356,7 @@ impl GangTurns {
             | Stage::Drained { .. }
             | Stage::Stuck => {}
             Stage::Running { open: true, .. } => {
-                // A stuck turn has already been recalled.
+                // A stuck turn was recalled earlier.
                 member.stage = Stage::Ending { since: now };
                 self.turns.give_back(tenant, now);
                 self.order(Order::Recall(tenant));
@@ -380,14 +382,14 @@ impl GangTurns {
             Stage::Ready { since } => {
                 member.counts.cancelled += 1;
                 member.count_gather(now.since(since));
-                // Reserve the next turn for the contender before the end of this turn.
+                // Reserve the next turn for the contender before this turn ends.
                 self.admit_contender(now);
                 self.release(gang, now, now);
             }
         }
     }
 
-    /// Reserves the next turn for the gang that waits until a younger gang releases the card.
+    /// Reserves the next turn for the gang that is waiting for a younger gang to release the card.
     fn admit_contender(&mut self, now: Nanos) {
         let Some(gang) = self.find(Member::is_contending) else { return };
         let Some(tenant) = self.members.get(&gang).map(|member| member.tenant) else { return };
@@ -398,7 +400,7 @@ impl GangTurns {
         }
     }
 
-    /// Queues a gang without a turn on the card if its home requires it.
+    /// Queues a gang on the card if its home requires this and the gang has no turn.
     fn compete(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         (member.stage, member.contested) = (Stage::Idle, false);
@@ -419,7 +421,7 @@ impl GangTurns {
         }
     }
 
-    /// Ends all activity of a gang on this card because its home is unreachable.
+    /// Stops all activity of a gang on this card because its home is unreachable.
     pub(super) fn abandon(&mut self, gang: GangId, now: Nanos) {
         if let Some(member) = self.members.get_mut(&gang) {
             member.competes = false;
@@ -431,7 +433,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers whose homes have not responded, and stops waiting for work that does not end.
+    /// Abandons gathers whose homes do not respond, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();

@@ -13,20 +13,20 @@ pub struct GangId(pub u32);
 /// A message about one gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Gang.
+    /// Gang that the message is about.
     pub gang: GangId,
-    /// Lamport clock of the sender.
+    /// Sender's Lamport clock.
     pub clock: u64,
-    /// Content of the message.
+    /// Report or command.
     pub body: Body,
 }
 
 /// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// State of a card, sent to the home after each change and on request.
+    /// State of a card, sent to the home on each change and on request.
     Report {
-        /// Number of the last received gather, step, or release.
+        /// Number of the last gather, step, or release received.
         round: u64,
         /// State of the gang on the card.
         state: CardState,
@@ -35,10 +35,9 @@ pub enum Body {
     },
     /// Command from the home to a card.
     Command {
-        /// Number of the command for a gather, a step, or a release; otherwise, the number of the last such command to
-        /// the card.
+        /// Number of the gather, step, or release; for other commands, number of the last such command to the card.
         round: u64,
-        /// Command.
+        /// Command to execute.
         command: Command,
     },
 }
@@ -64,9 +63,9 @@ pub enum CardState {
     Resting,
     /// The gate must close, but work is still in flight.
     Ending,
-    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have drained.
+    /// The gate is closed and all work has ended. The gang keeps the card until its other cards have drained.
     Drained,
-    /// Work in flight has not ended for a long time. Other tenants use the card in the meantime.
+    /// Work in flight has not ended for a long time, so other tenants use the card in the meantime.
     Stuck,
 }
 
@@ -81,7 +80,7 @@ pub enum Command {
     Compete,
     /// Make the card available for the gang.
     Gather {
-        /// Age of the gang's request. Older requests have smaller numbers.
+        /// Lamport timestamp of the gang's request. A smaller value is older.
         age: u64,
     },
     /// Open the gate.
@@ -90,6 +89,6 @@ pub enum Command {
     Stop,
     /// Admit one more submission of each process, because work on another card may wait for it.
     Step,
-    /// Release the drained card for other tenants.
+    /// Release the drained card to other tenants.
     Release,
 }

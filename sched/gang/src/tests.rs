@@ -1,4 +1,4 @@
-//! Tests gangs in simulated time. `schedules` tests different orders of messages, submissions, and failures.
+//! Tests gangs in simulated time. `schedules` tests various orders of messages, submissions, and failures.
 
 mod messages;
 mod schedules;
@@ -10,18 +10,17 @@ use proptest::prelude::*;
 use sched::VgpuParams;
 use world::{MS, Tenant, World, gang, id};
 
-/// Length of a step of the simulation, in ns.
+/// Simulation step, in ns.
 const STEP: u64 = 20_000;
 const COARSE_STEP: u64 = 100_000;
-/// Maximum latency of a message between two idle processes of a host, in ns.
+/// Maximum message latency between two idle processes on a host, in ns.
 const QUICK_NS: u64 = 60_000;
 
-/// Minimum ratio of a tenant's actual share to its expected share. The expected share assumes that all tenants that
-/// share a card with the tenant exclude each other. The minimum for 500 random sets of tenants is 0.75; 0.72 was also
-/// observed.
+/// Minimum ratio of a tenant's actual share to its expected share. The expected share assumes mutual exclusion of all
+/// tenants that share a card with it. In 500 random sets of tenants, the minimum is 0.75; 0.72 was also observed.
 const LEAST_PART: f64 = 0.6;
 
-/// Creates cards with the message latency of a socket.
+/// Creates cards with the latency of a socket.
 fn quick(cards: u32, tenants: &[Tenant]) -> World {
     let mut world = World::new(cards, tenants, 1);
     world.transit_ns = (10_000, QUICK_NS);
@@ -88,7 +87,7 @@ fn gang_with_one_busy_card_keeps_its_turn_for_it() {
     let tenants = [pauses, Tenant::flood(&[0], 100, MS), Tenant::flood(&[1], 100, MS)];
     let mut world = quick(2, &tenants);
     world.run(2000 * MS, STEP);
-    // The gang works for at most 5 ms in each 25 ms. The other tenants use the other time.
+    // The gang works for at most 5 ms of every 25 ms. The other tenants use the remaining time.
     assert!(world.work(0) > 0.10 * (2000 * MS) as f64, "{} ns of the gang", world.work(0));
     for single in [1, 2] {
         assert!(world.work(single) > 0.70 * (2000 * MS) as f64, "{} ns", world.work(single));
@@ -117,7 +116,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         Tenant::flood(&[2], 100, MS),
         Tenant::flood(&[0, 2], 100, MS),
     ];
-    // Stop the gangs' home or another card.
+    // Stop the gang's home, then another card.
     for stopped in [0, 1] {
         let mut world = quick(3, &tenants);
         world.run(200 * MS, STEP);
@@ -129,7 +128,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         assert_eq!(stopped == 1, gang > 0.40 * (1000 * MS) as f64, "card {stopped} is stopped: {gang} ns");
         world.stopped.clear();
         let before = world.work(0);
-        // The turn in progress on the stopped card is charged for that second.
+        // The turn in progress on the stopped card is charged for the second in which the card was stopped.
         world.run(3000 * MS, COARSE_STEP);
         let work = world.work(0) - before;
         assert!(work > 0.1 * (3000 * MS) as f64, "card {stopped} continues: {work} ns of its gang");
@@ -207,7 +206,7 @@ fn any_tenants() -> impl Strategy<Value = (u32, Vec<Tenant>)> {
     })
 }
 
-/// Returns the expected share of a tenant if all tenants that share a card with it exclude each other.
+/// Returns a tenant's expected share if all tenants that share a card with it exclude each other.
 fn least_part(tenants: &[Tenant], number: usize) -> f64 {
     let meets = |other: &&Tenant| other.cards.iter().any(|card| tenants[number].cards.contains(card));
     let weights: u32 = tenants.iter().filter(meets).map(|tenant| tenant.params.weight).sum();

@@ -6,10 +6,10 @@ use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 
-/// Maximum time that a vGPU can use within an interval, in ns; far more than any realistic time.
+/// Maximum time charged to a vGPU within an interval, in ns. It exceeds any realistic time.
 const USED_MAX: u64 = 1 << 62;
 
-/// Saved account of a vGPU's submissions to one engine.
+/// Saved account of a vGPU on one engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedAccount {
     arrived: u64,
@@ -19,20 +19,20 @@ pub(crate) struct SavedAccount {
     killed: u64,
     used: u64,
     longest: u64,
-    /// Non-empty buckets, in order.
+    /// Index and count of each non-empty bucket, in order.
     waits: Vec<(u16, u64)>,
     waits_sum: u64,
     waits_max: u64,
 }
 
-/// Saved intervals with the time charged in them, by engine.
+/// Saved intervals, each with the time charged in it, by engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 
 impl Account {
     pub(crate) fn save(&self) -> SavedAccount {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = self;
-        // The total count is the sum of the buckets.
+        // The total is the sum of the buckets, so it is not saved.
         let Histogram { counts, count: _, sum, max } = waits;
         let held = (0u16..).zip(counts).filter(|(_, count)| **count > 0);
         SavedAccount {
@@ -97,7 +97,7 @@ impl TryFrom<SavedHistory> for History {
 
 #[cfg(test)]
 impl SavedAccount {
-    /// Makes the account invalid for tests.
+    /// Makes the account invalid, for tests.
     pub(crate) fn edit(&mut self) {
         self.waits.push((u16::MAX, 1));
     }

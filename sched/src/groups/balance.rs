@@ -1,17 +1,18 @@
-//! Accounts of a group's members, and the decision which member gets the card alone.
+//! Accounts of a group's members, and the selection of members that must wait or get the card alone.
 //!
-//! Work is measured in ns: the time that it would take on an otherwise idle card. Concurrent kernels take longer, and
-//! the time in flight includes this delay: two programs that always have work have the same time in flight, even if
-//! they make different progress. Therefore, the length of a member's submissions is measured while the member has the
-//! card alone. If other members ran at the same time, each reported submission counts with this length. The total for a
-//! report is limited to its time in flight.
+//! Work is measured as the time that it would take on an otherwise idle card, in ns. Concurrent kernels take longer,
+//! and the time in flight includes this delay. For example, two programs that always have work have the same time in
+//! flight, even if they make different progress. Therefore, the length of a member's submissions is measured while the
+//! member has the card alone. If other members run at the same time, each reported submission counts with this length.
+//! The total work of a report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
 //! Members that are ahead wait, and so do members of worse latency classes (`GroupTurns::waiting`). An idle member
-//! keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
+//! keeps at most half of the lag for which others would wait. If it is ahead, it competes until it no longer is.
 //!
 //! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore,
-//! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]): otherwise one of them would soon wait repeatedly.
+//! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]). Otherwise, one of them would soon have to wait again and
+//! again.
 
 use super::{ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, Sample, party};
 use crate::config::PERMILLE;
@@ -22,21 +23,21 @@ use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 const CAP_WINDOW_NS: u64 = 30_000_000;
 /// Time in flight, in ns, after which a measurement is complete.
 const MEASURED_NS: u64 = 50_000_000;
-/// Number of reports with the same mean length after which a measurement is complete. Most programs then repeat the
-/// same work.
+/// Number of reports with the same mean length that complete a measurement. Most programs then repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// Maximum difference of equal lengths, in permille.
+/// Maximum relative difference of lengths that are considered equal, in permille.
 const EQUAL_PERMILLE: u64 = 40;
-/// Minimum time in ns between two samples if the second is taken because the program's work has changed.
+/// Minimum time between two samples if the second one is taken because the program's work has changed, in ns.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
-/// Minimum time in ns between two parts of a sample, if the program paused after the first part.
+/// Minimum time between two parts of a sample if the program paused after the first part, in ns.
 const RETRY_NS: u64 = 20_000_000;
 /// Maximum time between two samples, as a multiple of [`GroupConfig::sample_interval_ns`].
 const LONGEST_INTERVAL: u64 = 8;
-/// Number of concurrent submissions whose mean length is compared with the measurement.
+/// Number of concurrent submissions after which their mean length is compared with the measurement.
 const COMPARED_LAUNCHES: u64 = 32;
-/// Maximum lag of a member that lacks work, and of one that is ahead, as multiples of [`GroupConfig::lag_ns`].
+/// Maximum lag of a member, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LAGS: i64 = 10;
+/// Maximum lead of a member that is ahead, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LEADS: i64 = 40;
 /// Part of a member's share by which its lag shrinks, in permille.
 const FORGIVEN_PERMILLE: u64 = 10;
@@ -46,37 +47,37 @@ const FORGIVEN_PERMILLE: u64 = 10;
 pub(super) struct Balance {
     /// Lag of the member: its share minus its work, in ns.
     lack: i64,
-    /// Last complete measurement while the member had the card alone: the time in flight in ns, and the number of
-    /// submissions.
+    /// Last complete measurement with the card to itself: the time in flight in ns, and the number of submissions.
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
-    /// Number of the last reports in this measurement with its mean length.
+    /// Number of consecutive reports in this measurement with its mean length.
     steady: u32,
-    /// Start of the time without concurrent work in which the member has finished work that may have begun earlier.
-    /// Later work began within this time.
+    /// Start of the interval without concurrent work in which the member has completed all work that may have begun
+    /// earlier. Work completed later began within this interval.
     clean_since: Option<Nanos>,
     /// Time in flight and number of submissions while other members also had work, since the last comparison with
     /// `usual`.
     beside: (u64, u64),
-    /// Time in flight of a submission while other members also had work, in ns, as first determined after the last
+    /// Mean time in flight of a submission while other members also had work, in ns, as first computed after the last
     /// measurement.
     usual: Option<u64>,
     /// True if the measurement no longer fits the submissions, because the program's work has changed.
     changed: bool,
-    /// True if another measurement had the same result after the submissions did not fit, so they are slower than
-    /// usual next to other members' work.
+    /// True if a repeated measurement had the same result although the submissions did not fit. Then they are slower
+    /// than usual because of other members' work.
     confirmed: bool,
     /// Time until the next sample, as a multiple of [`GroupConfig::sample_interval_ns`].
     interval: u64,
-    /// Time of the last measurement or attempted measurement.
+    /// Start of the last sample, or time of the last complete measurement.
     sampled: Option<Nanos>,
-    /// Time of the last measurement because of a change.
+    /// Time of the last sample that was taken because of a change.
     corrected: Option<Nanos>,
     /// Time of the last report in a measurement.
     measured: Option<Nanos>,
-    /// Time of the last report of use, and of the last opening of the gate.
+    /// Time of the last report.
     reported: Nanos,
+    /// Time at which the gate last opened.
     opened: Nanos,
     /// Work that the cap permits now, in ns.
     allowance: i64,
@@ -108,12 +109,12 @@ impl Balance {
         }
     }
 
-    /// Starts the accounts of a member that joins the group.
+    /// Starts the accounts of a member that has just joined the group.
     pub(super) fn begin(&mut self, now: Nanos) {
         (self.lack, self.reported) = (0, now);
     }
 
-    /// Records that the member's gate has opened. The member's next report covers the time after this call.
+    /// Records that the member's gate has opened. The next report covers the time after this call.
     pub(super) fn opened(&mut self, now: Nanos) {
         (self.reported, self.opened) = (now, now);
     }
@@ -122,8 +123,8 @@ impl Balance {
         self.lack
     }
 
-    /// Returns the work in a report, and measures the length of submissions if the member was alone for the whole time.
-    /// `members` is the number of members that have work in flight.
+    /// Returns the work in a report, and measures the length of submissions if the member had the card to itself for
+    /// the whole time. `members` is the number of members with work in flight.
     pub(super) fn work(
         &mut self,
         busy_ns: u64,
@@ -150,9 +151,9 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. If it
-    /// differs from the previous one, only the second applies: programs have phases, and thousands of short submissions
-    /// at the start must not determine the length of later submissions.
+    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. A
+    /// measurement replaces the previous one even if they differ: programs have phases, and thousands of short
+    /// submissions at the start must not determine the length of later submissions.
     fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
         self.measured = Some(now);
         let before = mean(self.measuring);
@@ -177,8 +178,8 @@ impl Balance {
         mean(self.alone)
     }
 
-    /// Compares the time in flight of submissions that ran concurrently with other members' work with the measurement
-    /// and with the usual time.
+    /// Compares the time in flight of submissions that ran concurrently with other members' work against the
+    /// measurement and the usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < COMPARED_LAUNCHES {
@@ -187,8 +188,8 @@ impl Balance {
         let (ns, count) = std::mem::take(&mut self.beside);
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        // Members that share the card slow each other down at most by a factor equal to their number, and never speed
-        // each other up.
+        // Concurrent members slow each other down by at most a factor equal to their number, and never speed each other
+        // up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
@@ -203,8 +204,8 @@ impl Balance {
         is_old || self.changed && is_past(self.corrected, CHANGED_INTERVAL_NS)
     }
 
-    /// Records the end of a sample. A sample that was too short is not immediately repeated. If the length is still
-    /// unknown, the sample continues soon if it has a part already.
+    /// Records the end of a sample. A sample that was too short is not repeated immediately. If the length is still
+    /// unknown but a part was measured, the sample continues soon.
     fn sample_ended(&mut self, since: Nanos, now: Nanos) {
         self.sampled = Some(self.sampled.map_or(since, |at| at.max(since)));
         self.changed |= self.alone.1 == 0;
@@ -215,7 +216,7 @@ impl Balance {
         }
     }
 
-    /// Refills the allowance of the member's cap. A sample does not end when the allowance is used up.
+    /// Refills the allowance of the member's cap. A sample continues even if the allowance is used up.
     pub(super) fn refill(&mut self, settings: &VgpuParams, is_sampled: bool, now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.refilled, now));
         let full = window(settings);
@@ -229,7 +230,7 @@ impl Balance {
         self.capped
     }
 
-    /// Returns the time at which the cap permits the member to run again.
+    /// Returns the time at which the cap next permits the member to run.
     pub(super) fn cap_ends(&self, settings: &VgpuParams) -> Option<Nanos> {
         let lacks = u64::try_from(window(settings) / 4 - self.allowance).ok().filter(|_| self.capped)?;
         Some(self.refilled.after(scale(lacks, PERMILLE.into(), settings.cap_permille.max(1).into()) + 1))
@@ -245,18 +246,18 @@ pub(super) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the mean length of submissions in ns, or 0 without submissions.
+/// Returns the mean length of submissions in ns, or 0 if there are none.
 fn mean((ns, launches): (u64, u64)) -> u64 {
     ns.checked_div(launches).unwrap_or(0)
 }
 
-/// Returns true if two lengths are equal within the accuracy of a measurement.
+/// Returns true if two lengths are equal within the measurement accuracy.
 fn is_equal(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= scale(one.max(other), EQUAL_PERMILLE, PERMILLE.into())
 }
 
 impl GroupTurns {
-    /// Charges a joined member for work, and credits the work to all competing members by their shares.
+    /// Charges a joined member for work, and credits all competing members with their shares of it.
     pub(super) fn charge(&mut self, tenant: TenantId, work: u64) {
         let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
         let lag = signed(self.config.lag_ns);
@@ -299,7 +300,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag of a group's members that have work. With a time, members that stall then are left out.
+    /// Returns the largest lag among a group's members that have work. With a time, leaves out members that stall at
+    /// this time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
@@ -310,7 +312,7 @@ impl GroupTurns {
         member.has_work() && self.is_free(tenant, member)
     }
 
-    /// Returns true if a member could work but has finished nothing for a while. Others do not wait for it.
+    /// Returns true if a member could work but has completed nothing for a while. Other members do not wait for it.
     fn stalls(&self, member: &Member, now: Option<Nanos>) -> bool {
         let lasted = now.map_or(0, |now| now.since(member.progressed));
         member.gate != Gate::Closed && lasted >= self.config.stall_ns
@@ -325,8 +327,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait: those that are ahead of another member, and those of a worse latency class
-    /// than a member that lags as much as they do, or more.
+    /// Returns the members that must wait: members that are ahead of another one, and members of a worse latency class
+    /// than one whose lag is at least as large.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =
@@ -340,13 +342,13 @@ impl GroupTurns {
         contenders.iter().filter(|(_, member)| waits(member)).map(|(tenant, _)| *tenant).collect()
     }
 
-    /// Decides which member of a group gets the card alone for a measurement.
+    /// Selects the member of a group that gets the card to itself for a measurement.
     pub(super) fn choose_sample(&mut self, id: GroupId, runs: bool, now: Nanos) {
         let Some(group) = self.groups.get(&id) else { return };
         let before = group.sample;
         let contenders: Vec<(TenantId, &Member)> =
             self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member)).collect();
-        // A sample continues while the other members pause, until they notice the end of their work.
+        // A sample continues until the other members notice that their work has ended and pause.
         let continues = |sample: &Sample| {
             let lasted = now.since(sample.since);
             let member = self.members_of(id).find(|(tenant, _)| *tenant == sample.tenant).map(|(_, member)| member);
@@ -356,7 +358,7 @@ impl GroupTurns {
             goes_on && !is_disturbed && lasted < self.config.sample_ns
         };
         let sample = before.filter(|sample| runs && continues(sample));
-        // A gate that is closing can belong to a program that is stopped.
+        // A closing gate may belong to a suspended program.
         let is_closing = self.members_of(id).any(|(_, member)| matches!(member.gate, Gate::Closing { .. }));
         let may_choose = runs && contenders.len() > 1 && !is_closing;
         let sample = sample.or_else(|| if may_choose { self.next_sample(&contenders, before, now) } else { None });
@@ -384,7 +386,7 @@ impl GroupTurns {
         Some(Sample { tenant: *tenant, since: now })
     }
 
-    /// Returns the times at which a group's members are compared again, if nothing else happens.
+    /// Returns the times at which a group's members must be compared again if there is no earlier event.
     pub(super) fn group_wakeups(&self, id: GroupId, group: &Group) -> impl Iterator<Item = Nanos> + use<> {
         let GroupConfig { stall_ns, sample_ns, sample_interval_ns, .. } = self.config;
         let has_turn = self.turns.has_turn(party(id));
@@ -397,7 +399,7 @@ impl GroupTurns {
         };
         let is_comparing = has_turn && group.sample.is_none() && working.len() > 1;
         let next = if is_comparing { working.iter().map(next).min() } else { None };
-        // A member waits for others until they stall.
+        // A waiting member waits for others only until they stall.
         let waits = has_turn && working.iter().any(|member| member.gate == Gate::Closed);
         let stalls = working.iter().filter(|member| waits && member.gate != Gate::Closed);
         let stalls = stalls.map(|member| member.progressed.after(stall_ns));

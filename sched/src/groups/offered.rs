@@ -1,4 +1,4 @@
-//! Offers and reservations of turns, for tenants with several cards, which are not in a group.
+//! Offers and reservations of turns for tenants with several cards, which are not in a group.
 
 use super::{GroupTurns, Nanos, TenantId};
 
@@ -18,19 +18,19 @@ impl GroupTurns {
         self.turns.take_offers()
     }
 
-    /// Reserves the next turn for a tenant, like [`super::Turns::reserve`].
+    /// Reserves the next turn for a tenant. See [`super::Turns::reserve`].
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let reserved = self.turns.reserve(tenant, now);
         self.update(now);
         reserved
     }
 
-    /// Cancels a reservation whose turn has not started.
+    /// Cancels a reservation if its turn has not started.
     pub fn unreserve(&mut self, tenant: TenantId) {
         self.turns.unreserve(tenant);
     }
 
-    /// Starts a granted reserved turn, like [`super::Turns::open`].
+    /// Starts a reserved turn that was granted. See [`super::Turns::open`].
     pub fn open(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.open(tenant, now);
     }

@@ -1,4 +1,4 @@
-//! Tests groups on a simulated card that does more work in the same time if programs run concurrently.
+//! Tests groups on a simulated card that does more work per time if programs run concurrently.
 
 use super::*;
 use crate::turns::scheduler_defaults;
@@ -19,9 +19,9 @@ fn id(number: u32) -> TenantId {
 struct Program {
     /// Length of a submission on an otherwise idle card, in ns.
     length: u64,
-    /// Work in a burst, and the length of the pause after it, in ns.
+    /// Work in a burst, and the pause after the burst, in ns.
     burst: Option<(u64, u64)>,
-    /// True if the program never gives the card back.
+    /// True if the program never returns the card.
     hangs: bool,
 }
 
@@ -32,8 +32,9 @@ struct Runner {
     program: Program,
     open: bool,
     recalled: bool,
-    /// Total work done, and work done since the last report, in ns on an otherwise idle card.
+    /// Total work done, in ns on an otherwise idle card.
     done: u64,
+    /// Work done since the last report, in ns on an otherwise idle card.
     unreported: u64,
     busy: u64,
     reported: u64,
@@ -44,14 +45,14 @@ struct Runner {
     last_ran: u64,
 }
 
-/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of the work that a single program does.
+/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of a single program's work.
 struct Card {
     turns: GroupTurns,
     gain: Vec<u64>,
     runners: BTreeMap<TenantId, Runner>,
     now: u64,
     overdue: BTreeSet<TenantId>,
-    /// Largest number of gates that have been open at the same time.
+    /// Maximum number of gates that were open at the same time.
     most_open: usize,
     /// Time for which at least one gate was open, in ns.
     used: u64,
@@ -100,7 +101,7 @@ impl Card {
     fn report(&mut self, tenant: TenantId) {
         let Some(runner) = self.runners.get_mut(&tenant) else { return };
         let launches = runner.unreported / runner.program.length;
-        // The time in flight of a submission is reported when it has ended.
+        // A submission's time in flight is reported after it has ended.
         let ended = launches * runner.program.length;
         let busy = (runner.busy * ended).checked_div(runner.unreported).unwrap_or(0);
         (runner.unreported, runner.busy) = (runner.unreported - ended, runner.busy - busy);
@@ -113,13 +114,13 @@ impl Card {
             match order {
                 Order::Grant(tenant) => {
                     let runner = self.runners.get_mut(&tenant).expect("known");
-                    assert!(!runner.open, "{tenant:?} has its gate open already");
+                    assert!(!runner.open, "{tenant:?}'s gate is already open");
                     (runner.open, runner.recalled, runner.asked, runner.reported) = (true, false, false, self.now);
                 }
                 Order::Recall(tenant) => {
                     let runner = self.runners.get_mut(&tenant).expect("known");
                     assert!(!runner.open || !runner.recalled, "{tenant:?} is recalled twice");
-                    // The program may have given the card back before it reads the order.
+                    // The program may have returned the card before it reads the order.
                     runner.recalled = runner.open;
                 }
                 Order::Overdue { tenant, .. } => {
@@ -154,7 +155,7 @@ impl Card {
         }
     }
 
-    /// Runs the programs with open gates for one step.
+    /// Runs all programs with open gates for one time step.
     fn step(&mut self) {
         let open: Vec<TenantId> =
             self.runners.iter().filter(|(_, runner)| runner.open).map(|(&tenant, _)| tenant).collect();
@@ -165,7 +166,7 @@ impl Card {
             return;
         };
         let parties: BTreeSet<u32> = open.iter().map(|&tenant| (self.parties)(tenant)).collect();
-        assert!(parties.len() == 1 || !self.overdue.is_empty(), "{open:?} run at once");
+        assert!(parties.len() == 1 || !self.overdue.is_empty(), "{open:?} run at the same time");
         let each = STEP * total / 1000 / open.len() as u64;
         for tenant in &open {
             let runner = self.runners.get_mut(tenant).expect("known");
@@ -235,8 +236,9 @@ fn weights_within_group_divide_work_and_not_time_in_flight() {
     }
 }
 
-/// A program's submissions in its preparation phase and in its working phase.
+/// A program's submissions during its preparation.
 const PREPARES: Program = Program { length: MS / 50, ..FLOOD };
+/// The same program's submissions after its preparation.
 const WORKS: Program = Program { length: 3 * MS / 2, ..FLOOD };
 
 impl Card {
@@ -285,7 +287,7 @@ fn weights_hold_after_members_change_their_work_together() {
     card.add(2, VgpuParams::weight(100), together(), PREPARES);
     card.run(500 * MS);
     card.change(1, WORKS);
-    // The scheduler notices the change, and measures the length again.
+    // The scheduler notices the change and measures the length again.
     card.run(1_500 * MS);
     let found = card.part_from_now(2_000 * MS);
     assert!((found - 0.75).abs() < 0.04, "{found}");
@@ -313,7 +315,7 @@ fn group_takes_turns_with_sum_of_its_weights() {
     card.add(2, VgpuParams::weight(200), together(), FLOOD);
     card.add(3, VgpuParams::weight(100), None, FLOOD);
     card.run(4_000 * MS);
-    // A tenant that runs alone does work for the whole time.
+    // A tenant that runs alone works the whole time.
     let alone = card.done(3) / card.used as f64;
     assert!((alone - 0.25).abs() < 0.02, "{alone}");
     let first = part(&card, 1, &[1, 2]);
@@ -359,7 +361,7 @@ fn members_change_between_turns_and_concurrent_work() {
     card.run(50 * MS);
     card.most_open = 0;
     card.run(500 * MS);
-    assert_eq!(card.most_open, 1, "each member has turns of its own");
+    assert_eq!(card.most_open, 1, "each member takes its own turns");
     card.turns.set_group(id(1), together(), Nanos(card.now));
     card.run(100 * MS);
     assert_eq!(card.most_open, 2);
@@ -401,7 +403,7 @@ fn member_that_does_not_end_is_overdue_and_delays_nothing() {
     card.run(100 * MS);
     let before = card.done(2);
     card.run(100 * MS);
-    assert!(card.done(2) - before >= (59 * MS) as f64, "the other member runs");
+    assert!(card.done(2) - before >= (59 * MS) as f64, "the other member has the card");
     card.run(500 * MS);
     assert_eq!(card.overdue, BTreeSet::from([id(1)]));
     // Another party also gets turns.
@@ -506,8 +508,8 @@ mod loops;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Every tenant makes progress, one party has the card at a time, and waits are bounded, while members change their
-    /// groups, pause, and disconnect.
+    /// Checks that every tenant makes progress, only one party has the card at a time, and waits are bounded, while
+    /// members change their groups, pause, and disconnect.
     #[test]
     fn every_tenant_makes_progress_whatever_changes(
         tenants in tenants(), changes in proptest::collection::vec((0..6u32, 0..7u8), 0..40),
@@ -548,8 +550,8 @@ proptest! {
         prop_assert!(card.turns.members.values().all(|member| member.balance.lack().abs() <= 200 * MS as i64));
     }
 
-    /// Members that always have work get shares in proportion to their weights, regardless of the lengths of their
-    /// submissions and of the card's gain from concurrency.
+    /// Checks that members that always have work get shares in proportion to their weights, regardless of the lengths
+    /// of their submissions and the card's gain from concurrency.
     #[test]
     fn flooding_members_share_by_weight(
         weights in proptest::collection::vec(1..6u32, 2..5),

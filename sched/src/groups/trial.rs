@@ -1,18 +1,18 @@
-//! Trials compare the two modes of a group by the number of submissions that its members make in each mode.
+//! Trials compare the number of submissions that a group's members make in each of its two modes.
 //!
 //! A trial counts submissions in the current mode, and then in the other mode. The trial ignores the first quarter of
-//! each part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the
-//! counts, and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels has
-//! the same influence as a member with long kernels.
+//! each part, in which gates open and close. It then keeps the mode favoured by the geometric mean of the count ratios
+//! of all members that worked in both parts. As a result, a member with short kernels has the same influence as a
+//! member with long kernels.
 
 use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// The first 1/`UNCOUNTED_FRACTION` of each part of a trial is not counted.
+/// Denominator of the initial fraction of each part of a trial that is not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
-/// Number of submissions of each member in one part of a trial.
+/// Number of submissions by member in one part of a trial.
 type Counts = BTreeMap<TenantId, u64>;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ struct Running {
     since: Nanos,
     counts: Counts,
     counting: bool,
-    /// Counts of the first part, which uses the mode from before the trial.
+    /// Counts of the first part, which uses the mode from before the trial; `None` during the first part.
     first: Option<Counts>,
     /// Number of members that have work.
     working: usize,
@@ -54,7 +54,7 @@ impl Trial {
             return None;
         };
         if running.working != working {
-            // The two parts cannot be compared. Keep the mode from before the trial until the next trial.
+            // The two parts are not comparable. Keep the mode from before the trial until the next trial.
             let is_other = running.first.is_some();
             self.running = None;
             self.next = now.after(config.trial_ns);
@@ -95,7 +95,7 @@ impl Running {
 }
 
 /// Returns the geometric mean of the members' progress in the second part relative to the first, or 1 if no member
-/// worked in both.
+/// worked in both parts.
 fn ratio(first: &Counts, second: &Counts) -> f64 {
     let both = first.iter().filter_map(|(tenant, &before)| Some((before, *second.get(tenant)?)));
     let logs: Vec<f64> =
@@ -109,8 +109,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Runs a trial in which two members make the given numbers of submissions per ms in each mode. Returns the mode
-    /// after each change.
+    /// Runs a trial in which two members make the given numbers of submissions per ms in each mode. Returns each new
+    /// mode.
     fn changes(turns: [u64; 2], together: [u64; 2]) -> Vec<bool> {
         let config = GroupConfig::default();
         let (mut trial, mut mode, mut changes) = (Trial::new(Nanos(0)), false, Vec::new());
@@ -131,7 +131,7 @@ mod tests {
     fn mode_with_more_progress_stays() {
         assert_eq!(changes([10, 10], [14, 13]), [true]);
         assert_eq!(changes([10, 10], [9, 10]), [true, false]);
-        // Both members have the same influence, regardless of the number of their submissions.
+        // Both members have the same influence, regardless of how many submissions they make.
         assert_eq!(changes([1000, 10], [1100, 5]), [true, false]);
     }
 
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(trial.tick(&config, true, 2, Nanos(0)), None);
         assert_eq!(trial.tick(&config, true, 2, Nanos(700 * MS)), Some(false));
         assert_eq!(trial.tick(&config, false, 1, Nanos(800 * MS)), Some(true));
-        assert_eq!(trial.tick(&config, true, 1, Nanos(9000 * MS)), None, "one member has nothing to compare with");
+        assert_eq!(trial.tick(&config, true, 1, Nanos(9000 * MS)), None, "a single member needs no trial");
         assert_eq!(trial.wakeup(&config, Sharing::Auto), Some(Nanos(1400 * MS)));
         assert_eq!(trial.wakeup(&config, Sharing::Turns), None);
     }

@@ -1,4 +1,4 @@
-//! Read access to turns with groups.
+//! Queries of turns with groups.
 
 use super::{Account, Engine, MemoryMove, VgpuParams};
 use super::{Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
@@ -6,13 +6,13 @@ use crate::Sample;
 use std::collections::BTreeMap;
 
 impl GroupTurns {
-    /// Returns the scheduler of the parties, to read its settings, strikes and total use.
+    /// Returns the parties' scheduler, for queries of its settings, strikes and total use.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         self.turns.scheduler()
     }
 
-    /// Returns the number of turns granted to parties.
+    /// Returns the number of turns granted to parties so far.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.turns.switches()
@@ -24,13 +24,13 @@ impl GroupTurns {
         self.turns.params(tenant)
     }
 
-    /// Returns the account of a tenant, for its separate turns and its work within its group.
+    /// Returns the account of a tenant's separate turns and its work within its group.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<Account> {
         self.merged_account(tenant)
     }
 
-    /// Returns the time charged to a tenant in each interval that begins at `since` or later.
+    /// Returns the time charged to a tenant in each interval that starts at or after `since`.
     #[must_use]
     pub fn used_since(&self, tenant: TenantId, since: Nanos) -> Vec<Sample> {
         let own = self.turns.scheduler().history(tenant);
@@ -43,7 +43,7 @@ impl GroupTurns {
         used.into_iter().map(|(from, used)| Sample { from, used }).collect()
     }
 
-    /// Returns a tenant's state within its group; `None` without a group.
+    /// Returns a tenant's state within its group, or `None` if it has no group.
     #[must_use]
     pub fn membership(&self, tenant: TenantId) -> Option<Membership> {
         let member = self.members.get(&tenant)?;
@@ -72,7 +72,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant must give the card back.
+    /// Returns true if a tenant must return the card.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -81,8 +81,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant has the card and may open further gates: it was not asked to give the card back, either
-    /// immediately or when its program waits.
+    /// Returns true if a tenant has the card and may open further gates. It may not if it was asked to return the card,
+    /// either immediately or when its program waits.
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -92,7 +92,7 @@ impl GroupTurns {
         self.has_turn(tenant) && !self.is_recalled(tenant) && !yields
     }
 
-    /// Returns true if a tenant's turn overruns, or the tenant causes its group's turn to overrun.
+    /// Returns true if a tenant's turn overruns or the tenant makes its group's turn overrun.
     #[must_use]
     pub fn overruns(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -101,7 +101,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the time in ns for which a tenant's turn has overrun, or 0 if it does not overrun.
+    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of another member by half
-    /// the difference at which it must wait.
+    /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by half the
+    /// difference at which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| {
@@ -133,7 +133,7 @@ impl GroupTurns {
         self.members.get(&tenant).is_some_and(|member| member.joined.is_some())
     }
 
-    /// Returns the tenants that would get the card if a recalled tenant gave it back now.
+    /// Returns the tenants that would get the card if a recalled tenant returned it now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Vec<TenantId> {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
@@ -148,7 +148,7 @@ impl GroupTurns {
         }
     }
 
-    /// Starts a record of the parties' turns, like [`super::Turns::start_record`].
+    /// Starts a record of the parties' turns. See [`super::Turns::start_record`].
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         let groups = self.groups.iter().map(|(&id, group)| (party(id), format!("group {}", group.name)));
         let names = names.iter().map(|(&tenant, name)| (tenant, name.clone())).chain(groups).collect();
@@ -160,7 +160,7 @@ impl GroupTurns {
         self.turns.end_record()
     }
 
-    /// Adds a move of a tenant's memory to the record.
+    /// Adds a memory move of a tenant to the record.
     pub fn note_move(&mut self, moved: MemoryMove) {
         self.turns.note_move(moved);
     }

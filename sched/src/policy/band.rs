@@ -1,15 +1,15 @@
 //! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounting (GPUvm,
 //! section 3.5).
 //!
-//! When a submission has ended, its vGPU is moved to the end of the order if its budget is overdrawn *and* it has used
-//! more than its bandwidth. The first vGPU with work runs next. However, if this vGPU is not the previous one and is
-//! above its bandwidth, the policy first waits briefly for vGPUs below their bandwidth, and runs the first one that
-//! submits.
+//! When a submission ends, its vGPU is moved to the end of the order if its budget is overdrawn *and* it has used more
+//! than its bandwidth. The first vGPU with work runs next. However, if this vGPU is above its bandwidth and is not the
+//! one that ran last, the policy first waits briefly for work of vGPUs below their bandwidth, and runs the first of
+//! them that submits.
 //!
 //! The published policy measures bandwidth only within a period. With `correct`, the bandwidth is measured by [`Lags`]
-//! instead. Then, overuse due to non-preemptible work is repaid later, and the share of an idle vGPU is assigned to
-//! vGPUs with work. The engine waits only for a vGPU that is due, and long waits are charged to this vGPU. A vGPU keeps
-//! the engine for a short slice.
+//! instead. Overuse caused by non-preemptible work is then repaid later, and an idle vGPU's share is assigned to vGPUs
+//! with work. The engine idles only to wait for a vGPU that is due, and this vGPU is charged for long waits. A vGPU
+//! keeps the engine for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -22,12 +22,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Number of slices in a period with `correct`. A vGPU keeps the engine until it is one slice ahead of the next vGPU.
-/// Without slices, the engine would switch after each short submission. Each switch has costs: the engine is idle until
-/// the end of the submission is observed, and a VM's residue is cleared. The default length of a slice is 1.5 ms, so
-/// that the error of shares is at most 1 % within 100 ms.
+/// Without slices, the engine would switch after each short submission. Each switch is costly: the engine idles until
+/// the end of the submission is observed, and a VM's residue is cleared. A slice of 1.5 ms, the default, keeps the
+/// error of shares within 1 % over 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// A wait of the engine for work of a vGPU other than the next one.
+/// A wait, with the engine idle, for work of a vGPU other than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
@@ -36,11 +36,11 @@ struct Wait {
     came: Option<TenantId>,
 }
 
-/// vGPU whose submission ended last. Reset when another vGPU starts.
+/// vGPU whose submission ended last. Cleared when another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
-    /// Remaining free waiting time of the engine, in ns.
+    /// Remaining time for which the engine may idle free of charge, in ns.
     free: u64,
     /// True until the next vGPU is selected.
     undecided: bool,
@@ -62,14 +62,14 @@ impl Period {
         period
     }
 
-    /// Divides the time among the vGPUs that compete from now on.
+    /// Divides the time among the vGPUs that compete from now on, by their shares.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// Adds a vGPU to the competitors if necessary.
+    /// Adds a vGPU to the competitors unless it already competes.
     fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -111,7 +111,7 @@ impl Band {
         }
     }
 
-    /// Returns a vGPU's use in excess of its bandwidth, in ns.
+    /// Returns a vGPU's use in excess of its bandwidth or, with `correct`, of its share, in ns.
     fn beyond(&self, vgpu: TenantId, view: &View<'_>) -> i64 {
         if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
@@ -120,7 +120,7 @@ impl Band {
         self.beyond(vgpu, view) > 0
     }
 
-    /// Records that a vGPU has used the engine.
+    /// Charges a vGPU for using the engine.
     fn use_up(&mut self, vgpu: TenantId, used: u64, view: &View<'_>) {
         self.fill(view);
         self.budgets.use_up(vgpu, used);
@@ -151,7 +151,7 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU without a wait of the engine. With `ahead`, assumes that this vGPU has already used this
+    /// Returns the next vGPU if the engine does not wait. With `ahead`, assumes that the given vGPU has used this
     /// additional time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
@@ -160,9 +160,9 @@ impl Band {
                 ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // A vGPU that is due runs first, regardless of its position, ordered by class. The vGPU that has the engine
-        // gets a credit of one slice minus one submission, so vGPUs with long submissions alternate after each
-        // submission.
+        // A vGPU that is due runs first, regardless of its position in the order; due vGPUs are ordered by class. The
+        // vGPU that has the engine is credited one slice minus one submission, so vGPUs with long submissions alternate
+        // after each one.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -177,7 +177,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Returns true if the engine must wait before running `next`.
+    /// Returns true if the engine must wait before it runs `next`.
     fn waits(&self, last: TenantId, next: TenantId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);
@@ -211,11 +211,11 @@ impl Policy for Band {
 
     fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
-        // If the engine waited, it waited for the previous vGPU.
+        // If the engine idled, it waited for the vGPU that ran last.
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
-        // The vGPU keeps its unused free waiting time while it has the engine.
+        // The vGPU keeps its unused free wait while it has the engine.
         self.last = last.filter(|_| payer == vgpu).map(|last| Last {
             free: free.saturating_sub(gap),
             undecided: false,
@@ -239,7 +239,8 @@ impl Policy for Band {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
-            // Drivers send short submissions after long ones, so use the vGPU's total use since it got the engine.
+            // Drivers send short submissions after long ones, so the free wait is based on the vGPU's total use since
+            // it got the engine.
             let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
             let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
             left.saturating_add(earned).min(band.wait_ns.max(earned))
@@ -257,13 +258,13 @@ impl Policy for Band {
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
-            // The engine is busy with the resumed work, so there is no reason to wait.
+            // The engine is busy with the resumed work, so it does not need to wait.
             self.wait = None;
         }
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Start the work only if the vGPU would still be next after this charge.
+                // Start the work only if the vGPU would still be next after being charged for its work in flight.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -279,8 +280,7 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Select the next vGPU only once after each end. Work that arrives later while the engine is idle runs
-        // immediately.
+        // Wait at most once after each end. Work that arrives later while the engine is idle starts immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

@@ -1,10 +1,10 @@
 //! GPUvm's CREDIT policy. Each vGPU has a budget that is filled in each period and debited for use. The first vGPU with
-//! work runs; overdrawn vGPUs are after all others. This is the behaviour of GPUvm's code. According to the paper
-//! (section 5.3), however, the vGPU with the most credit runs.
+//! work runs; overdrawn vGPUs come after all others. This is the behaviour of GPUvm's code. The paper (section 5.3),
+//! however, says that the vGPU with the most credit runs.
 //!
 //! In GPUvm, all virtual machines compete, including idle ones. Here, only vGPUs that have or recently had work get
 //! budgets. Otherwise, the budgets of idle vGPUs would be unused, and the other vGPUs would always be overdrawn.
-//! Overdrawn vGPUs run in rotation, regardless of their use.
+//! Overdrawn vGPUs would then run in rotation, regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -19,40 +19,42 @@ use std::collections::{BTreeMap, VecDeque};
 /// Remaining time of a vGPU, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
-    /// Remaining time; negative if the budget is overdrawn.
+    /// Remaining time, negative if the budget is overdrawn.
     left: i64,
-    /// Sum of the debits since the budgets were last filled.
+    /// Total time debited since the budgets were last filled.
     used: u64,
-    /// True if the vGPU runs despite an overdrawn budget, because no vGPU with remaining budget has work.
+    /// True if the vGPU runs on an overdrawn budget because no vGPU with remaining budget has work.
     spare: bool,
 }
 
 impl Budget {
-    /// Updates the budget of a vGPU that does not compete. Its unused budget is assigned to the other vGPUs, and its
-    /// debt decays as if the vGPU got its share.
+    /// Updates the budget of a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt
+    /// decays by `melts` as if the vGPU got its share.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// State of a competing vGPU when budgets are filled, with times in ns.
+/// State of a competing vGPU when budgets are filled. Times are in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// Budget of the vGPU, its upper bound, and the debits since the last call.
+    /// Remaining budget.
+    /// Upper bound of the budget.
     left: i64,
+    /// Time debited since the budgets were last filled.
     most: i64,
     used: i64,
 }
 
-/// Budgets and order of vGPUs, also used by BAND.
+/// vGPU budgets and the order of vGPUs. BAND uses them too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
     order: VecDeque<TenantId>,
     filled: Nanos,
-    /// Time in ns used by overdrawn vGPUs without competition since the budgets were last filled.
+    /// Time used by overdrawn vGPUs without competition since the budgets were last filled, in ns.
     spare: u64,
 }
 
@@ -67,7 +69,7 @@ impl Budgets {
         }
     }
 
-    /// Checks that deserialized budgets match `members`, and that the order contains all members.
+    /// Checks that deserialized budgets match `members` and that the order contains all members.
     pub(super) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
@@ -83,8 +85,8 @@ impl Budgets {
     /// Fills the budgets if a period has passed. Returns the vGPUs that compete from now on, or `None` if no period has
     /// passed.
     ///
-    /// Scales the competitors' budgets to a total of one period, by their shares. Therefore, an overdraft of one vGPU
-    /// is a credit for the others.
+    /// The competitors' budgets are scaled to a total of one period, by their shares, so one vGPU's overdraft is credit
+    /// for the others.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -103,12 +105,12 @@ impl Budgets {
     }
 
     /// Returns the vGPUs that have work, had work within BAND's wait, or were debited since the budgets were last
-    /// filled. All other vGPUs do not compete.
+    /// filled. Other vGPUs do not compete.
     ///
-    /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share or its recent use. A
-    /// vGPU loses its surplus and gets no new budget if it had more than its share left while overdrawn vGPUs ran
-    /// without competition, or while no other vGPU needed the engine. Debt beyond one period per competitor is
-    /// cancelled, because such a debt requires that other vGPUs have saved the same amount.
+    /// The budgets of two kinds of competitors are bounded. A vGPU without work keeps at most its share or its recent
+    /// use. A vGPU loses its surplus and gets no new budget if it had more than its share left while overdrawn vGPUs
+    /// ran without competition, or while no other vGPU needed the engine. Debt beyond one period per competitor is
+    /// cancelled, because it could only build up if other vGPUs saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
@@ -116,7 +118,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU with work and debt does not reduce another vGPU's credit.
+        // A vGPU that is in debt although it has work does not reduce another vGPU's credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -155,7 +157,7 @@ impl Budgets {
         }
     }
 
-    /// Records that a vGPU's submission starts.
+    /// Records that a vGPU's submission starts now.
     pub(super) fn start(&mut self, vgpu: TenantId, view: &View<'_>) {
         let spare = self.left_ns(vgpu) < 0 && !self.ready(view).any(|other| self.left_ns(other) > 0);
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
@@ -163,7 +165,7 @@ impl Budgets {
         }
     }
 
-    /// Records that a vGPU has used the engine.
+    /// Debits a vGPU for using the engine.
     pub(super) fn use_up(&mut self, vgpu: TenantId, ns: u64) {
         self.debit(vgpu, ns);
         if self.budgets.get(&vgpu).is_some_and(|budget| budget.spare) {
@@ -182,7 +184,7 @@ impl Budgets {
         }
     }
 
-    /// Returns the vGPUs with a submission that is ready to start, in order.
+    /// Returns the vGPUs that have a submission ready to start, in order.
     pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = TenantId> + 'a {
         self.order.iter().copied().filter(|vgpu| view.is_ready(*vgpu))
     }
@@ -192,12 +194,12 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the competitors' budgets after a refill, `passed` ns after the previous one. For a vGPU at its bound, its
-/// use is subtracted instead of its credit, and the other vGPUs share the rest of the period.
+/// Returns the competitors' budgets after a refill, `passed` ns after the previous one. A vGPU that would exceed its
+/// bound gets a budget equal to the bound, and the other vGPUs share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;
-    // Each round removes at least one vGPU, so the number of rounds is at most the number of vGPUs.
+    // Each round removes at least one vGPU, which bounds the number of rounds.
     loop {
         let pot = loose.iter().fold(rest, |pot, of| pot.saturating_sub(of.left));
         let pot = u64::try_from(pot).unwrap_or(0);

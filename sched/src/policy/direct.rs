@@ -1,4 +1,4 @@
-//! Policy without scheduling. Each submission starts when it arrives, unless a cap or a quarantine prevents it.
+//! Policy without scheduling. Each submission starts when it arrives, unless a cap or quarantine prevents it.
 
 use super::{Policy, View};
 use crate::types::TenantId;

@@ -1,12 +1,12 @@
-//! Disengaged scheduling. The policy measures each submission in a short interval, and does not intervene in the
-//! subsequent longer interval.
+//! Disengaged scheduling: the policy measures each submission during a short interval, and does not intervene during
+//! the longer interval that follows.
 //!
 //! The method is from Menychtas, Shen and Scott ("Disengaged Scheduling for Fair, Protected Access to Fast
 //! Computational Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval, one vGPU runs at a time,
-//! for an exact measurement of the length of its submissions. In the free interval, all vGPUs' work starts when it
-//! arrives, and each vGPU's use is estimated from the number of its submissions. At the end of each free interval, the
-//! policy determines the vGPUs that used too much time. These vGPUs do not run in the next free interval, unless no
-//! other vGPU has work.
+//! so that the length of its submissions is measured exactly. In the free interval, all vGPUs' work starts when it
+//! arrives, and each vGPU's use is estimated from its number of submissions. At the end of each free interval, the
+//! policy throttles the vGPUs that used too much time: they do not run in the next free interval, unless no other vGPU
+//! has work.
 //!
 //! A vGPU without competitors is not measured.
 
@@ -21,13 +21,13 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// Work of all vGPUs runs.
+    /// All vGPUs' work runs.
     Free {
-        /// Time at which the phase ends if a vGPU has work then.
+        /// Time at which the phase ends if a vGPU has work.
         until: Nanos,
     },
-    /// No work starts until the card has drained, so that long submissions do not use time of the next interval. This
-    /// phase follows both the free interval and the engaged interval.
+    /// No work starts until the card has drained, so that long submissions do not extend into the next interval. This
+    /// phase follows both the free and the engaged interval.
     Drain {
         /// True if the next phase is engaged.
         engage: bool,
@@ -41,7 +41,7 @@ enum Phase {
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Use {
-    /// Last measured length of a submission, in ns.
+    /// Mean measured length of the vGPU's submissions, in ns.
     length: u64,
     /// Sum of the measurements in this engaged interval, in ns.
     sum: u64,
@@ -49,7 +49,7 @@ struct Use {
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,
-    /// Card time in ns of the submissions that ended in the free interval.
+    /// Engine time of the submissions that ended in the free interval, in ns.
     charged: u64,
     throttled: bool,
     /// Number of the vGPU's slice in the engaged interval. The vGPU with the lowest number runs next.
@@ -72,7 +72,7 @@ impl Disengaged {
         Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
     }
 
-    /// Ends the phase if it has expired.
+    /// Ends the phase if it is over.
     fn advance(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         match self.phase {
@@ -103,13 +103,13 @@ impl Disengaged {
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges the use since the last call, and determines the vGPUs that used too much.
+    /// Charges the use since the last call, and throttles the vGPUs that used too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // Use the actual durations if submissions were short when measured but long in the free interval.
+            // Use the actual durations if submissions that were short when measured were long in the free interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };
@@ -170,7 +170,7 @@ impl Policy for Disengaged {
                     return free;
                 }
                 // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU whose submission has just
-                // ended may submit again, so wait for the duration of that submission.
+                // ended may submit again, so wait for as long as that submission is expected to take.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

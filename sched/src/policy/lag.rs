@@ -1,8 +1,8 @@
-//! Lags measure the difference between each vGPU's use and its share over any length of time.
+//! Lags track how far each vGPU's use deviates from its share, over any length of time.
 //!
 //! Whenever a vGPU uses the engine, all current competitors become entitled to time in proportion to their shares. A
 //! vGPU's lag is its use minus its entitlement, so the sum of all lags does not change while vGPUs compete. A vGPU
-//! later pays in full for a long submission that could not be preempted. Time that no other vGPU wanted is free of
+//! later pays in full for a long submission that could not be preempted. Time that no other vGPU wants is free of
 //! charge.
 
 use super::{Member, View};
@@ -14,18 +14,18 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a lag, in ns. The bound equals the default run time limit of a submission.
+/// Maximum absolute value of a lag, in ns. It equals the default run time limit of a submission.
 const MAX_LAG_NS: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
     /// The vGPU's use in excess of its share, in ns.
     beyond: i64,
-    /// Time up to which the vGPU's rest is accounted for, if it does not compete.
+    /// Time up to which [`Self::rest`] has updated the lag, if the vGPU does not compete.
     away: Option<Nanos>,
 }
 
-/// The lags of all vGPUs of a lane.
+/// Lags of all vGPUs in a lane.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Lags {
     lags: BTreeMap<TenantId, Lag>,
@@ -52,13 +52,13 @@ impl Lags {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
-    /// Charges `used` ns to a vGPU. The vGPUs that have work, or had work within `near` ns, compete. The other vGPUs
-    /// [rest](Lag::rest) and keep at most their share of `keep` ns as credit.
+    /// Charges a vGPU `used` ns. The vGPUs that have work or had work within `near` ns compete. The other vGPUs
+    /// [rest](Lag::rest), and keep at most their share of `keep` ns as credit.
     pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // The share is relative to the weights of the competitors, so idle VMs do not change it.
+        // Shares are relative to the competitors' weights, so idle VMs do not change them.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
@@ -89,7 +89,8 @@ impl Lags {
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
-        // The rest of the shares, after rounding and caps, goes to no vGPU, so that the sum does not change.
+        // Shares do not add up to the whole because of rounding and caps. Credit the remainder to no vGPU, so that the
+        // sum of lags does not change.
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 
@@ -101,8 +102,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates a vGPU that does not compete. Its lag changes as if it were served according to its share, until its
-    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that.
+    /// Updates the lag of a vGPU that does not compete as if it got its share, until it is credited its share of `keep`
+    /// ns. If its credit is larger already, it keeps at most `keep` ns.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

@@ -1,4 +1,4 @@
-//! Saved form of a scheduler: its form in a record, and its accounts.
+//! Saved form of a scheduler: the form used in a record, plus the accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -10,17 +10,17 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Maximum number of strikes.
+/// Maximum number of strikes of a vGPU.
 const STRIKES_MAX: u32 = 1 << 30;
 
 /// Saved form of a card's scheduler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
-    /// Scheduler, without the parts that are omitted from its serialized form.
+    /// Serialized scheduler, which omits the accounts and copy engine shares.
     scheduler: Scheduler,
-    /// Accounts by engine and recent use of each vGPU, sorted by number.
+    /// Accounts by engine and recent use of each vGPU, sorted by vGPU number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of vGPUs with own copy shares, sorted by vGPU number.
+    /// Copy engine shares of the vGPUs that have separate ones, sorted by vGPU number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The next owner of the card determines again which vGPUs compete for others.
+        // The card's next owner decides again which vGPUs compete with other settings.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);
@@ -47,7 +47,7 @@ impl Scheduler {
         SavedScheduler { scheduler, accounts, copies }
     }
 
-    /// Restores the scheduler at time `now` of its events' clock.
+    /// Restores the scheduler at time `now` of the feeder's clock.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or if it was saved after `now`.
@@ -61,7 +61,7 @@ impl Scheduler {
         }
         scheduler.check(now)?;
         Invalid::unless(scheduler.vgpus.keys().eq(accounts.iter().map(|(vgpu, ..)| vgpu)), || {
-            "the accounts are of other vGPUs".into()
+            "the accounts belong to other vGPUs".into()
         })?;
         for ((_, accounts, history), known) in accounts.into_iter().zip(scheduler.vgpus.values_mut()) {
             for (account, saved) in known.accounts.iter_mut().zip(accounts) {
@@ -72,7 +72,7 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Returns the tickets of all queued submissions and submissions on the card, with their vGPUs.
+    /// Returns the tickets of all submissions that are queued or on the card, with their vGPUs.
     pub fn tickets(&self) -> impl Iterator<Item = (TenantId, Ticket)> {
         let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
@@ -109,7 +109,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Checks that each submission has only one state.
+    /// Checks that each submission has exactly one state.
     fn check_tickets(&self, on_card: impl Iterator<Item = Ticket>) -> Result<(), Invalid> {
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(_, queued)| queued.ticket));
         let mut seen = BTreeSet::new();

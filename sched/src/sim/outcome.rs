@@ -1,16 +1,16 @@
-//! Results of a simulated run.
+//! Results of a simulation.
 
 use super::uses::{ShareError, Uses};
 use crate::{Engine, Histogram, Scheduler};
 
-/// Outcome of a run.
+/// Result of a simulation.
 #[derive(Debug)]
 pub struct Outcome {
     /// Scheduler at the end of the run, with its accounts.
     pub scheduler: Scheduler,
-    /// For each VM, times from the doorbell to the start of the work.
+    /// Times from a doorbell to the start of the work, by VM.
     pub waits: Vec<Histogram>,
-    /// For each VM, number of completed rounds of its streams.
+    /// Number of completed rounds of each VM's streams.
     pub rounds: Vec<u64>,
     /// Number of completed submissions.
     pub completed: u64,
@@ -26,19 +26,19 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the simulated busy time of an engine in ns.
+    /// Returns the simulated busy time of an engine, in ns.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
 
-    /// Returns the busy fraction of the total time for an engine.
+    /// Returns the fraction of the total time in which an engine was busy.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64
     }
 
-    /// Returns the simulated use of an engine by a VM between `from` and `until`, in ns.
+    /// Returns a VM's simulated use of an engine between `from` and `until`, in ns.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         self.uses.used(vm, engine, from, until)

@@ -1,12 +1,12 @@
-//! Deterministic pseudorandom numbers.
+//! Deterministic pseudorandom number generator.
 
-/// A pseudorandom number generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). Recorded results of the simulator
-/// depend on these numbers.
+/// The splitmix64 generator (Steele, Lea and Flood, OOPSLA 2014). Recorded results of the simulator depend on its
+/// output.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Returns the generator for a seed.
+    /// Creates a generator with the given seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -27,7 +27,7 @@ impl Random {
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// Returns a number of at least 0 and less than 1.
+    /// Returns a number in the range from 0 (inclusive) to 1 (exclusive).
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to the guest's next doorbell.
+/// Time from the end of a guest's submission to its next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
-/// Length of one kernel of the papers' `madd`, and of `long-madd`.
+/// Length of a kernel of the papers' `madd`, in ns.
+/// Length of a kernel of the papers' `long-madd`, in ns.
 const MADD: u64 = MS / 2;
 const LONG_MADD: u64 = 5 * MADD;
 
@@ -17,7 +18,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Returns VMs of which half loop a short kernel, and half a kernel of five times its length.
+/// Returns VMs of which one half loops a short kernel and the other half a kernel five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -30,7 +31,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns each VM's share of the engine's time after the first second.
+/// Returns each VM's share of the engine's time, without the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -51,7 +52,8 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission is charged from its receipt by the card, because an idle engine starts it immediately.
+        // A submission is charged from the time at which the card receives it, because an idle engine starts it
+        // immediately.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -183,7 +185,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // A second scheduler receives the same events, which makes its state during the run available.
+        // Feed the same events to a second scheduler, to obtain the state in the middle of the run.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -207,7 +209,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn record_under_other_policy_keeps_work_and_changes_order() {
-    // Three guests always have four kernels queued, so slices soon do not affect the arrivals.
+    // Three guests always have four kernels queued, so after a short time, slices no longer affect the arrivals.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -225,13 +227,12 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels has shorter waits if it does not wait for long kernels.
+    // A guest with short kernels waits less if it does not wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Runs neighbours of a misbehaving VM, and compares the neighbours' shares of the engine's time with their entitlement
-/// and with the total time.
+/// Runs three well-behaved VMs next to a misbehaving one.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
 }
@@ -257,7 +258,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
-    // The short submission ends, and the VM submits again just before or just after the end of the wait.
+    // The VM submits again just before or just after the engine's wait for it ends.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -272,7 +273,7 @@ fn vm_hung_in_flight_is_killed_and_neighbours_keep_share() {
     let outcome = neighbours_of(rogue, Config::default());
     assert_eq!(outcome.killed, 1);
     assert_neighbours_keep_their_share(&outcome);
-    // A VM dies while its work is on the card.
+    // A VMM dies while its VM's work is on the card.
     let mut rogue = looping(20 * MS);
     rogue.gone = Some(Nanos(2 * SECOND + 7 * MS));
     assert_neighbours_keep_their_share(&neighbours_of(rogue, Config::default()));
@@ -301,8 +302,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns guests that always have work queued and whose drivers send a short submission after each kernel, like
-/// nouveau.
+/// Returns a guest that always has work queued and whose driver, like nouveau, sends a short submission after each
+/// kernel.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -322,7 +323,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // CREDIT has no free waits for a VM.
+            // CREDIT has no free waits.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }
@@ -331,7 +332,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // A VM has 2 ms of work every 16 ms, and three other VMs always have work. The VM's overuse decays between the
+    // One VM has 2 ms of work every 16 ms, and three other VMs always have work. The VM's overuse decays between its
     // bursts.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
@@ -349,7 +350,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // The VM uses a sixth of the card, which is less than its share of a quarter: it submits a kernel and three short
+    // The VM uses a sixth of the card, less than its share of a quarter: it submits a kernel and three short
     // submissions every 18 ms.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {

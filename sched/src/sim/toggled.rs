@@ -1,19 +1,20 @@
 //! Tests a vGPU whose guest disables and enables its channel while work is on the card. A neighbour always has work.
-//! The test generates a card manager's events for a non-preemptive engine.
+//! The test generates the events that a card manager would send for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Kernel lengths of the neighbour and of the toggled vGPU, in ns.
+/// Length of the neighbour's kernels, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
+/// Length of the toggled vGPU's kernels, in ns.
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Time between two toggles, and delay until an end is observed, for each case, in ns.
+/// Time between two toggles in each case, in ns.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
+/// Delay from an end to its observation, in ns.
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time in ns in which only the neighbour uses the engine at first. Afterwards, more of its work is on the card at the
-/// same time.
+/// Initial time in which the neighbour is the engine's only user, in ns. Afterwards, it has more work in flight.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
@@ -34,9 +35,9 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (TenantId, Stage)>,
-    /// Submissions that the engine may start next, in order.
+    /// Submissions that the engine may start, in order.
     fetched: VecDeque<Ticket>,
-    /// Running submission and its end time.
+    /// Running submission, and its end time.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }
@@ -95,7 +96,7 @@ impl World {
         self.work();
     }
 
-    /// Starts the next submission of the engine.
+    /// Starts the engine's next submission.
     fn work(&mut self) {
         if self.works.is_some() {
             return;
@@ -179,8 +180,13 @@ fn vm_toggling_its_channel_takes_no_neighbour_share() {
             let [neighbour, other] =
                 [(NEIGHBOUR, before[0]), (OTHER, before[1])].map(|(vgpu, was)| world.used(vgpu) - was);
             let kept = 2.0 * neighbour / (neighbour + other);
-            println!("{policy:?}, toggled every {toggle} ns, alone for {alone} ns: {kept:.4} of the share");
-            assert!(kept >= 0.96, "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: {kept}");
+            println!(
+                "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps {kept:.4} of its share"
+            );
+            assert!(
+                kept >= 0.96,
+                "{policy:?}, toggled every {toggle} ns, alone for {alone} ns: the neighbour keeps only {kept} of its share"
+            );
         }
     }
 }

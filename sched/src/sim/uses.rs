@@ -2,16 +2,16 @@
 
 use crate::Engine;
 
-/// Deviation of shares in windows from the intended shares, as fractions.
+/// Deviation of shares from the intended shares over all windows, as fractions.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
-    /// Mean deviation over all windows, for the vGPU with the largest mean.
+    /// Mean deviation over all windows, of the vGPU with the largest mean.
     pub mean: f64,
     /// Maximum deviation over all vGPUs and windows.
     pub worst: f64,
 }
 
-/// Time in ns that each VM used each engine, per interval of a fixed length.
+/// Time that each VM used each engine, per interval of fixed length, in ns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uses {
     interval: u64,
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval at the time `at` in ns, if this interval exists.
+    /// Adds `used` ns to the interval that contains the time `at`, in ns. Ignored if no such interval exists.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -87,8 +87,8 @@ impl Uses {
     }
 }
 
-/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, and 1/n if one of
-/// n vGPUs uses all of the time.
+/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, or 1/n if one of
+/// n vGPUs uses all the time.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn error_is_the_mean_of_windows_and_the_worst_of_them() {
         let mut uses = Uses::new(2, 10, 40);
-        // The ratio changes from 3:1 to 1:1.
+        // The ratio of uses changes from 3:1 to 1:1.
         for (vm, at, used) in [(0, 0, 15), (1, 0, 5), (0, 20, 7), (1, 30, 7)] {
             uses.add_at(vm, Engine::Compute, at, used);
         }

@@ -1,4 +1,4 @@
-//! Descriptions of workloads.
+//! Workload descriptions for the simulation.
 
 use super::Random;
 use crate::{Config, Engine, Nanos, TenantId, VgpuParams};
@@ -12,9 +12,9 @@ pub enum Length {
     Fixed(u64),
     /// Uniformly distributed between the two values.
     Uniform(u64, u64),
-    /// Exponentially distributed, with this mean.
+    /// Exponentially distributed, with the given mean.
     Exponential(u64),
-    /// Infinite; the work does not end.
+    /// Infinite: the work does not end.
     Forever,
 }
 
@@ -30,12 +30,12 @@ impl Length {
     }
 }
 
-/// One submission of a stream's round.
+/// One submission in a stream's round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Engine of the step.
+    /// Engine that executes the step.
     pub engine: Engine,
-    /// Length on the engine.
+    /// Engine time of the step.
     pub length: Length,
 }
 
@@ -48,13 +48,13 @@ pub struct Pulse {
     pub off: u64,
 }
 
-/// Activity of one channel of a guest, which repeats a round of steps. Before each next step, the guest waits for the
-/// end of the step, and then for the think time.
+/// Activity of one of a guest's channels, which repeats a round of steps. After each step, the guest waits for its end,
+/// and then for the think time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// Steps of a round.
     pub steps: Vec<Step>,
-    /// Think time, which is the time from the guest's observation of an end to its next doorbell.
+    /// Think time: the time from the guest's observation of an end to its next doorbell.
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
@@ -67,14 +67,14 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a stream that repeats one kernel, restarting it after each end.
+    /// Returns a stream that runs one kernel repeatedly, starting it again after each end.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// Returns the start time of work requested at `at`, or `None` if the stream has ended.
+    /// Returns the start time of work requested for time `at`, or `None` if the stream has ended.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {
@@ -88,14 +88,14 @@ impl Stream {
     }
 }
 
-/// A VM.
+/// A simulated VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
-    /// Parameters of the guest's vGPU.
+    /// Scheduling settings of the guest's vGPU.
     pub params: VgpuParams,
     /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
-    /// Time in ns by which the guest forges its end times to be earlier.
+    /// Time by which the guest forges its end times to be earlier, in ns.
     pub lie: u64,
     /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
@@ -108,7 +108,7 @@ impl Guest {
         Self { params: VgpuParams::default(), streams: vec![stream], lie: 0, gone: None }
     }
 
-    /// Sets the weight.
+    /// Sets the VM's weight.
     #[must_use]
     pub fn weight(mut self, weight: u32) -> Self {
         self.params.weight = weight;
@@ -116,12 +116,12 @@ impl Guest {
     }
 }
 
-/// Delays of the card and the host.
+/// Delays in the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Delay in ns from a decision to the receipt of the work by the card.
+    /// Delay from a decision until the card receives the work.
     pub submit: Length,
-    /// Delay in ns from an end on the card to its observation by the scheduler and the guest.
+    /// Delay from an end on the card until the scheduler and the guest observe it.
     pub interrupt: Length,
     /// Additional duration of a copy that starts while the compute engine is busy, in permille.
     pub copy_slowdown_permille: u32,
@@ -141,29 +141,29 @@ impl Default for Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// Changes the settings of the card.
+    /// Changes the card's settings.
     Config(Config),
-    /// Changes the settings of a vGPU.
+    /// Changes a vGPU's settings.
     Vgpu(TenantId, VgpuParams),
 }
 
-/// Description of a simulated run.
+/// Description of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
     /// VMs, whose vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
-    /// Length of the run, in ns.
+    /// Simulated time, in ns.
     pub length: u64,
-    /// The card.
+    /// Delays.
     pub card: Card,
-    /// Settings of the scheduler.
+    /// Initial settings of the scheduler.
     pub config: Config,
-    /// Changes by the operator, with their times.
+    /// Operator's changes, with their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 
 impl Scenario {
-    /// Creates a run of typical VMs on one card.
+    /// Creates a scenario with one card and the given VMs, and with typical delays.
     #[must_use]
     pub fn new(config: Config, length: u64, guests: Vec<Guest>) -> Self {
         Self { guests, length, card: Card::default(), config, changes: Vec::new() }

@@ -1,4 +1,4 @@
-//! The simulation: clock, pending events, and their effects.
+//! The simulation's clock, pending events, and their effects.
 
 use super::outcome::Outcome;
 use super::uses::Uses;
@@ -8,31 +8,31 @@ use crate::{Channel, ConfigError, Decision, Engine, Event, Histogram, Nanos, Sch
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-/// Length of the intervals of recorded use, in ns.
+/// Length of the intervals in which use is recorded, in ns.
 const USE_INTERVAL_NS: u64 = 10_000_000;
 
-/// An event at a given time.
+/// A kind of simulated event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// The operator makes the change with this index.
+    /// The operator makes the change with the given index.
     Operator(usize),
-    /// A VMM dies.
+    /// The VMM of the guest with the given index dies.
     Death(usize),
-    /// A guest rings the doorbell for a round of a stream.
+    /// A guest rings the doorbell for a step of a round.
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
-    /// An engine has completed a submission. Ignored if the submission is no longer running.
+    /// An engine has completed a submission. Ignored if it is no longer running.
     Done(Engine, Ticket),
-    /// The scheduler observes an end that occurred at this time.
+    /// The scheduler observes an end that occurred at the given time.
     Seen(Ticket, Nanos),
-    /// A killed channel was removed from the card.
+    /// A killed channel has been removed from the card.
     Killed(TenantId, Channel, Engine),
-    /// The scheduler's wakeup with this number. Ignored if a new wakeup was requested.
+    /// The wakeup with the given number is due. Ignored if a newer one was requested.
     Wakeup(u64),
 }
 
-/// Current step of a round of a stream.
+/// Current step in a round of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Round {
     guest: usize,
@@ -45,7 +45,7 @@ struct Round {
 struct Submission {
     round: Round,
     engine: Engine,
-    /// Length in ns, or `None` if the submission does not end.
+    /// Engine time in ns, or `None` if the submission does not end.
     length: Option<u64>,
     arrived: Nanos,
     began: Option<Nanos>,
@@ -61,16 +61,16 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions of each engine; the first one is running.
+    /// Submissions on each engine, of which the first one is running.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams whose channel was killed. The guest does not open a new channel.
+    /// Streams whose channel was killed, by guest and stream. The guest does not open a new channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
 
-/// Statistics of the run.
+/// Statistics of the simulation.
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
@@ -151,7 +151,7 @@ impl World<'_> {
             }
             for (stream, of) in of.streams.iter().enumerate() {
                 for _ in 0..of.depth {
-                    // Guests start at different times.
+                    // Let guests start at different times.
                     let at = of.next_start(Nanos(self.random.below(100_000)));
                     at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step: 0 })));
                 }
@@ -214,7 +214,7 @@ impl World<'_> {
         if wanted != self.wakeup.1 {
             self.wakeup = (self.wakeup.0 + 1, wanted);
             if let Some(at) = wanted {
-                // A wakeup in the past must still advance the clock.
+                // Even a wakeup in the past must advance the clock.
                 self.at(at.max(self.now.after(1)), Happening::Wakeup(self.wakeup.0));
             }
         }
@@ -246,7 +246,7 @@ impl World<'_> {
         }
     }
 
-    /// Starts the first submission of an engine.
+    /// Starts an engine's next submission.
     fn work(&mut self, engine: Engine) {
         let compute = !self.engines[Engine::Compute.index()].is_empty();
         let Some(ticket) = self.engines[engine.index()].front().copied() else { return };
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Adds a submission's use so far to its VM's use.
+    /// Adds the engine time of a running submission to its VM's use.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;
@@ -290,7 +290,7 @@ impl World<'_> {
         let step = (step + 1) % of.steps.len();
         self.outcome.rounds[guest] += u64::from(step == 0);
         let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
-        // A started round is always completed.
+        // A round that has started is always completed.
         let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }

@@ -1,5 +1,6 @@
 //! A second implementation of BAND as published. It follows Gdev's figure 2 line by line, divides GPUvm's budgets among
-//! the competitors, and uses simple fractions. For each event, the policy must make the same decisions as this model.
+//! the competitors, and calculates with simple fractions. The policy must make the same decisions as this model for
+//! each event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -16,27 +17,27 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Total debit of the virtual GPU's budget in this period.
+    /// Total debited from the virtual GPU's budget in this period.
     debited: i128,
     /// Time at which the virtual GPU's last completion was observed.
     seen: Option<u64>,
     competes: bool,
-    /// True if the virtual GPU was dispatched despite an overdrawn budget, because no virtual GPU with remaining budget
-    /// had suspended work.
+    /// True if the virtual GPU was dispatched on an overdrawn budget, because no virtual GPU with remaining budget had
+    /// suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// Published scheduler. `bw` is a virtual GPU's weight divided by the sum of the competitors' weights. `utl` is its
-/// share of the total use in this period.
+/// The published scheduler. `bw` is a virtual GPU's weight divided by the sum of the competitors' weights, and `utl` is
+/// its share of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time in this period used by overdrawn vGPUs while no other vGPU had work.
+    /// Time used by overdrawn virtual GPUs in this period while no other one had work.
     filled_in: i128,
     period: i128,
-    /// End of a short wait, and the vGPU that was selected before the wait.
+    /// End of a short wait, and the virtual GPU that was selected before the wait.
     waiting: Option<(u64, u32)>,
     /// Time since which the device has been idle although work was available.
     idle_since: Option<u64>,
@@ -52,7 +53,7 @@ impl Published {
         let weights: i128 = self.queue.iter().filter(|vgpu| vgpu.competes).map(|vgpu| vgpu.weight).sum();
         let vgpu = self.queue.iter().find(|vgpu| vgpu.id == id).unwrap();
         let bw = if vgpu.competes { WHOLE_SHARE_PPM * vgpu.weight / weights } else { 0 };
-        // utl > bw
+        // Condition: utl > bw.
         vgpu.used * WHOLE_SHARE_PPM > self.total * bw
     }
 
@@ -63,7 +64,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Budgets and use of the competitors that are below their bounds.
+        // Budget and use of each competitor that is below its bound.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -90,13 +91,13 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // The virtual GPU had more than its share left, but did not use it when the device was available.
+            // The virtual GPU had more than its share left, but did not use it although the device was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The sum of the budgets of the unbounded vGPUs and the expected use of the others is one period.
+        // The budgets of the unbounded virtual GPUs and the expected use of the others add up to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -142,7 +143,7 @@ impl Published {
         self.vgpu_mut(id).suspended.push_back(ticket);
         self.replenish(now);
         self.vgpu_mut(id).competes = true;
-        // The model also runs only one context of a virtual GPU at a time.
+        // Like the policy, the model runs only one context of a virtual GPU at a time.
         if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
     }
 
@@ -183,7 +184,7 @@ impl Published {
     }
 }
 
-/// Returns the started tickets.
+/// Returns the tickets of the started submissions.
 fn started(decisions: &[Decision]) -> Vec<u64> {
     let start = |decision: &Decision| match decision {
         Decision::Start(ticket) => Some(ticket.0),
@@ -194,7 +195,7 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
 
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
-/// Runs all events until `limit` and compares the policy with the model. Returns the number of the policy's waits.
+/// Processes all events until `limit`, and compares the policy with the model. Returns the number of waits.
 fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
     let mut waits = 0;
     loop {
@@ -271,7 +272,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Returns the time between two arrivals, which is occasionally a few periods.
+/// Generates the time between two arrivals, which is occasionally a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }
@@ -292,7 +293,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Alternate long and short submissions, because the wait was designed for this case.
+    // Alternate long and short submissions, because this is the case for which the wait was designed.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

@@ -9,12 +9,12 @@ use proptest::test_runner::RngSeed;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to the guest's next doorbell.
+/// Time from the end of a guest's submission to its next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// Returns CREDIT and BAND as published, each with one submission at a time and with the daemon's pipeline settings.
+/// Returns CREDIT and the published BAND, each with one submission at a time and with the daemon's pipeline settings.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -35,12 +35,12 @@ fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// Returns a guest that occasionally does a small amount of work.
+/// Returns a guest that occasionally does a little work.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// Returns the competing VMs, followed by VMs created by `rest`.
+/// Returns the competing VMs, followed by VMs that `rest` creates.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -50,20 +50,20 @@ fn play(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns each competitor's entitlement as a fraction of the competitors' total use.
+/// Returns the fraction of the total use to which each competitor is entitled.
 fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     let sum: u32 = competing.iter().map(|(_, weight)| weight).sum();
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns kernel lengths and weights of the competitors. Half of them have short kernels, and half have long kernels.
+/// Returns sets of competitors, as kernel lengths and weights. Half of the kernels are short, and half are long.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
         for (short, long) in [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS)] {
             let length = |vm: usize| [short, long][vm % 2];
             contests.push((0..vms).map(|vm| (length(vm), 100)).collect());
-            // Assign the smaller weight to the VMs with long kernels first, then the larger weight.
+            // First give the VMs with long kernels the smaller weight, then the larger one.
             contests.push((0..vms).map(|vm| (length(vm), [300, 100][vm % 2])).collect());
             contests.push((0..vms).map(|vm| (length(vm), [100, 300][vm % 2])).collect());
         }
@@ -117,7 +117,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM uses only a small part of the card's time.
+        // The first VM needs only a small part of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);
@@ -154,7 +154,7 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 
-/// Creates a VM that alternates between idle and active: in phase with the periods, out of phase, or with a different
+/// Generates a VM that alternates between idle and active: in phase with the periods, out of phase, or at a different
 /// frequency.
 fn toggler() -> impl Strategy<Value = Guest> {
     let time = || prop_oneof![prop::sample::select(vec![MS, 15 * MS, 30 * MS, 60 * MS]), US..120 * MS];
@@ -169,11 +169,11 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // Use the same cases in each run, because there is no proven bound for the worst case.
+    // Use the same cases in each run, because the worst case has no proven bound.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
     /// Checks that no VM gets more for its weight than a VM that always has work, regardless of pauses, credit, and
-    /// debt. BAND as published does not keep track of overuse due to non-preemptible work, so its tolerance is larger.
+    /// debt. The published BAND does not track overuse caused by non-preemptible work, so its tolerance is larger.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),
@@ -194,7 +194,7 @@ proptest! {
             let more = shares[vm] - least * weights[vm];
             prop_assert!(more <= allowed, "{name}: VM {vm} exceeds its share by {more}: {shares:?}");
         }
-        // All of the time is used, and idle VMs have no share.
+        // All of the time is used, and idle VMs have no share of it.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

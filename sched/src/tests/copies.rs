@@ -1,4 +1,4 @@
-//! Tests copy engine shares that differ from the compute shares.
+//! Tests copy engine shares that differ from compute shares.
 
 use crate::sim::{Guest, Length, Outcome, Scenario, Step, Stream, run};
 use crate::{Config, CopyShare, Engine, Nanos, PolicyKind, Queues, SavedScheduler, Scheduler, TenantId, VgpuParams};
@@ -33,7 +33,7 @@ fn near(parts: &[f64], wanted: [f64; 2]) -> bool {
 #[test]
 fn copies_are_divided_by_their_own_weights() {
     for policy in [PolicyKind::Band, PolicyKind::Credit] {
-        // The shares are equal for compute and 3:1 for copies, for any length of the copies.
+        // Compute shares are equal and copy shares are 3:1, for any length of the copies.
         let guests = vec![both(share(100, weight(300)), MS), both(share(100, CopyShare::AS_COMPUTE), 3 * MS)];
         let outcome = run(&Scenario::new(Config { policy, ..Config::default() }, 10 * SECOND, guests), 7).unwrap();
         let (compute, copies) = (parts(&outcome, Engine::Compute), parts(&outcome, Engine::Copy0));
@@ -65,12 +65,12 @@ fn settings_of_copies_have_their_bounds() {
     assert!(wrong(weight(0)).contains("copies.weight = 0"));
     let cap = CopyShare { cap_permille: Some(1001), ..CopyShare::AS_COMPUTE };
     assert!(wrong(cap).contains("copies.cap_permille = 1001"));
-    // Absent copy settings are inherited from compute, so the combination must be consistent.
+    // Unset copy settings are inherited from the compute settings, so the combination must be consistent.
     let guaranteed = VgpuParams { guarantee_permille: 500, ..share(100, CopyShare { cap_permille: Some(400), ..cap }) };
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
 
-/// Creates a scheduler whose first vGPU has a different copy engine share.
+/// Creates a scheduler whose first vGPU has a separate copy engine share.
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {
@@ -93,7 +93,7 @@ fn a_record_has_them() {
     let text = serde_json::to_string(&scheduler()).unwrap();
     let read: Scheduler = serde_json::from_str(&text).unwrap();
     assert_eq!(read.params(TenantId(0)), scheduler().params(TenantId(0)));
-    // The scheduler was saved before the introduction of copy shares.
+    // Settings saved before the introduction of copy shares do not contain any.
     let plain = serde_json::to_string(&VgpuParams::weight(3)).unwrap();
     assert!(!plain.contains("copies"), "{plain}");
     assert_eq!(serde_json::from_str::<VgpuParams>(&plain).unwrap(), VgpuParams::weight(3));

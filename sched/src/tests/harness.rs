@@ -1,5 +1,5 @@
-//! A simulated card that executes the scheduler's decisions. It independently records the state of each ticket and the
-//! busy time of each engine.
+//! A simulated card that executes the scheduler's decisions. It keeps its own records of each ticket's state and each
+//! engine's busy time.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine with arrival times, and the end time of the previous work.
+/// An engine's work with arrival times, and the end time of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -30,7 +30,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Returns the start and the length of the first submission.
+    /// Returns the start time and the length of the first submission.
     fn first(&self) -> Option<(u64, u64)> {
         self.work.front().map(|(given, work)| (self.last_end.max(*given), work.length))
     }
@@ -45,7 +45,7 @@ pub(super) struct Harness {
     /// Work that waits for something other than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// Delay of the observation of an end, in ns.
+    /// Delay until an end is observed, in ns.
     pub(super) latency: u64,
 }
 
@@ -75,7 +75,7 @@ impl Harness {
         self.scheduler.event(Nanos(self.now), event, &mut decisions);
         for decision in &decisions {
             let Decision::Start(ticket) = decision else { continue };
-            let (fate, work) = self.fates.get_mut(ticket).expect("a known ticket");
+            let (fate, work) = self.fates.get_mut(ticket).expect("the ticket is known");
             assert_eq!(*fate, Fate::Queued, "{ticket:?} is started twice or after it was dropped");
             *fate = Fate::Started;
             self.units[work.engine.index()].work.push_back((self.now, *work));
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the time and the engine of the next observed end.
+    /// Returns the time and the engine of the next end to be observed.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -100,7 +100,7 @@ impl Harness {
         Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
     }
 
-    /// Processes the next end or wakeup until `limit`. Returns the event and the scheduler's decisions.
+    /// Processes the next end or wakeup if it is not after `limit`. Returns the event and the scheduler's decisions.
     pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
         let end = self.next_end();
         let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
@@ -131,7 +131,7 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
-    /// Saves and restores the scheduler, and continues with the restored scheduler.
+    /// Saves and restores the scheduler, and continues with the restored one.
     pub(super) fn restore(&mut self) {
         let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
         let saved = postcard::from_bytes(&bytes).unwrap();
@@ -145,7 +145,7 @@ impl Harness {
         self.now = until;
     }
 
-    /// Reports all unobserved ends on the card, like a feeder before the end of a channel.
+    /// Reports all unobserved ends, as a feeder does before it reports the end of a channel.
     fn look(&mut self) {
         while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
             let event = self.end(engine);
@@ -153,7 +153,7 @@ impl Harness {
         }
     }
 
-    /// Makes a submission on the card wait.
+    /// Makes a submission on the card wait for something other than its engine.
     pub(super) fn stall(&mut self, ticket: Ticket) -> Vec<Decision> {
         self.look();
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
@@ -199,7 +199,7 @@ impl Harness {
         self.feed(Event::Requeued { ticket });
     }
 
-    /// Removes work from the card and from the queues, like the end of a channel.
+    /// Removes work from the card and the queues, as the end of a channel does.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
             let first = unit.first();
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs all waiting work to completion. Fails if waiting work would never start.
+    /// Runs all pending work to completion. Fails if some work would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);

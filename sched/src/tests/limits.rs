@@ -22,7 +22,7 @@ fn harness(strikes: u32, quarantine_ns: u64) -> Harness {
     harness
 }
 
-/// Makes a submission exceed its limit. Returns the kill time of its channel, and the decisions.
+/// Makes a submission exceed its limit. Returns the time at which its channel is killed, and the decisions.
 fn overrun(harness: &mut Harness, channel: u32) -> (u64, Vec<Decision>) {
     harness.arrive(0, channel, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
@@ -45,8 +45,8 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // The next submission runs as soon as the channel is removed from the card. The time until then is charged to the
-    // killed submission.
+    // The next submission starts as soon as the channel is removed from the card. The killed submission is charged for
+    // the time until then.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
     assert_eq!(harness.scheduler.account(vgpu, engine).unwrap().used, 51 * MS);
@@ -73,12 +73,12 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // The vGPU's work is not started but not dropped, and the other vGPU continues.
+    // The vGPU's work is neither started nor dropped, and the other vGPU continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
     harness.pass(1000 * MS);
-    // The result is the same for another policy.
+    // The same applies to another policy.
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
@@ -134,8 +134,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine with concurrent submissions, short submissions end, but the start time of the long one does not
-    // change.
+    // On an engine with concurrent submissions, short ones end, but the start of the long one's limit does not change.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -178,7 +177,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged only for its own time, and its whole limit is left.
+    // The waiting submission is charged only for its own time, and has its whole limit left.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
@@ -205,7 +204,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
-    // According to the accounts, the other submission has the engine, so this submission cannot start.
+    // The first vGPU's copy blocks the compute engine, so the second vGPU's submission does not run yet.
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;
@@ -217,7 +216,6 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
-    // From now on, the other vGPU runs first because of its budget.
     assert_eq!(harness.scheduler.strikes(TenantId(1)).unwrap().0, 0, "its limit starts when it has the engine");
 }
 
@@ -246,7 +244,7 @@ fn requeued_submission_restarts_before_later_work_of_channel() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.arrive(0, 0, Engine::Compute, MS);
         harness.now += 10 * MS;
-        // The engine is busy with other work, so the submission waits, but it runs before later work of its channel.
+        // The engine is busy with other work, so the submission waits, but it runs ahead of later work of its channel.
         let mut order = harness.stall(Ticket(1));
         harness.requeue();
         order.extend(std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions));
@@ -274,7 +272,7 @@ fn competing_settings_replace_own_ones_until_ended() {
             harness.arrive(0, 0, Engine::Compute, MS);
             harness.arrive(1, 0, Engine::Compute, MS);
         }
-        // Both vGPUs have work during this time.
+        // Both vGPUs always have work during this time.
         harness.pass(2000 * MS);
         let [one, other] = [used(harness, 0) - before[0], used(harness, 1) - before[1]];
         harness.drain();
@@ -285,7 +283,7 @@ fn competing_settings_replace_own_ones_until_ended() {
     assert_near(share(&mut harness), 0.75);
     assert_eq!(harness.scheduler.params(TenantId(0)), Some(&VgpuParams::default()));
     assert_eq!(harness.scheduler.competing(TenantId(0)), Some(&boosted));
-    // A change of the vGPU's own settings does not end the use of the replacement settings.
+    // Changing the vGPU's own settings does not end the use of the replacement settings.
     harness.feed(Event::Changed { vgpu: TenantId(0), params: VgpuParams { weight: 50, ..VgpuParams::default() } });
     assert_near(share(&mut harness), 0.75);
     // Invalid settings are ignored.
@@ -295,7 +293,7 @@ fn competing_settings_replace_own_ones_until_ended() {
     assert_near(share(&mut harness), 1.0 / 3.0);
     harness.feed(Event::Competes { vgpu: TenantId(0), params: Some(boosted) });
     harness.restore();
-    assert_eq!(harness.scheduler.competing(TenantId(0)), None, "the next owner of the card determines this again");
+    assert_eq!(harness.scheduler.competing(TenantId(0)), None, "the card's next owner decides this again");
     assert_near(share(&mut harness), 1.0 / 3.0);
     harness.audit();
 }

@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // The same vGPU starts even if the other vGPU has just had a slice.
+        // The other vGPU's work also starts immediately, because the engine is idle.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -87,8 +87,8 @@ fn submissions_run_ahead_only_for_same_vgpu() {
     harness.audit();
 }
 
-/// Runs `count` submissions of each of two vGPUs, all queued at the start. Returns the vGPUs of the submissions in
-/// order of their starts.
+/// Runs `count` submissions of each of two vGPUs, all queued at the start. Returns the vGPUs in the order in which
+/// their submissions start.
 fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
     let mut harness = two(config);
     let mut started = Vec::new();
@@ -109,12 +109,12 @@ fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms. A vGPU is up to 1.5 ms behind the other at the start of
-        // a slice, and up to 1.5 ms ahead at the end.
+        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms: a vGPU is up to 1.5 ms behind the other at the start of
+        // a slice, and up to 1.5 ms ahead at its end.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
-        // With submissions longer than a slice, vGPUs alternate after each submission, except when both have used the
-        // same time.
+        // If submissions are longer than a slice, vGPUs alternate after each one, except when both have used the same
+        // time.
         let long = owners(config, 12, 4 * MS);
         assert!(changes(&long) >= 15, "{long:?}");
     }
@@ -138,8 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs. The first has the engine from the start. Returns the debit of the first vGPU's budget due to the
-/// events.
+/// Runs two vGPUs, of which the first has the engine from the start. Returns the time that the events debit from the
+/// first vGPU's budget.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -165,7 +165,7 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 #[test]
 fn completion_seen_late_costs_only_engine_idle_time() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        // The card receives the second submission before the end of the first, later, or never.
+        // The card receives the second submission before the first one ends, after it ends, or never.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
@@ -179,7 +179,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
 
 #[test]
 fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
-    // A kernel and its fence, whose ends are observed 300 us late.
+    // The ends of a kernel and its fence are observed 300 us late.
     let ends = [is_seen(500_000, 1, 500_000), is_seen(860_000, 2, 560_000)];
     let events = [&[arrives(0, 0, 1), arrives(0, 0, 2), arrives(0, 1, 3)][..], &ends].concat();
     assert_eq!(paid(PolicyKind::Band, &events), 560_000 + 300_000 - 560_000 / 8);
@@ -231,7 +231,7 @@ fn adopted_submission_starts_and_is_charged_when_requeued() {
         let account = scheduler.account(vgpu, engine).unwrap();
         let counts = (account.arrived, account.started, account.completed, account.used);
         assert_eq!((counts, scheduler.ignored()), ((1, 1, 1, 500), 0), "{policy:?}");
-        assert_eq!(decisions, starts(&[1]), "{policy:?}: it is started only when it is requeued");
+        assert_eq!(decisions, starts(&[1]), "{policy:?}: the submission starts only after it is requeued");
     }
 }
 
@@ -289,7 +289,7 @@ fn stalled_submission_lets_others_run_and_is_charged_own_time() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.now += MS / 2;
         let started = harness.stall(Ticket(1));
-        // These two policies have started all submissions immediately.
+        // These two policies have already started all submissions.
         let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();

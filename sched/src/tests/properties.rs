@@ -1,4 +1,4 @@
-//! Checks properties of the state machine for any policy and arbitrary changes.
+//! Tests properties of the state machine under any policy and arbitrary changes.
 
 use super::harness::Harness;
 use crate::{
@@ -124,8 +124,8 @@ fn apply(harness: &mut Harness, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Checks that no submission is lost or started twice, regardless of intermediate changes (the harness asserts this
-    /// at each step), and that the sum of the charges is the busy time.
+    /// Checks that no submission is lost or started twice, regardless of changes in between (the harness asserts this
+    /// at each step), and that the charges add up to the busy time.
     #[test]
     fn tickets_and_time_are_conserved(
         first in config(),
@@ -165,7 +165,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // Do not use the harness, because it would report wrong decisions.
+        // Do not use the harness, which would report wrong decisions.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);
@@ -194,8 +194,8 @@ proptest! {
         }
     }
 
-    /// Checks that budgets stay within a few periods per competitor, and that the sum of the vGPUs' uses in excess of
-    /// their shares is zero as long as no vGPU is removed.
+    /// Checks that budgets stay within a few periods per competitor, and that the vGPUs' uses in excess of their shares
+    /// add up to zero as long as no vGPU is removed.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),
@@ -223,7 +223,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Checks that each vGPU with work gets the engine within a time that depends on the lengths and the weights.
+    /// Checks that each vGPU with work gets the engine within a time that depends on the submissions' lengths and the
+    /// weights.
     #[test]
     fn no_one_starves(
         policy in prop::sample::select(vec![PolicyKind::Fifo, PolicyKind::Credit, PolicyKind::Band, PolicyKind::Disengaged]),
@@ -244,7 +245,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // The bound is the time of a weighted round of all waiting vGPUs, plus a few periods for time used in advance.
+        // The bound is the time of a weighted round of all waiting vGPUs, plus a few periods for time used ahead.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());
@@ -252,7 +253,7 @@ proptest! {
         }
     }
 
-    /// Checks that two periods after a change of the weights, the shares match them, regardless of the history.
+    /// Checks that shares match changed weights after two periods, regardless of the history.
     #[test]
     fn shares_converge_to_weights_from_any_start(
         before in prop::collection::vec((config(), prop::collection::vec(params(), 3)), 0..4),

@@ -1,4 +1,4 @@
-//! A record in memory with a limited size.
+//! Size-limited record in memory.
 
 use super::{MemoryMove, Recorder};
 use crate::{Decision, Event, Nanos, Scheduler, TenantId};
@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record in progress. If the limit is reached, the record ends with the last complete event.
+/// A record in progress. If the size limit is reached, the record ends with the last complete event.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,
@@ -34,7 +34,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants the whole card in turns.
+    /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants turns on the whole card.
     ///
     /// # Errors
     /// Returns an error if the scheduler's current state exceeds the limit.
@@ -55,7 +55,7 @@ impl Recording {
         self.full = self.full || self.recorder.record(at, event, decisions).is_err();
     }
 
-    /// Records a completed move of memory.
+    /// Records a completed memory move.
     pub fn note_move(&mut self, moved: MemoryMove) {
         self.full = self.full || self.recorder.record_move(moved).is_err();
     }

@@ -1,7 +1,7 @@
-//! Computes the effect of other settings on recorded submissions.
+//! Computes how other settings would affect recorded submissions.
 //!
 //! The submissions keep their arrival times and durations, and only their starts change. The result does not include
-//! reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
+//! the reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
@@ -13,20 +13,20 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Engine time of the submission in ns, or `None` if it did not end. Such submissions are omitted.
+    /// Engine time of the submission in ns, or `None` if it did not end. Submissions that did not end are omitted.
     length: Option<u64>,
 }
 
-/// An engine and its submissions.
+/// Submissions on an engine.
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// End time of the first submission.
+    /// End time of the first submission, which is running.
     until: Option<Nanos>,
 }
 
 impl Trace {
-    /// Replays the recorded submissions with other settings. Returns the scheduler with its accounts after all
+    /// Replays the recorded submissions with other settings. Returns the scheduler and its accounts after all
     /// submissions have ended.
     ///
     /// # Errors
@@ -42,8 +42,8 @@ impl Trace {
         }
         let mut engines: [Busy; Engine::COUNT] = Default::default();
         let mut now = self.at;
-        // The loop terminates because all work ends: each iteration handles an event, an end, or a wakeup of the
-        // scheduler.
+        // The loop terminates because all work ends, and each iteration handles an event, an end, or a scheduler
+        // wakeup.
         loop {
             let next_end =
                 Engine::ALL.into_iter().filter_map(|engine| Some((engines[engine.index()].until?, engine))).min();

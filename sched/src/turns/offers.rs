@@ -8,7 +8,7 @@ const GANG: TenantId = TenantId(1);
 const ONE: TenantId = TenantId(2);
 const TWO: TenantId = TenantId(3);
 
-/// Creates turns with slices of 10 ms and three tenants. Turns of the first tenant are offered.
+/// Creates turns with slices of 10 ms and three tenants. The first tenant's turns are offered.
 fn turns(policy: PolicyKind) -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
     let mut turns = Turns::new(Config { policy, ..scheduler_defaults() }, config, Nanos(0)).expect("in bounds");
@@ -64,7 +64,7 @@ fn no_tenant_comes_between_holder_and_reserved_turn() {
     assert_eq!(turns.next_after(ONE, Nanos(5 * MS)), Some(GANG));
     turns.ended(ONE, Nanos(7 * MS), true, Nanos(7 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(GANG)]);
-    // The turn's gate is closed. Therefore, the turn is charged but not cut short.
+    // The turn's gate is still closed. Therefore, the turn is charged but not cut short.
     turns.tick(Nanos(25 * MS));
     assert_eq!(turns.take_orders(), []);
     turns.open(GANG, Nanos(27 * MS));

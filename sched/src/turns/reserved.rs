@@ -2,14 +2,14 @@
 //!
 //! If such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice is removed
 //! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card.
-//! Therefore, the card is not idle during an offer of any duration. [`Turns::reserve`] recalls the holder. No other
-//! turn starts between the end of the holder's turn and the reserved turn, which is charged from that end on.
+//! Therefore, the card is not idle during an offer, however long it lasts. [`Turns::reserve`] recalls the holder. No
+//! other turn starts between the end of the holder's turn and the reserved turn, which is charged from that time on.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which a repeated offer to a tenant without a turn since then again prevents offers to other
-/// tenants.
+/// Number of slices after which another offer to a tenant that has had no turn since prevents offers to other tenants
+/// again.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.
@@ -17,7 +17,7 @@ pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
     /// Scheduler with that slice.
     pub(super) after: Scheduler,
-    /// Events from the current scheduler to `after`, with their decisions.
+    /// Events that lead from the current scheduler to `after`, with their decisions.
     pub(super) steps: [(Event, Vec<Decision>); 2],
 }
 
@@ -29,14 +29,13 @@ impl Turns {
         }
     }
 
-    /// Returns and clears the tenants that became due since the last call, in order. These tenants are no longer in the
-    /// queue.
+    /// Returns and clears the tenants that became due since the last call, in order. They are no longer in the queue.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         std::mem::take(&mut self.offers)
     }
 
-    /// Reserves the next turn for a tenant: recalls the holder, and grants the turn as soon as the holder has returned
-    /// its turn or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
+    /// Reserves the next turn for a tenant: recalls the holder, and grants the turn as soon as the holder returns its
+    /// turn or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
     /// already reserved.
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| !member.paused && member.slice.is_none())
@@ -62,17 +61,17 @@ impl Turns {
         true
     }
 
-    /// Cancels a reservation whose turn has not started. The recalled holder still returns its turn.
+    /// Cancels a reservation if its turn has not started. The recalled holder still has to return its turn.
     pub fn unreserve(&mut self, tenant: TenantId) {
         self.reserved = self.reserved.filter(|reserved| *reserved != tenant);
     }
 
-    /// Recalls the turn of a tenant, if any.
+    /// Recalls a tenant's turn, if it has one.
     pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
         self.recall(tenant, now);
     }
 
-    /// Starts the first slice of a granted reserved turn, because its gate opens now.
+    /// Starts the first slice of a reserved turn that was granted, because the turn's gate opens now.
     pub fn open(&mut self, tenant: TenantId, now: Nanos) {
         let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
         if let Some(slice) = slice.filter(|slice| slice.waits) {
@@ -86,7 +85,7 @@ impl Turns {
     }
 
     /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end. The
-    /// reserved turn must be added to the scheduler before that end, because otherwise another turn would start.
+    /// reserved turn must be added to the scheduler before that turn ends. Otherwise, another turn would start.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -104,7 +103,7 @@ impl Turns {
         self.orders.push(Order::Grant(tenant));
     }
 
-    /// Applies an event and returns the scheduler's decisions. If a turn of a tenant with offered turns would start, it
+    /// Applies an event and returns the scheduler's decisions. A turn that would start for a tenant with offered turns
     /// is offered instead, as if the tenant's slice had not been queued. Returns `None` if the event is the arrival of
     /// such a slice.
     pub(super) fn decide(&mut self, now: Nanos, event: Event) -> Option<Vec<Decision>> {
@@ -136,8 +135,8 @@ impl Turns {
         self.take_out(ticket, now);
     }
 
-    /// Removes a slice from the queue. First charges the holder, while the tenant still competes, because the tenant
-    /// was selected due to its claim to that time.
+    /// Removes a slice from the queue. Charges the holder first, while the tenant still competes, because the tenant
+    /// was selected for its claim to that time.
     fn take_out(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(since) = self.scheduler.charged_from(ENGINE) {
             self.event(now, Event::Shared { engine: ENGINE, since });
@@ -156,7 +155,7 @@ impl Turns {
         }
     }
 
-    /// Returns the first tenant with offered turns and its ticket among the tenants that would start.
+    /// Returns the first tenant with offered turns among those that would start, and its ticket.
     pub(super) fn first_offer<'a>(
         &self,
         decisions: impl IntoIterator<Item = &'a Decision>,
@@ -172,16 +171,16 @@ impl Turns {
         starts.into_iter().find_map(offered)
     }
 
-    /// Returns true if a tenant was offered the next turn less than a slice ago. If so, no other tenant gets an offer
-    /// while the holder can continue. Otherwise, tenants with few cards would always precede tenants with many cards. A
-    /// tenant whose other cards are busy does not cause this delay with each of its offers.
+    /// Returns true if a tenant was offered the next turn less than a slice ago. In this case, no other tenant gets an
+    /// offer while the holder can continue. Otherwise, tenants with few cards would always get ahead of tenants with
+    /// many cards. If a tenant's other cards are busy, only some of its offers cause this delay.
     fn is_promised(&self, now: Nanos) -> bool {
         let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
     }
 
-    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is selected again.
-    /// Skips tenants with offered turns; they get an offer now or later.
+    /// Ends a tenant's slice in a copy of the scheduler. Returns the next slice if the tenant is selected again. Skips
+    /// tenants with offered turns, which get an offer now or later.
     pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
         let mut postponed = Vec::new();
         // Each iteration removes one slice from the queue.
@@ -208,7 +207,7 @@ impl Turns {
         next
     }
 
-    /// Requeues the tenants that were skipped in a selection.
+    /// Requeues the tenants that a selection skipped.
     pub(super) fn requeue_postponed(&mut self, now: Nanos) {
         for tenant in std::mem::take(&mut self.postponed) {
             if self.members.get(&tenant).is_some_and(|member| member.queued.is_none() && !member.paused) {

@@ -1,4 +1,4 @@
-//! Tests turns of tenants with different kernel lengths on a card that executes one kernel at a time.
+//! Tests turns of tenants with various kernel lengths on a card that executes one kernel at a time.
 
 use super::*;
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn turns() -> Turns {
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Number of kernels in a burst, and the subsequent pause; `None` for a program without pauses.
+    /// Number of kernels in a burst and the pause after it in ns, or `None` for a program without pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -31,17 +31,17 @@ impl Program {
     }
 }
 
-/// Outcome of a run.
+/// Result of a simulation.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// Total length of the completed kernels, in ns.
+    /// Total length of each tenant's completed kernels, in ns.
     done: BTreeMap<TenantId, u64>,
-    /// Times from the tenants' requests for a turn to the grants, in ns.
+    /// Times from a tenant's requests for a turn to the grants, in ns.
     waits: BTreeMap<TenantId, Vec<u64>>,
     recalls: usize,
 }
 
-/// State of one tenant of the simulated card.
+/// State of a tenant on the simulated card.
 struct Runner {
     program: Program,
     left: u64,
@@ -49,8 +49,8 @@ struct Runner {
     asked: Option<u64>,
 }
 
-/// Runs programs for `until` ns. `handoff` is the time in ns from the end of a turn's work to the first kernel of the
-/// next turn.
+/// Simulates programs for `until` ns. `handoff` is the time from the end of a turn's work to the first kernel of the
+/// next turn, in ns.
 fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, handoff: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let burst = |program: &Program| program.burst.map_or(u64::MAX, |(kernels, _)| kernels);
@@ -74,8 +74,10 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 Order::Grant(tenant) => {
                     assert_eq!(holder.replace(tenant), None, "there is only one turn at a time");
                     recalled = false;
-                    let asked =
-                        runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("a request for a turn");
+                    let asked = runners
+                        .get_mut(&tenant)
+                        .and_then(|runner| runner.asked.take())
+                        .expect("the tenant requested a turn");
                     outcome.waits.entry(tenant).or_default().push(now - asked);
                     now += handoff;
                 }
@@ -84,7 +86,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                     recalled = true;
                     outcome.recalls += 1;
                 }
-                // A program with one kernel in flight waits for the kernel's result.
+                // A program with one kernel in flight waits for that kernel's result.
                 Order::Yield(tenant) => {
                     assert_eq!(holder, Some(tenant));
                 }
@@ -96,7 +98,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // A program that waits for each result ends its turn after the current kernel when it is asked to yield.
+        // A program that waits for each result is asked to yield, and ends its turn after the current kernel.
         let mut yields = false;
         if runner.program.ahead == 1 && !recalled {
             let ends = now + runner.program.kernel_ns;
@@ -105,7 +107,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 yields |= turns.take_orders().iter().any(|order| matches!(order, Order::Yield(_) | Order::Recall(_)));
             }
         }
-        // Work in flight completes even if the turn is recalled.
+        // Work in flight completes even after the turn is recalled.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
         *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
@@ -152,7 +154,7 @@ fn single_tenant_is_granted_once_and_never_recalled() {
 fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // There was no tick for nine seconds.
+    // No tick has occurred for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
     let beyond = turns.scheduler().standing(id(0), ENGINE).beyond;
     assert!(beyond.unsigned_abs() < MS, "the lag is {beyond} ns");
@@ -221,8 +223,8 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
     assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
 }
 
-/// A tenant of the better class gets the card at the next submission boundary only while it is due. After using its
-/// share, it waits for the other tenant's slices regardless of its class.
+/// Checks that a tenant of the better class gets the card at the next submission boundary only while it is due. After
+/// using its share, it waits for the other tenant's slices regardless of its class.
 #[test]
 fn interactive_tenant_waits_long_only_beyond_its_share() {
     let run = |kernels, rest| {
@@ -236,11 +238,11 @@ fn interactive_tenant_waits_long_only_beyond_its_share() {
     };
     for rest in [50, 20] {
         let (wait, share) = run(1, rest * MS);
-        // The wait consists of the minimum time of the other turn and its two kernels in flight.
+        // The wait consists of the other turn's minimum time and the two kernels in flight.
         assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
     for rest in [10, 5, 1] {
-        // A pause is credited from the next charge of the other tenant on, so a debt of one submission may remain.
+        // A pause is credited only at the other tenant's next charge, so a debt of one submission may remain.
         let (wait, share) = run(1, rest * MS);
         assert!(wait <= 15 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
@@ -271,7 +273,7 @@ fn a_paused_tenant_gives_its_turn_back_and_gets_none() {
     turns.ended(id(0), Nanos(2 * MS), true, Nanos(2 * MS));
     turns.tick(Nanos(20 * MS));
     assert_eq!(turns.take_orders(), []);
-    assert!(turns.is_busy(id(0)), "its work is waiting");
+    assert!(turns.is_busy(id(0)), "its work is still queued");
     turns.pause(id(0), false, Nanos(30 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0))]);
 }
@@ -290,7 +292,7 @@ fn work_that_does_not_end_is_overdue_by_its_own_limit() {
     assert_eq!(turns.take_orders(), []);
     assert_eq!(turns.next_wakeup(), Some(Nanos(40 * MS)));
     turns.tick(Nanos(40 * MS));
-    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "other tenants no longer wait for it");
+    assert_eq!(turns.take_orders(), [Order::Grant(id(1))], "the other tenant no longer waits for it");
     turns.tick(Nanos(199 * MS));
     assert_eq!(turns.take_orders(), []);
     assert_eq!(turns.next_wakeup(), Some(Nanos(200 * MS)));
@@ -309,7 +311,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first tenant never ends its turn. The others end their turns when recalled.
+    // The first tenant never ends its turn. The others end theirs when recalled.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
@@ -328,7 +330,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both other tenants run: {granted:?}");
     // The first tenant ran alone for 40 ms, and then used half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
-    // The first tenant's kernel ends. The tenant has more work, but the other tenants take precedence.
+    // The first tenant's kernel ends. The tenant has more work, but the other tenants run first.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
     let before = turns.account(id(0)).expect("there").used;
     for _ in 0..300 {
@@ -351,7 +353,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
     turns.pause(id(0), true, Nanos(MS));
     turns.tick(Nanos(500 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(id(0)), Order::Recall(id(0))]);
-    assert!(!turns.overruns(id(0)), "nobody waits");
+    assert!(!turns.overruns(id(0)), "no other tenant waits");
     turns.wants(id(1), Nanos(501 * MS));
     assert_eq!(
         turns.take_orders(),
@@ -368,7 +370,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // The tenant reports that its work ended long ago, and then that its work will end in an hour.
+    // The tenant reports first that its work ended long ago, and then that its work will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("there").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -436,7 +438,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // The tenant with the turn repeatedly returns it, so all unpaused tenants that want a turn get one.
+        // The tenant with the turn keeps returning it, so all unpaused tenants that want a turn get one.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;
@@ -461,7 +463,7 @@ fn programs_that_wait_change_at_submission_boundaries() {
     }
     let decode = Program::steady(2_100_000, 1);
     let outcome = simulate(&mut turns, &[(id(0), decode), (id(1), decode)], 5000 * MS, 100_000);
-    let longest = outcome.waits.values().flatten().max().copied().expect("there are waiting times");
+    let longest = outcome.waits.values().flatten().max().copied().expect("tenants waited");
     assert!(longest <= 7 * MS, "the longest wait for a turn is {longest} ns, {} turns", turns.switches());
     let done: u64 = outcome.done.values().sum();
     assert!(done >= 4_750 * MS, "{done} ns of work in 5 s");
@@ -474,7 +476,7 @@ fn work_that_fills_the_card_keeps_long_slices() {
     let mut turns = with(&[100, 100]);
     let programs = [(id(0), Program::steady(MS / 2, 4)), (id(1), Program::steady(MS / 2, 4))];
     let outcome = simulate(&mut turns, &programs, 2000 * MS, 100_000);
-    // In this test, slices are 10 ms long.
+    // Slices in this test are 10 ms long.
     assert!(turns.switches() <= 200, "{} turns", turns.switches());
     assert!(shares(&outcome).iter().all(|share| (share - 0.5).abs() < 0.02));
 }

@@ -4,7 +4,6 @@
 //! Both blocks have the same layout, 0x1000 bytes apart, so the first block's offsets decode both.
 
 use crate::cx::Cx;
-use crate::engines::EngineError;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
 use crate::faults::EngineId;
 use crate::fifo::Fifo;
@@ -13,6 +12,7 @@ use nvspec::class::ce90b5::error;
 use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SCRATCH};
 use nvspec::regs::ce1;
 use saved_state::Invalid;
+use simgpu_engines::engines::EngineError;
 
 /// Stride between the register blocks of the two falcons, in bytes.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;

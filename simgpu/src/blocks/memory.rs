@@ -2,11 +2,11 @@
 //! host memory may be in flight.
 
 use crate::cx::Cx;
-use crate::memory::BusAddr;
-use crate::mmu::Flush;
 use nvspec::addr::{GpuVa, Iova, Target};
 use nvspec::mmu::BARRIER_SHIFT;
 use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
+use simgpu_memory::memory::BusAddr;
+use simgpu_memory::mmu::Flush;
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {

@@ -5,12 +5,12 @@ use super::context::{read_gp_put, userd_page};
 use super::slot::Condition;
 use crate::clock::CardNs;
 use crate::cx::Cx;
-use crate::memory::{BusAddr, Memory};
 use nvspec::addr::{Target, VramAddr};
 use nvspec::instance::{ramfc, userd};
 use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use simgpu_memory::memory::{BusAddr, Memory};
 
 /// Error state of a channel. The driver's settings are stored separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

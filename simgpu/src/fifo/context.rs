@@ -1,11 +1,11 @@
 //! The state of a channel in a PBDMA, and its format in the instance block (RAMFC).
 
 use super::decoder::Decoder;
-use crate::memory::{BusAddr, BusError, Memory};
-use crate::mmu::{AddressSpace, MmuFault};
 use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
+use simgpu_memory::memory::{BusAddr, BusError, Memory};
+use simgpu_memory::mmu::{AddressSpace, MmuFault};
 
 /// Mask of the upper address bits, which follow the low dword of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;

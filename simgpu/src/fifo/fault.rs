@@ -5,12 +5,12 @@ use super::channel::Health;
 use super::decoder::Method;
 use super::slot::Condition;
 use crate::cx::Cx;
-use crate::engines;
 use crate::faults::EngineId;
-use crate::mmu::MmuFault;
 use nvspec::addr::Target;
 use nvspec::mmu::fault::gpc_client;
 use nvspec::regs::pfifo;
+use simgpu_engines::engines;
+use simgpu_memory::mmu::MmuFault;
 
 /// Unit that made a faulting access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

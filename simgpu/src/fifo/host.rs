@@ -6,13 +6,13 @@ use super::decoder::Method;
 use super::pbdma::Outcome;
 use super::slot::{self, Done};
 use crate::cx::Cx;
-use crate::engines::semaphore::{self, Acquire, Form};
 use crate::faults::EngineId;
-use crate::mmu::{Access, Flush};
 use nvspec::Field;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::{engine, host_method as host};
 use nvspec::regs::pbdma::INTR_0;
+use simgpu_engines::engines::semaphore::{self, Acquire, Form};
+use simgpu_memory::mmu::{Access, Flush};
 
 /// Operations of [`host::MEM_OP_B`]. Source: NVIDIA's class header for 0x906f.
 mod mem_op {

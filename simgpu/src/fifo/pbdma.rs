@@ -8,9 +8,7 @@ use super::slot::{self, Condition, Done};
 use super::{Fifo, Progress};
 use crate::clock::CardNs;
 use crate::cx::Cx;
-use crate::engines;
 use crate::faults::EngineId;
-use crate::mmu::{Access, MmuFault};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::{CHANNELS, GpEntry, host_method};
 use nvspec::mmu::fault::{hub_client, unit};
@@ -18,6 +16,8 @@ use nvspec::regs::pbdma::{DATA_0, INTR_0, METHOD_0};
 use nvspec::regs::{pfifo, pmc};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use simgpu_engines::engines;
+use simgpu_memory::mmu::{Access, MmuFault};
 
 /// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 512;

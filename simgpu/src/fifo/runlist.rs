@@ -4,11 +4,11 @@ use super::slot::Switch;
 use super::{Fifo, Progress};
 use crate::clock::CardNs;
 use crate::cx::Cx;
-use crate::memory::BusAddr;
 use nvspec::addr::Target;
 use nvspec::fifo::sched_error::CTXSW_TIMEOUT;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
+use simgpu_memory::memory::BusAddr;
 
 /// Time limit in ns for an engine to release a channel that must be switched out.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;

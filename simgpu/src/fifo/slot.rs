@@ -2,11 +2,8 @@
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
-use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Work};
 use crate::faults::{EngineId, FaultKind};
 use crate::fifo::fault::Client;
-use crate::memory::BusAddr;
-use crate::mmu::{Access, AddressSpace, MmuFault};
 use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::engine;
 use nvspec::instance::context;
@@ -14,6 +11,9 @@ use nvspec::mmu::fault::{hub_client, unit};
 use nvspec::regs::pmc;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use simgpu_engines::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Work};
+use simgpu_memory::memory::BusAddr;
+use simgpu_memory::mmu::{Access, AddressSpace, MmuFault};
 
 /// Amount of work in bytes after which other users of the card may run.
 const PIECE_BYTES: u64 = 256 << 10;

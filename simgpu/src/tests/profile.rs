@@ -3,8 +3,8 @@
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
 use crate::Config;
-use crate::memory::{Touched as Moved, Touches};
 use card::{AccessCounts, Card};
+use simgpu_memory::memory::{Touched as Moved, Touches};
 
 const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;

@@ -1,11 +1,11 @@
 //! Tests halting, saving and restoring a card, including a handover of its memory.
 
 use super::driver::{CE0, Channel, Driver, ce_copy, methods, object, release, small, words};
-use crate::memory::Vram;
 use crate::{ComputeTiming, Config, EngineTiming, NotQuiescent, SavedCard, SimGpu, TimeModel};
 use card::{Card, InterruptMode};
 use nvspec::regs::{pmc, ptimer};
 use proptest::prelude::*;
+use simgpu_memory::memory::Vram;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 

@@ -72,7 +72,7 @@ pub(super) fn first_pass<'a>(
             let value = ranged(&mut cursor, &layout.symbols, limit)?;
             cursor.finish()?;
             let Some(Draft { kernel, registers, barriers }) = layout.kernels.last_mut() else {
-                return start.fail(format!("{word} belongs to a kernel, and none has begun"));
+                return start.fail(format!("{word} belongs to a kernel, but no kernel has begun"));
             };
             match word {
                 ".registers" => (kernel.registers, *registers) = (value, true),
@@ -85,7 +85,7 @@ pub(super) fn first_pass<'a>(
         ".params" => {
             let (bytes, parameters) = parameters(&mut cursor, &layout.symbols)?;
             let Some(Draft { kernel, .. }) = layout.kernels.last_mut() else {
-                return start.fail(format!("{word} belongs to a kernel, and none has begun"));
+                return start.fail(format!("{word} belongs to a kernel, but no kernel has begun"));
             };
             (kernel.params, kernel.parameters) = (bytes, parameters);
             Ok(())
@@ -170,7 +170,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     match name {
         "" => at.fail("a name is missing"),
         name if usable(name) => Ok(name),
-        name => at.fail(format!("`{name}` cannot be given to something else")),
+        name => at.fail(format!("`{name}` cannot be redefined")),
     }
 }
 

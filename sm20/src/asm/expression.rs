@@ -52,7 +52,7 @@ fn factor(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64,
     cursor.skip_spaces();
     let at = *cursor;
     let value = if cursor.eat("(") {
-        let Some(depth) = depth.checked_sub(1) else { return at.fail("too many parentheses within each other") };
+        let Some(depth) = depth.checked_sub(1) else { return at.fail("parentheses are nested too deeply") };
         let value = sum(cursor, symbols, depth)?;
         cursor.expect(")")?;
         value

@@ -47,7 +47,7 @@ pub(super) struct Layout<'a> {
     pub(super) items: Vec<Item<'a>>,
     pub(super) kernels: Vec<Draft>,
     pub(super) symbols: Symbols,
-    /// Number of bytes until now.
+    /// Number of bytes so far.
     pub(super) address: u32,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn instruction(
     let unused_long = operands.long;
     cursor.finish()?;
     if unused_long {
-        return Err(Failure::new(at, format!("{mnemonic} takes a 32-bit immediate, and none is there")));
+        return Err(Failure::new(at, format!("{mnemonic} needs a 32-bit immediate")));
     }
     parts.finish()?;
     instruction.op = op;
@@ -102,7 +102,7 @@ impl<'a> Suffixes<'a> {
     fn finish(&self) -> Result<(), Failure> {
         match self.left.iter().flatten().next() {
             Some((suffix, column)) => {
-                Err(Failure::new(*column, format!("`.{suffix}` is not a suffix of {}, or one too many", self.mnemonic)))
+                Err(Failure::new(*column, format!("`.{suffix}` is not a suffix of {}, or is repeated", self.mnemonic)))
             }
             None => Ok(()),
         }
@@ -215,7 +215,7 @@ impl<'b> Operands<'_, 'b> {
                 let bits = text.parse().map(f64::to_bits).or_else(|_| at.fail("the number cannot be read"))?;
                 return match (bits & 0xffff_ffff, u32::try_from(bits.wrapping_shr(32))) {
                     (0, Ok(upper)) => Ok(upper),
-                    _ => at.fail("the number's lower word is not zero: it has to come from a constant bank"),
+                    _ => at.fail("the number's lower word is not zero: it must come from a constant bank"),
                 };
             }
             Some(text) => return text.parse().map(f32::to_bits).or_else(|_| at.fail("the number cannot be read")),
@@ -240,7 +240,7 @@ impl<'b> Operands<'_, 'b> {
             return Ok((false, read(self)?));
         }
         if marks.len() > 1 {
-            return self.cursor.fail(format!("only one `{prefix}` is possible"));
+            return self.cursor.fail(format!("only one `{prefix}` is permitted"));
         }
         *self.cursor = ahead;
         let parenthesis = self.cursor.peek() == Some('(') && self.cursor.eat("(");

@@ -61,7 +61,7 @@ fn blank(line: &str, number: u32, in_block: &mut Option<(u32, u32)>, errors: &mu
         errors.push(AsmError {
             line: number,
             column,
-            message: format!("the character {c:?} is not a part of the language"),
+            message: format!("the character {c:?} is not part of the language"),
         });
     }
     result

@@ -27,7 +27,7 @@ impl Symbols {
     pub(super) fn label(&mut self, name: &str, address: u32, everywhere: bool, column: u32) -> Result<(), Failure> {
         let scope = if everywhere { None } else { self.scope };
         if self.values.insert((scope, name.to_owned()), address).is_some() {
-            return Err(Failure::new(column, format!("the label `{name}` is there already")));
+            return Err(Failure::new(column, format!("the label `{name}` already exists")));
         }
         Ok(())
     }
@@ -35,7 +35,7 @@ impl Symbols {
     /// Adds a constant, which is valid everywhere.
     pub(super) fn constant(&mut self, name: &str, value: i64, column: u32) -> Result<(), Failure> {
         if self.constants.insert(name.to_owned(), value).is_some() {
-            return Err(Failure::new(column, format!("the constant `{name}` is there already")));
+            return Err(Failure::new(column, format!("the constant `{name}` already exists")));
         }
         Ok(())
     }

@@ -72,7 +72,7 @@ impl Field for CacheLine {
 
     fn put(&self, value: Address) -> Result<u64, Reason> {
         if value.offset & 3 != 0 {
-            return Err("the displacement is a multiple of 4");
+            return Err("the displacement is not a multiple of 4");
         }
         let offset = place_signed(i64::from(value.offset).wrapping_shr(2), 28, 30).ok_or(TOO_FAR)?;
         Ok(offset | Reg(20).put(value.base)? | Flag(58).put(value.wide)?)
@@ -115,7 +115,7 @@ impl Field for Goto {
     fn put(&self, value: Target) -> Result<u64, Reason> {
         match (self, value) {
             (_, Target::Constant(ConstAddress { bank, offset })) => {
-                let bank = place(bank.into(), 42, 5).ok_or("a constant bank is of 0 to 31")?;
+                let bank = place(bank.into(), 42, 5).ok_or("constant banks are numbered 0 to 31")?;
                 Ok(Flag(14).put(true)? | bank | place(offset.into(), 26, 16).ok_or(TOO_FAR)?)
             }
             (Self::Relative, Target::Relative(offset)) => {

@@ -338,7 +338,9 @@ impl Immediate {
 
     fn put(self, value: u32) -> Result<u64, Reason> {
         match self {
-            Self::Signed => place_signed(value.cast_signed().into(), 26, 20).ok_or("the immediate is not of 20 bits"),
+            Self::Signed => {
+                place_signed(value.cast_signed().into(), 26, 20).ok_or("the immediate does not fit 20 bits")
+            }
             Self::Upper if value & 0xfff == 0 => place(value.wrapping_shr(12).into(), 26, 20).ok_or(TOO_WIDE),
             Self::Upper => Err("the immediate has bits below its upper 20"),
         }
@@ -358,10 +360,10 @@ fn get_constant(word: u64) -> Result<Source, Reason> {
 fn put_constant(address: ConstAddress) -> Result<u64, Reason> {
     let bank = u64::from(address.bank);
     if bank > 31 {
-        return Err("a constant bank is of 0 to 31");
+        return Err("constant banks are numbered 0 to 31");
     }
     if address.offset & 3 != 0 {
-        return Err("a constant's offset is a multiple of 4");
+        return Err("the constant's offset is not a multiple of 4");
     }
     let offset = u64::from(address.offset).wrapping_shl(26);
     Ok(offset | (bank & 15).wrapping_shl(42) | take(bank, 4, 1).wrapping_shl(26))
@@ -435,7 +437,7 @@ impl Field for SrcPair {
             (Source::Register(second), Source::Constant(address)) => {
                 Ok(put_constant(address)? | selector(kind::THIRD_CONSTANT) | Reg(49).put(second)?)
             }
-            _ => Err("of the second and third operand one has to be a register, and the third is not an immediate"),
+            _ => Err("the second or the third operand must be a register, and the third is not an immediate"),
         }
     }
 }
@@ -479,7 +481,7 @@ impl Field for DstAndThird {
 
     fn put(&self, (dst, third): (Register, Source)) -> Result<u64, Reason> {
         if third != Source::Register(dst) {
-            return Err("the third operand has to be the destination");
+            return Err("the third operand must be the destination");
         }
         Reg(14).put(dst)
     }

@@ -42,10 +42,10 @@ impl Field for Small {
                     bank if bank == BANKS[0] => 1,
                     bank if bank == BANKS[1] => 2,
                     bank if bank == BANKS[2] => 3,
-                    _ => return Err("a 32-bit encoding reaches constant banks 0, 1 and 16"),
+                    _ => return Err("a 32-bit encoding addresses only constant banks 0, 1 and 16"),
                 };
                 if offset & 3 != 0 {
-                    return Err("a constant's offset is a multiple of 4");
+                    return Err("the constant's offset is not a multiple of 4");
                 }
                 let offset = place(u64::from(offset).wrapping_shr(2), self.at, 6).ok_or(TOO_WIDE)?;
                 Ok(offset | place(select, self.select, 2).ok_or(TOO_WIDE)?)
@@ -68,7 +68,7 @@ impl Field for SmallConstant {
     fn get(&self, word: u64) -> Result<Source, Reason> {
         match self.0.get(word)? {
             Source::Constant(address) => Ok(Source::Constant(address)),
-            _ => Err("the selector names no constant bank"),
+            _ => Err("the selector selects no constant bank"),
         }
     }
 
@@ -188,7 +188,7 @@ impl Field for Near {
         let offset = i64::from(value.offset);
         let units = offset.wrapping_shr(self.shift);
         if units.wrapping_shl(self.shift) != offset {
-            return Err("the displacement is a multiple of the access's size");
+            return Err("the displacement is not a multiple of the access size");
         }
         let raw = place_signed(units, 0, 8).ok_or(TOO_WIDE)?;
         let low = place(take(raw, 0, 2), 8, 2).ok_or(TOO_WIDE)?;
@@ -365,7 +365,7 @@ impl<S: Field<Value = Source>> Field for Negated<S> {
 
     fn put(&self, value: FloatOperand) -> Result<u64, Reason> {
         if value.absolute {
-            return Err("the 32-bit encoding takes no absolute value");
+            return Err("the 32-bit encoding does not support an absolute value");
         }
         Ok(self.source.put(value.source)? | Flag(self.at).put(value.negate)?)
     }
@@ -385,7 +385,7 @@ impl<S: Field<Value = Source>> Field for Absolute<S> {
 
     fn put(&self, value: FloatOperand) -> Result<u64, Reason> {
         if value.negate {
-            return Err("the 32-bit encoding does not negate");
+            return Err("the 32-bit encoding does not support negation");
         }
         Ok(self.source.put(value.source)? | Flag(self.at).put(value.absolute)?)
     }

@@ -1,6 +1,6 @@
 //! The operations.
 
-#![expect(missing_docs, reason = "fields keep one name throughout; the enumeration's documentation has them all")]
+#![expect(missing_docs, reason = "the enumeration's documentation describes the fields common to its variants")]
 
 use super::*;
 
@@ -138,12 +138,12 @@ ops! {
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
-    /// Like ISET.
+    /// Same as ISET, for floats.
     FSet "FSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool, ftz: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Like ISETP.
+    /// Same as ISETP, for floats.
     FSetP "FSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -166,14 +166,14 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding,
     }
-    /// Like FMNMX.
+    /// Same as FMNMX, in double precision.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
     /// Same as FSET, but in double precision with a single result register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Like FSETP.
+    /// Same as FSETP, in double precision.
     DSetP "DSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -219,7 +219,7 @@ ops! {
     B2R "B2R" { dst: Register, barrier: u8 }
     /// Address of the next instruction.
     Lepc "LEPC" { dst: Register }
-    /// (a combine b) logic accumulate, like ISET.
+    /// (a combine b) logic accumulate, with a result as for ISET.
     PSet "PSET" {
         dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -229,7 +229,7 @@ ops! {
         p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// Test of the condition code, like ISET.
+    /// Test of the condition code, with a result as for ISET.
     CSet "CSET" {
         dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }

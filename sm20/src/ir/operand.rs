@@ -109,7 +109,7 @@ pub struct ConstAddress {
 /// A floating-point operand with its modifiers. The absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
-    /// The value. Most first operands can only be registers.
+    /// The value. Most first operands must be registers.
     pub source: Source,
     /// Set for `-`.
     pub negate: bool,

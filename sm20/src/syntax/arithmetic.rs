@@ -20,8 +20,8 @@ fn sum<V: Visitor>(
         (false, false, true) => AddMode::PlusOne,
         (true, false, false) => AddMode::SubtractA,
         (false, true, false) => AddMode::SubtractB,
-        (true, true, _) => return Err(v.reject("only one of the summands can be subtracted")),
-        (_, _, true) => return Err(v.reject("with .PO nothing can be subtracted")),
+        (true, true, _) => return Err(v.reject("only one summand can be subtracted")),
+        (_, _, true) => return Err(v.reject(".PO does not support subtraction")),
     };
     Ok(())
 }

@@ -251,7 +251,7 @@ fn jump<V: Visitor>(
     v.target(target, absolute)
 }
 
-/// A barrier without a reduction is BAR.SYNC or BAR.ARV; all others are BAR.RED.
+/// Visits a barrier: BAR.SYNC or BAR.ARV without a reduction, otherwise BAR.RED.
 fn bar<V: Visitor>(
     v: &mut V,
     operation: &mut BarrierOp,

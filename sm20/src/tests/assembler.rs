@@ -6,7 +6,7 @@ fn program(source: &str) -> Program {
     assemble(source).unwrap_or_else(|errors| panic!("{errors:?}"))
 }
 
-/// Returns instructions of 8 bytes each, as text.
+/// Returns the instructions, which are 8 bytes each, as text.
 fn listing(program: &Program) -> Vec<String> {
     let pairs = program.words.chunks(2).map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0]));
     pairs.map(|word| decode(word).unwrap().to_string()).collect()
@@ -104,7 +104,7 @@ fn kernels() {
     assert_eq!(program.kernel("first"), Some(&first));
     let second = program.kernel("second").unwrap();
     assert_eq!((second.entry_offset, second.size), (40, 24));
-    // The register count includes R9 and R10 for the load. Barriers 0 to 3 are used.
+    // The register count includes R9 and R10, which the load uses. Barriers 0 to 3 are used.
     assert_eq!((second.registers, second.barriers), (11, 4));
     let expected = [
         "RET",
@@ -210,7 +210,7 @@ fn errors_name_their_place() {
     fails(".kernel a\n.kernel a", "2:9", "there already");
     fails(".shared 4", "1:1", "belongs to a kernel");
     fails(".kernel a\n.shared 49153", "2:9", "0 to 49152");
-    fails(".kernel a\n.registers 3\nMOV R3, R0", "3:1", "declares 3 registers, and this needs 4");
+    fails(".kernel a\n.registers 3\nMOV R3, R0", "3:1", "declares 3 registers, but this needs 4");
     fails(".kernel a\n.barriers 1\nBAR.SYNC 1", "3:1", "declares 1 barriers");
     fails(".align 24", "1:8", "power of two");
     fails(".frob 1", "1:1", "no directive .frob");

@@ -12,7 +12,7 @@ const MANUAL: &[(u64, &str)] = &[
     (0x8000_0000_0000_1de7, "EXIT"),
 ];
 
-/// From cuobjdump listings for sm_20 and sm_30 (which share the encodings of these instructions) in NVIDIA's developer
+/// From cuobjdump listings for sm_20 and sm_30 (which encode these instructions identically) in NVIDIA's developer
 /// forums and a blog post on disassembly.
 const LISTINGS: &[(u64, &str)] = &[
     (0x4000_0000_0000_1de4, "NOP"),

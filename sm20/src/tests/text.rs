@@ -6,7 +6,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 use fastrand::Rng;
 
-/// Returns the word from assembling only this text.
+/// Assembles one instruction and returns its word.
 pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {

@@ -1,4 +1,4 @@
-//! Tests of relocation.
+//! Tests relocation.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl World {
         User { id, tenant: TENANT, run_limit_ns: Some(ANSWER_NS) }
     }
 
-    /// Orders the move of chunks to host memory. Returns the number of admitted chunks.
+    /// Orders chunks to be moved to host memory. Returns the number of admitted chunks.
     fn evict(&mut self, user: u32, indices: impl IntoIterator<Item = u32>, is_missing: bool) -> usize {
         let mut admitted = 0;
         for index in indices {
@@ -51,7 +51,7 @@ impl World {
         admitted
     }
 
-    /// Takes all actions, and executes the ends of moves.
+    /// Takes all pending actions, and applies the ends of moves to the table.
     fn actions(&mut self) -> Vec<Taken> {
         let mut taken = Vec::new();
         while let Some(action) = self.relocations.take_action() {
@@ -80,7 +80,9 @@ impl World {
     }
 
     fn remapped(&mut self, user: u32, order: u32, moved: usize) -> Vec<Taken> {
-        self.relocations.remapped(&self.table, self.now, user, order, |at| at < moved).expect("was asked");
+        self.relocations
+            .remapped(&self.table, self.now, user, order, |at| at < moved)
+            .expect("the remapping was requested");
         self.actions()
     }
 
@@ -94,7 +96,7 @@ impl World {
     }
 }
 
-/// Describes each action with one word and the number of chunks.
+/// Formats each action as a word and its number of chunks.
 fn words(actions: &[Taken]) -> Vec<String> {
     let word = |action: &Taken| match action {
         Action::Quiesce { .. } => "quiesce".to_owned(),
@@ -118,8 +120,8 @@ fn order_runs_from_quiesce_to_resume() {
     let copies = world.quiet(7, 1);
     assert_eq!(words(&copies), ["copy1:2", "copy2:1"]);
     let Action::Copy { chunks, .. } = &copies[0] else { panic!("{copies:?}") };
-    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "in address order");
-    // Copies may finish in a different order. Each batch is remapped while the other one is copied.
+    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "the order is by address");
+    // Copies may finish in another order. Each batch is remapped while the other one is copied.
     assert_eq!(words(&world.copied(2, true)), ["remap:1"]);
     assert_eq!(words(&world.remapped(7, 1, 1)), ["moved:1"]);
     assert_eq!(words(&world.copied(1, true)), ["remap:2"]);
@@ -144,7 +146,7 @@ fn batches_of_a_user_are_bounded() {
     world.quiet(7, 1);
     world.copied(1, true);
     world.remapped(7, 1, 2);
-    // With three batches in progress, no new one may start.
+    // With three batches in progress, no new one starts.
     world.relocations.begin_round();
     assert_eq!(world.evict(7, 8..32, false), 0);
     world.copied(2, true);
@@ -166,7 +168,7 @@ fn declined_order_is_retried_later_and_longer() {
         world.relocations.declined(world.now, 7, order);
         let answer = words(&world.actions());
         assert_eq!(answer[..2], ["stayed:1", "cancelled"]);
-        assert_eq!(world.evict(7, [0], false), 0, "left alone");
+        assert_eq!(world.evict(7, [0], false), 0, "the user gets no orders for a while");
         if answer.len() > 2 {
             assert_eq!(answer[2], "give up: Declines");
             given_up_after = Some((order, world.now));
@@ -175,7 +177,7 @@ fn declined_order_is_retried_later_and_longer() {
         world.now += RETRY_NS;
     }
     assert_eq!(times[..4], [QUIESCE_NS, 2 * QUIESCE_NS, 4 * QUIESCE_NS, ANSWER_NS / 5 * 4]);
-    let (order, at) = given_up_after.expect("given up");
+    let (order, at) = given_up_after.expect("the user is abandoned");
     assert!(order > MAX_DECLINES && (ANSWER_NS..ANSWER_NS + RETRY_NS).contains(&at), "after {order} orders, at {at}");
     assert_eq!((world.in_host(), world.relocations.declined_orders()), (0, u64::from(order)));
 }
@@ -191,7 +193,7 @@ fn completed_orders_outweigh_declined_ones() {
             world.now += RETRY_NS;
             continue;
         }
-        let Some(Action::Copy { batch, .. }) = world.quiet(7, order).pop() else { panic!("no copy") };
+        let Some(Action::Copy { batch, .. }) = world.quiet(7, order).pop() else { panic!("no copy starts") };
         world.copied(batch, true);
         world.remapped(7, order, 1);
         let back = world.table.start(Step { vm: TENANT, index: 0, to: To::Card }).expect("room").expect("moves");
@@ -234,7 +236,7 @@ fn silent_user_is_forced_and_then_given_up() {
         assert!(world.ticked().is_empty(), "once");
         world.relocations.cancel(7);
         assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"]);
-        assert!(world.relocations.is_left_alone(7, world.now), "it is not immediately quiesced again");
+        assert!(world.relocations.is_left_alone(7, world.now), "the user is not quiesced again immediately");
     }
 }
 
@@ -282,13 +284,14 @@ fn cancelled_copy_keeps_its_memory_until_it_ends() {
     world.quiet(7, 1);
     world.copied(2, true);
     world.relocations.forget(7);
-    assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"], "the chunk that was to be remapped");
+    assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"], "the chunk to remap stays in place");
     assert_eq!(world.table.moves().count(), 2);
     assert_eq!(words(&world.copied(1, true)), ["stayed:2"]);
     assert!(world.relocations.records.is_empty() && world.relocations.orphans.is_empty());
 }
 
-/// Random responses from random users: each chunk's move ends exactly once, and no chunk is left.
+/// Checks that each chunk's move ends exactly once and that no chunk is left over, with random responses from random
+/// users.
 #[test]
 fn each_move_ends_once_whatever_the_answers() {
     let mut random = 1_u64;
@@ -322,7 +325,7 @@ fn each_move_ends_once_whatever_the_answers() {
                 5 if !remaps.is_empty() => {
                     let (user, order) = remaps.remove(0);
                     let below = draw(3) as usize;
-                    // In the meantime, the order may have been cancelled, and another one may have begun.
+                    // In the meantime, the order may have been cancelled and another one may have started.
                     let _ = world.relocations.remapped(&world.table, world.now, user, order, |at| at < below);
                 }
                 6 if draw(4) == 0 => world.relocations.forget(user),

@@ -1,4 +1,4 @@
-//! Tests with two tenants of 40 chunks each on a card with 64 chunks, and a third tenant with 4 chunks.
+//! Tests two tenants with 40 chunks each on a card with 64 chunks, and a third tenant with 4 chunks.
 
 use super::*;
 use vram::{CHUNK_BYTES_MIN, Contents, GuestVramAddr, Limits, Mode, OnFull};
@@ -27,7 +27,7 @@ fn card() -> (ChunkTable, Residency) {
     (table, residency)
 }
 
-/// Reports traffic of thrashing tenants until quanta start. Returns the time and the holds.
+/// Reports traffic of thrashing tenants until quanta start. Returns the start time and the holds.
 fn thrash(table: &ChunkTable, residency: &mut Residency) -> (u64, Holds) {
     for step in 1..200 {
         let now = step * 10 * MS;
@@ -51,7 +51,7 @@ fn members_are_held_until_memory_of_holder_is_there() {
     let (now, holds) = thrash(&table, &mut residency);
     let holder = residency.turn().unwrap().holder;
     let other = if holder == ONE { TWO } else { ONE };
-    assert_eq!(holds, [(ONE, true), (TWO, true)], "memory moves first; the small tenant fits in addition");
+    assert_eq!(holds, [(ONE, true), (TWO, true)], "memory moves first, and the small tenant also fits");
     assert!(residency.is_loading() && residency.is_held(holder) && !residency.is_held(SMALL));
     assert_eq!(residency.wait(other, now), Some((holder, None)));
     assert_eq!(residency.begun(), 1);
@@ -87,7 +87,7 @@ fn holds_follow_quanta_and_their_time_is_counted() {
 fn quantum_waits_a_bounded_time_for_more_memory() {
     let (table, mut residency) = card();
     let (begin, _) = thrash(&table, &mut residency);
-    // All of this tenant's memory is on the card, so it cannot gain more.
+    // All of the holder's memory is on the card, so no more of it can return.
     assert_eq!((residency.turn().unwrap().holder, table.vms().next().unwrap().1.host), (ONE, 0));
     assert_eq!(residency.is_still(&table, begin, Some(&|_| 0)), [(ONE, false)]);
     let now = begin + 100 * MS;

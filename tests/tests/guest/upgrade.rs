@@ -23,7 +23,7 @@ fn rounds() -> u64 {
 /// Environment variable with the path of an earlier version of the daemon, which alternates with the current version
 /// (see CONTRIBUTING.md). Without it, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -101,9 +101,9 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     put(&program, &fs::read(faulty_receiver()?)?)?;
     for (step, said) in [
         ("reads less", "card"),
-        ("ends when it has said who it is", "the other process exited"),
-        ("ends with everything", "the other process exited"),
-        ("refuses", "it does not want to"),
+        ("exits after its introduction", "the other process exited"),
+        ("exits after receiving everything", "the other process exited"),
+        ("refuses", "it refuses, as the test requested"),
         ("is silent", "before it was ready"),
     ] {
         fs::write(program.with_extension("step"), step)?;
@@ -156,7 +156,7 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     Copies::begin(&daemon, "a")?.copy()?;
     let good = fs::read(&program)?;
     put(&program, &fs::read(faulty_receiver()?)?)?;
-    fs::write(program.with_extension("step"), "ends when it is ready")?;
+    fs::write(program.with_extension("step"), "exits when it is ready")?;
     // The admin socket no longer responds, because the previous daemon has released all resources.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);

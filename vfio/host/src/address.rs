@@ -33,7 +33,7 @@ impl fmt::Display for Address {
 
 /// Error for text that is not a PCI function address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an address of a PCI function, expected one such as 0000:65:00.0 (`lspci -D` shows them)")]
+#[error("{0:?} is not a PCI function address, expected one such as 0000:65:00.0 (`lspci -D` shows them)")]
 pub struct NoAddress(String);
 
 impl FromStr for Address {

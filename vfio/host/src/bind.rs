@@ -44,7 +44,7 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// Reason why a function keeps its driver, or is left without one.
+/// Reason why a function keeps its driver or is left without a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
@@ -71,10 +71,10 @@ pub enum BindError {
         group: u32,
     },
     /// The driver does not exist.
-    #[error("the kernel has no driver {0}")]
+    #[error("the kernel has no driver named {0}")]
     NoDriver(String),
     /// The text is not a valid driver name.
-    #[error("{0:?} is not a name of a driver, expected one such as nouveau")]
+    #[error("{0:?} is not a driver name, expected one such as nouveau")]
     NoName(String),
     /// The kernel rejected a write.
     #[error("{} cannot be written: {source}", .path.display())]
@@ -87,7 +87,7 @@ pub enum BindError {
     },
     /// All writes succeeded, but a different driver is bound.
     #[error(
-        "the kernel gave {address} to {}, expected {wanted}; its log says why",
+        "the kernel bound {address} to {}, expected {wanted}; its log says why",
         .now.as_deref().unwrap_or("no driver")
     )]
     Otherwise {
@@ -124,7 +124,7 @@ impl Sysfs {
     /// `vfio-pci`.
     ///
     /// # Errors
-    /// Returns a [`BindError`].
+    /// Returns a [`BindError`] if the function cannot be bound.
     pub fn bind(&self, files: &dyn Attributes, address: Address) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         if function.group.is_none() {
@@ -140,7 +140,7 @@ impl Sysfs {
     /// up without a driver.
     ///
     /// # Errors
-    /// Returns a [`BindError`].
+    /// Returns a [`BindError`] if the function cannot be bound to the driver.
     pub fn unbind(&self, files: &dyn Attributes, address: Address, driver: Option<&str>) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         let lent = function.group.filter(|_| function.driver.as_deref() == Some(VFIO_PCI));

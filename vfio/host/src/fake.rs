@@ -1,4 +1,4 @@
-//! A fake sysfs in a folder, which reacts to writes like the kernel.
+//! A fake sysfs in a folder. It reacts to writes as the kernel does.
 
 use std::fs;
 use std::io;

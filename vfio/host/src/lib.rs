@@ -1,5 +1,6 @@
 //! The NVIDIA functions of a host, as reported by sysfs: each function's driver, the other functions in its IOMMU
-//! group, and whether VFIO can use it, with a remedy if not. Also binds functions to `vfio-pci` or to another driver.
+//! group, and any obstacles to its use through VFIO, with remedies. Also binds functions to `vfio-pci` or to another
+//! driver.
 //!
 //! Modules: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
@@ -39,7 +40,7 @@ const MAX_FILE: u64 = 4096;
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// The folder of VFIO's device files, which show whether a process uses a group; `None` for a fake.
+    /// VFIO's device folder, which shows whether a process uses a group; `None` for a fake.
     files: Option<PathBuf>,
 }
 
@@ -105,7 +106,7 @@ impl fmt::Display for Neighbour {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
     /// The function is not an NVIDIA display controller.
-    #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, no display controller of NVIDIA")]
+    #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, not an NVIDIA display controller")]
     NoCard {
         /// The function.
         address: Address,
@@ -120,7 +121,7 @@ pub enum Obstacle {
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
     /// Other functions in the group are bound to drivers.
-    #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
+    #[error("IOMMU group {group} of {address} contains other devices that the host uses: {}", list(.others))]
     Shared {
         /// The function.
         address: Address,
@@ -147,8 +148,8 @@ fn list(neighbours: &[Neighbour]) -> String {
 
 fn driven(address: Address, driver: Option<&str>) -> String {
     match driver {
-        Some(driver) => format!("driver {driver} has {address}, not {VFIO_PCI}"),
-        None => format!("no driver has {address}, expected {VFIO_PCI}"),
+        Some(driver) => format!("{address} is bound to driver {driver}, not {VFIO_PCI}"),
+        None => format!("{address} is bound to no driver, expected {VFIO_PCI}"),
     }
 }
 
@@ -159,7 +160,7 @@ impl Obstacle {
         match self {
             Self::NoCard { .. } => "see `mediatorctl card list --host` for the host's cards".to_owned(),
             Self::NoIommu(_) => {
-                "turn the IOMMU on in the firmware's setup, and boot with intel_iommu=on or amd_iommu=on".to_owned()
+                "enable the IOMMU in the firmware setup, and boot with intel_iommu=on or amd_iommu=on".to_owned()
             }
             Self::Driver { address, .. } => format!("`mediatorctl card bind {address}` as root"),
             Self::Shared { others, .. } if others.iter().all(|other| other.vendor == VENDOR_NVIDIA) => {
@@ -167,7 +168,7 @@ impl Obstacle {
                     others.iter().take(8).map(|other| format!("`mediatorctl card bind {}`", other.address)).collect();
                 format!("{} as root", binds.join(", "))
             }
-            Self::Shared { .. } => "move the card to a slot whose IOMMU group it has alone".to_owned(),
+            Self::Shared { .. } => "move the card to a slot that has its own IOMMU group".to_owned(),
         }
     }
 }
@@ -290,7 +291,7 @@ impl Sysfs {
             Some(name) => Some(name.parse().map_err(|_| ManagerError::Unexpected {
                 path: folder.join("iommu_group"),
                 found: name,
-                expected: "no link to a numbered group",
+                expected: "not a link to a numbered group",
             })?),
         };
         let mut beside = Vec::new();
@@ -368,7 +369,7 @@ fn number(path: &Path) -> Result<u32, ManagerError> {
     u32::from_str_radix(digits, 16).map_err(|_| ManagerError::Unexpected {
         path: path.to_owned(),
         found: text.chars().take(32).collect(),
-        expected: "no number such as 0x10de",
+        expected: "not a number such as 0x10de",
     })
 }
 

@@ -65,28 +65,30 @@ fn each_obstacle_is_reported_with_a_fix() {
     fake.add(AUDIO);
     assert_eq!(
         look(),
-        ["IOMMU group 7 of 0000:65:00.0 has others that the host uses: 0000:65:00.1 (driver snd_hda_intel) -> \
-          `mediatorctl card bind 0000:65:00.1` as root"]
+        [
+            "IOMMU group 7 of 0000:65:00.0 contains other devices that the host uses: 0000:65:00.1 (driver snd_hda_intel) -> \
+          `mediatorctl card bind 0000:65:00.1` as root"
+        ]
     );
     fake.add(Plan { address: "0000:66:00.0", id: (0x8086, 0x10d3), class: 0x02_0000, driver: Some("e1000e"), ..AUDIO });
-    assert!(look()[0].ends_with("-> move the card to a slot whose IOMMU group it has alone"), "{:?}", look());
+    assert!(look()[0].ends_with("-> move the card to a slot that has its own IOMMU group"), "{:?}", look());
 
     let others = [
         (
             Plan { address: "0000:01:00.0", group: None, ..Plan::CARD },
-            "0000:01:00.0 is in no IOMMU group: the host has no IOMMU, or does not use it -> turn the IOMMU on",
+            "0000:01:00.0 is in no IOMMU group: the host has no IOMMU, or does not use it -> enable the IOMMU",
         ),
         (
             Plan { address: "0000:02:00.0", group: Some(1), ..Plan::CARD },
-            "driver nouveau has 0000:02:00.0, not vfio-pci -> `mediatorctl card bind 0000:02:00.0` as root",
+            "0000:02:00.0 is bound to driver nouveau, not vfio-pci -> `mediatorctl card bind 0000:02:00.0` as root",
         ),
         (
             Plan { address: "0000:03:00.0", group: Some(2), driver: None, ..Plan::CARD },
-            "no driver has 0000:03:00.0, expected vfio-pci -> `mediatorctl card bind 0000:03:00.0` as root",
+            "0000:03:00.0 is bound to no driver, expected vfio-pci -> `mediatorctl card bind 0000:03:00.0` as root",
         ),
         (
             Plan { address: "0000:04:00.0", id: (0x1af4, 0x1050), ..Plan::CARD },
-            "0000:04:00.0 is 1af4:1050 of class 030000, no display controller of NVIDIA -> see `mediatorctl card list",
+            "0000:04:00.0 is 1af4:1050 of class 030000, not an NVIDIA display controller -> see `mediatorctl card list",
         ),
     ];
     for (plan, expected) in others {
@@ -119,11 +121,11 @@ fn card_goes_to_vfio_pci_and_back() {
     let change = sysfs.bind(&fake, card()).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("nouveau"), Some("vfio-pci")));
     assert_eq!(sysfs.function(card()).unwrap().obstacles(), []);
-    // The second call changes nothing.
+    // The second call has no effect.
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // The function is bound to the given driver, or left unbound if the kernel has no driver for it.
+    // The function is bound to the given driver, or remains unbound if the kernel has no driver for it.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));
@@ -158,11 +160,11 @@ fn bind_error_says_how_to_fix_it() {
     assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086; only NVIDIA's"));
     assert!(bind(Plan::CARD.address, &Stubborn(Some(13))).ends_with("-> run this as root"));
     let text = bind(Plan::CARD.address, &Stubborn(None));
-    assert!(text.starts_with("the kernel gave 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");
+    assert!(text.starts_with("the kernel bound 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");
     fake.remove_driver("vfio-pci");
     assert_eq!(
         bind(Plan::CARD.address, &fake),
-        "the kernel has no driver vfio-pci -> load its module: `modprobe vfio-pci`"
+        "the kernel has no driver named vfio-pci -> load its module: `modprobe vfio-pci`"
     );
     assert_eq!(sysfs.function(card()).unwrap().driver.as_deref(), Some("nouveau"), "nothing has changed");
     for name in ["", "../../../etc", "a b", &"x".repeat(64)] {

@@ -274,7 +274,7 @@ fn runs_a_guest(nature: Nature) {
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
     drop(rig);
-    // A thread of the card's owner may keep the card for a short time.
+    // A thread of the card's owner may hold the card for a short time.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
 }
 

@@ -37,17 +37,14 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         nature
     };
     let cases = [
-        (change(|n| n.open = Some(2)), "the kernel has no /dev/vfio/7 -> load the modules: `modprobe vfio-pci`"),
-        (
-            change(|n| n.open = Some(13)),
-            "/dev/vfio/7 may not be opened by this user -> give /dev/vfio/7 to the daemon's",
-        ),
+        (change(|n| n.open = Some(2)), "the kernel provides no /dev/vfio/7 -> load the modules: `modprobe vfio-pci`"),
+        (change(|n| n.open = Some(13)), "this user may not open /dev/vfio/7 -> give the daemon's"),
         (
             change(|n| n.open = Some(16)),
-            "another process uses IOMMU group 7, which contains 0000:65:00.0 -> stop it: `fuser",
+            "another process uses IOMMU group 7, which contains 0000:65:00.0 -> stop that process: `fuser",
         ),
         (change(|n| n.open = Some(24)), "opening VFIO's files failed for 0000:65:00.0: Too many open files"),
-        (change(|n| n.version = 1), "the kernel's VFIO is of version 1, expected 0 -> load the module"),
+        (change(|n| n.version = 1), "the kernel's VFIO has version 1, expected 0 -> load the module"),
         (change(|n| n.type1 = false), "the kernel's VFIO has no IOMMU of type 1, version 2 ->"),
         (change(|n| n.group_flags = 0), "the kernel does not permit IOMMU group 7: a device in it has a driver other"),
         (
@@ -56,15 +53,24 @@ fn each_open_obstacle_is_reported_with_a_fix() {
         ),
         (change(|n| n.set_iommu = Some(1)), "the host's IOMMU does not remap interrupts, so a card could forge"),
         (change(|n| n.set_iommu = Some(5)), "VFIO_SET_IOMMU failed for 0000:65:00.0: Input/output error"),
-        (change(|n| n.iommu.page_sizes = 1 << 16), "the kernel's VFIO maps no pages of 4 KiB, only sizes 0x10000"),
-        (change(|n| n.flags = 0), "the kernel's VFIO says that 0000:65:00.0 is not a PCI function"),
-        (change(|n| n.sizes[0] = 8 << 20), "BAR0 of 0000:65:00.0 has 0x800000 bytes, unlike any known card"),
+        (
+            change(|n| n.iommu.page_sizes = 1 << 16),
+            "the kernel's VFIO does not support 4 KiB pages, only sizes 0x10000",
+        ),
+        (change(|n| n.flags = 0), "the kernel's VFIO reports that 0000:65:00.0 is not a PCI function"),
+        (
+            change(|n| n.sizes[0] = 8 << 20),
+            "BAR0 of 0000:65:00.0 has 0x800000 bytes, unlike the BARs of any known card",
+        ),
         (change(|n| n.sizes[2] = 0), "BAR3 of 0000:65:00.0 has 0x0 bytes"),
         (change(|n| n.insomnia = true), "waking it failed for 0000:65:00.0: it stays in power state D3"),
-        (change(|n| n.boot0 = Some(u32::MAX)), "0000:65:00.0 does not answer: its registers read as ones -> check"),
+        (
+            change(|n| n.boot0 = Some(u32::MAX)),
+            "0000:65:00.0 does not respond: its registers read as all ones -> check",
+        ),
         (
             change(|n| n.boot0 = Some(0x0e40_00a2)),
-            "the identity register of 0000:65:00.0 reads 0x0e4000a2, which is not a chip that this version supports ->",
+            "the identity register of 0000:65:00.0 reads 0x0e4000a2: this version does not support this chip ->",
         ),
         (
             change(|n| n.posted = false),
@@ -89,7 +95,10 @@ fn obstacles_of_the_host_come_before_vfio() {
         group: Some(GROUP),
     });
     let told = told(machine.open(Reset::Auto).unwrap_err());
-    assert!(told.starts_with("IOMMU group 7 of 0000:65:00.0 has others that the host uses: 0000:65:00.1"), "{told}");
+    assert!(
+        told.starts_with("IOMMU group 7 of 0000:65:00.0 contains other devices that the host uses: 0000:65:00.1"),
+        "{told}"
+    );
     assert!(told.ends_with("-> `mediatorctl card bind 0000:65:00.1` as root"), "{told}");
 }
 
@@ -142,7 +151,7 @@ fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
     let card = machine.card();
     assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
     drop(card);
-    // Open the card again, like the next daemon.
+    // Reopen the card, as the next daemon would.
     drop(machine.card());
     let cases = [
         (1, "the host's IOMMU does not remap interrupts"),

@@ -42,7 +42,7 @@ impl Client {
         self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, MAX_ANSWER_BYTES, state.as_bytes()).map(drop)
     }
 
-    /// Reads up to `size` bytes of the device's state; returns fewer only at the end of the state.
+    /// Reads up to `size` bytes of the device's state. Returns fewer bytes only at the end of the state.
     pub fn migration_read(&mut self, size: u32) -> Result<Vec<u8>> {
         let body = MigData { argsz: size.saturating_add(8), size };
         let reply = self.request(Command::MIG_DATA_READ, body.as_bytes(), &[])?;

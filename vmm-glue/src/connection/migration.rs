@@ -1,7 +1,7 @@
 //! Handles messages that save or restore the device's state, or query the memory that the device has written.
 //!
-//! The session tracks the migration state, so it calls the device only in the state order of [`Migration`]. It rejects
-//! invalid requests without side effects. If the device fails, the device reports its state.
+//! The session tracks the migration state, so it calls the device only in the order of states that [`Migration`]
+//! defines. It rejects invalid requests without side effects. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,13 +9,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Outbox;
 use super::session::{Refusal, Session, parse, refuse, too_short, wire_len};
 use crate::device::Device;
-use crate::memory::{LOG_BLOCK, PAGE_SIZE};
 use crate::migration::{Migration, MigrationError, State};
 use crate::protocol::{
     DeviceFeature, FEATURE_DMA_LOGGING_REPORT, FEATURE_DMA_LOGGING_START, FEATURE_DMA_LOGGING_STOP, FEATURE_GET,
     FEATURE_MASK, FEATURE_MIG_DEVICE_STATE, FEATURE_MIGRATION, FEATURE_PROBE, FEATURE_SET, Header, LoggingRange,
     LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR,
 };
+use vmm_memory::memory::{LOG_BLOCK, PAGE_SIZE};
 
 /// Migration state of a client's device.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // The kernel reports this error for a feature that a device lacks. On this error, a client blocks migration.
+    // For a feature that a device lacks, the kernel reports this error. It makes a client block migration.
     device
         .migration()
         .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
@@ -114,7 +114,7 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Moves to a state through intermediate states.
+    /// Moves to a state, through intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what =
@@ -211,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the size in bytes of a part of a state, or rejects a part that is too large.
+    /// Returns the size of a part of a state in bytes, or rejects a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
@@ -248,7 +248,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// Returns the size of a report's bitmap in bytes.
+    /// Returns the size of a report's bitmap, in bytes.
     fn report_bytes(&self, asked: &LoggingReport) -> Result<usize, Refusal> {
         let LoggingReport { iova, length, page_size } = *asked;
         if !self.migration.logs {
@@ -271,7 +271,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Returns the bitmap of writes in a range, which has `bytes` bytes.
+    /// Returns the bitmap of writes in a range. The bitmap has `bytes` bytes.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);

@@ -8,8 +8,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Queued bytes and their descriptors.
 #[derive(Debug, Default)]

@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
-/// Buffer space beyond one message, in bytes, so that one call can receive many small messages.
+/// Buffer space in addition to one message, in bytes, so that one call can receive many small messages.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
 /// Maximum number of descriptor sets whose messages have not been handled.
 pub(super) const MAX_SETS: usize = 8;
 
-/// Descriptors received in one call.
+/// Descriptors received by one call.
 #[derive(Debug)]
 struct FdSet {
-    /// Stream position just past the bytes of the call.
+    /// Stream position after the last byte that the call received.
     end: u64,
     fds: Vec<OwnedFd>,
     truncated: bool,
@@ -97,7 +97,7 @@ impl Receive {
         self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
     }
 
-    /// Returns the stream position just past the last message taken.
+    /// Returns the stream position after the last message taken.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -159,7 +159,7 @@ impl Receive {
             return fds.len();
         }
         // A call returns no bytes beyond the part of the stream that carried descriptors, and a sender attaches
-        // descriptors to the first byte of a message. The descriptors therefore belong to the last message that starts
+        // descriptors to the first byte of a message. Therefore, the descriptors belong to the last message that starts
         // before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
@@ -319,9 +319,9 @@ impl SavedSet {
     }
 }
 
-/// Returns the end of the received bytes, after which the buffer contains only zeros. The end is past the mark at `end`
-/// if the process was killed before it could update the mark. In this case messages are assumed to be complete, because
-/// a single call receives a whole message.
+/// Returns the end of the received bytes, after which the buffer contains only zeros. It is beyond the mark at `end` if
+/// the process was killed before it could update the mark. In this case, messages are assumed to be complete, because a
+/// single call receives a whole message.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);

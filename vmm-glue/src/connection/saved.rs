@@ -8,10 +8,10 @@ use super::receive::{Receive, SavedReceive};
 use super::session::Session;
 use super::version::Peer;
 use super::{Connection, MAX_SKIP, Outbox, max_message};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// Bounds on the size of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
@@ -119,7 +119,7 @@ impl Connection {
         SavedConnection::from_parts(receive, out, session, giving)
     }
 
-    /// Restores the connection. The connection has no regions until [`Self::resume`] is called.
+    /// Restores the connection. It has no regions until [`Self::resume`] is called.
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,
@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
-    /// the part covered by the journal.
+    /// the part that the journal covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,

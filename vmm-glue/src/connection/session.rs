@@ -14,15 +14,15 @@ use crate::device::{Deferred, Device, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::interrupts::NUM_IRQ_TYPES;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::MmapArea;
-use crate::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
     DmaMap, DmaUnmap, Header, IRQ_ACTION_MASK, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD, IrqInfo, IrqSet, REGION_CAPS,
     REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
+use vmm_memory::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 
-/// Reason for rejecting a request, with one part for the client and one for the log.
+/// Reason for rejecting a request: one part for the client, and one for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,9 +42,9 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of checked withdrawals of this process.
+    /// Number of this process's withdrawals that have been checked.
     pub(super) withdrawals: usize,
-    /// Number of this client's rejected requests, which limits the number of log lines.
+    /// Number of this client's rejected requests, which determines whether the next one is logged.
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed. Cleared by the reader.
     pub(super) changed: bool,
@@ -289,7 +289,7 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): only removes whole regions, never splits a
+    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): removes only whole regions, never splits a
     /// region, and accepts a range without mappings. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
@@ -333,7 +333,7 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // Modifying a table that another thread references copies it.
+        // Modifying a table that another thread references would copy it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
@@ -394,7 +394,7 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // Send the descriptor only with the capabilities. Otherwise a client that repeats the request would receive it
+        // Send the descriptor only with the capabilities. Otherwise, a client that repeats the request would receive it
         // twice.
         if request.argsz < info.argsz {
             caps.clear();
@@ -418,7 +418,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even if an error occurred, and would wait for the missing bytes forever.
+        // Such a client expects the full reply even on an error, and would wait forever for missing bytes.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -433,7 +433,7 @@ impl Session {
         }
     }
 
-    /// Logs a client error: all of the first ones, and fewer and fewer of the later ones.
+    /// Logs a client error: all of the first errors, and fewer and fewer of the later ones.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {

@@ -1,18 +1,18 @@
-//! Determines whether a client's memory is actually shared.
+//! Checks whether a client's memory is actually shared.
 //!
 //! A VMM started without shared memory still passes its memory file, but the guest uses a private copy: the file stays
-//! empty, and a device that maps it reads zeros. The check reads some pages twice: through a message to the client, and
-//! from the file. The memory is private if the client's page has data and the file's page is empty, twice in a row. The
-//! memory is shared if both pages have the same data. If the client does not accept requests, only the file is checked:
-//! the memory is private if the file has no allocated blocks. The check uses `pread`, because accessing a mapping would
-//! fill holes in the file.
+//! empty, and a device that maps the file reads zeros. The check reads some pages twice: through a message to the
+//! client, and from the file. The memory is private if the client's page has data and the file's page is empty, twice
+//! in a row. The memory is shared if both pages have the same data. If the client does not accept requests, only the
+//! file is checked: the memory is private if the file has no allocated blocks. The check uses `pread`, because
+//! accessing a mapping would fill holes in the file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::dma::{DmaError, Pending};
 use crate::link::Link;
-use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
+use vmm_memory::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
 /// Size of each compared sample in bytes.
 const SAMPLE: usize = 4096;
@@ -42,7 +42,7 @@ struct Sample {
 pub(super) struct ShareCheck {
     samples: VecDeque<Sample>,
     running: Option<(Pending, Sample)>,
-    /// Private memory found without messages.
+    /// Private memory detected without messages.
     found: Vec<(u64, Arc<Mapping>)>,
 }
 
@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues the check with the received replies. Returns the private memory found: its address, and the number of
-    /// bytes that the file occupies.
+    /// Continues the check with the received replies. Returns the private memory found: for each file, the address and
+    /// the number of bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {
@@ -87,8 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again, and will start another check when it re-enables
-                        // it.
+                        // The guest has disabled bus mastering again, and will start another check when it enables it.
                         self.samples.clear();
                     }
                     Err(_) => (),

@@ -4,8 +4,8 @@ use serde_json::{Map, Value};
 use zerocopy::FromBytes;
 
 use super::MAX_FDS;
-use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
+use vmm_memory::memory::PAGE_SIZE;
 
 /// Maximum size of a parsed capabilities string in bytes. QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
@@ -22,7 +22,7 @@ pub(super) struct Peer {
     pub takes_fds: bool,
     /// Set if the client follows the specification: it accepts server requests, and error replies without a body.
     ///
-    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets whatever bytes follow as the
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets the following bytes as the
     /// full reply. The server recognizes this client by the capabilities that it omits.
     pub complete: bool,
 }

@@ -6,8 +6,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::{Interrupts, Line, Signal, State};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::event::ClientEvent;
+use vmm_memory::descriptors::{Given, Giving, ParkError};
 
 /// The interrupts of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

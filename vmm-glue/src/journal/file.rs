@@ -6,9 +6,9 @@
 //! | 2 × [`HALF_BYTES`] | the last commits, alternating: the newer complete one counts |
 //! | the rest | the buffer into which the connection is received |
 //!
-//! A killed process stops between two instructions or after its current system call, so its earlier stores are in the
-//! file, in program order. Each change is therefore first written to the unused copy, and then made valid by a single
-//! word.
+//! A killed process stops between two instructions or after its current system call, so the file contains its earlier
+//! stores, in program order. Therefore, each change is first written to the unused copy, and then made valid by storing
+//! a single word.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
 // UNSAFETY: maps two parts of a sealed memfd that only the daemon uses. The rest of this module is safe.
 
@@ -41,7 +41,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// Returns the first word of a copy of the marks. A copy has space for more words than it uses.
+    /// Returns the index of the first word of a copy of the marks. A copy has space for more words than it uses.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
@@ -166,7 +166,7 @@ impl Room {
             self.set(at, value, Ordering::Relaxed);
         }
         self.set(word::CURRENT, next, Ordering::Release);
-        // No later write to the buffer may be reordered before this point.
+        // The compiler must not move later buffer writes before this point.
         compiler_fence(Ordering::SeqCst);
         self.marks = marks;
     }

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
 use crate::connection::{Connection, EXTRA_RECEIVE_BYTES, SavedConnection, max_message};
-use crate::descriptors::{Given, ParkError};
 use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
-use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
+use vmm_memory::descriptors::{Given, ParkError};
+use vmm_memory::keeper::Keeper;
 
 /// Number of configuration space dwords that a client can set, in the header and in capabilities.
 const WORDS: usize = 64;
@@ -63,7 +63,7 @@ impl Revival {
         self.device.is_some()
     }
 
-    /// Applies the changes for a client that has negotiated. The device either continues from its journal, or is reset
+    /// Applies the changes for a client that has negotiated. The device either resumes from its journal, or is reset
     /// and receives its old configuration and the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
@@ -184,7 +184,7 @@ impl Journal {
         if marks.sent >= sequence {
             connection.forget_output();
         }
-        // The client may still reply to earlier messages whose IDs are unknown.
+        // The client may still reply to earlier messages, whose IDs are unknown.
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);

@@ -12,10 +12,10 @@ use crate::client::memory_file;
 use crate::connection::Connection;
 use crate::device::{AccessError, Ack, Deferred, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::{ClientInfo, Link};
-use crate::memory::DmaRegion;
 use crate::protocol::{Command, DmaMap, DmaUnmap, HEADER_SIZE, Header, RegionAccess};
 use crate::server::ServerOptions;
 use crate::{Device, IrqCounts};
+use vmm_memory::memory::DmaRegion;
 use zerocopy::IntoBytes;
 
 const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{}}\0";
@@ -186,7 +186,7 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All dwords are restored except the upper half of the one that contains the command register.
+        // All dwords are restored, except for the upper half of the one with the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();

@@ -4,11 +4,11 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::{ClientInfo, Link};
-use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
-use crate::memory::{MemoryLimits, SavedRegion};
+use vmm_memory::descriptors::{Given, Giving, ParkError};
+use vmm_memory::memory::{MemoryLimits, SavedRegion};
 
-/// Maximum number of messages that a client may still reply to, across consecutive processes.
+/// Maximum number of messages to which a client may still reply, across consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
 /// Number of the latest messages to which a client may still reply after a kill. It exceeds the number of messages in
@@ -20,7 +20,7 @@ const MAX_UNANSWERED: u16 = 64;
 pub(crate) struct SavedLink {
     memory: Vec<SavedRegion>,
     interrupts: SavedInterrupts,
-    /// IDs of messages that the client may still reply to.
+    /// IDs of messages to which the client may still reply.
     unanswered: Vec<u16>,
 }
 

@@ -48,9 +48,9 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Address at which maps are rejected.
     pub refused_map: Option<u64>,
-    /// Channel from which every unmap, after it was reported, waits for a message.
+    /// Channel on which every unmap waits for a message after it has been reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A deferred write, and the channel whose messages its completion waits for.
+    /// Data of a deferred write.
     pub deferred: Option<Vec<u8>>,
     pub held_completion: Option<Receiver<()>>,
 }
@@ -69,7 +69,7 @@ impl TestDevice {
         }
     }
 
-    /// Reports a call. Checks that it does not overtake a deferred write.
+    /// Reports a call. Checks that the call does not overtake a deferred write.
     fn tell(&self, event: Event) {
         assert_eq!(self.deferred, None, "{event:?} arrived before the deferred write was completed");
         let _ = self.events.send(event);

@@ -1,32 +1,32 @@
-//! Settings for the division of memory.
+//! Settings for the division of memory among VMs.
 
 use crate::victim::VictimPolicy;
 
-/// Settings for the division of memory.
+/// Settings for the division of memory among VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Policy for selecting the chunk of a VM to evict first.
+    /// Policy that selects the chunks of a VM to evict first.
     pub policy: VictimPolicy,
-    /// Seed for random decisions.
+    /// Seed for random selections.
     pub seed: u64,
-    /// Interval in ns at which chunks are returned and shares are equalized.
+    /// Interval at which chunks are returned and shares are equalized, in ns.
     pub return_interval_ns: u64,
-    /// Minimum time between two moves of a chunk, in ns. Moves due to a request or a limit are exempt.
+    /// Minimum time between two moves of a chunk, in ns. Moves for a request or a limit are exempt.
     pub settle_ns: u64,
-    /// Time in ns for which a returned chunk of a working VM stays on the card despite requests of other VMs. The VM
-    /// needs this time to make progress. Limits, guarantees, and the mediator's own requests are exempt.
+    /// Time for which a returned chunk of a VM with work stays on the card despite requests of other VMs, in ns. The VM
+    /// needs this time to make progress. Moves for limits, guarantees, and the mediator's own requests are exempt.
     pub residency_ns: u64,
-    /// Time in ns without a submission after which a VM is idle, so that its memory can be evicted for other VMs.
+    /// Time without a submission after which a VM is idle and its memory can be evicted for other VMs, in ns.
     pub idle_after_ns: u64,
-    /// Number of card chunks that stay free when chunks are returned, so that the next request does not wait.
+    /// Number of card chunks that returns leave free, so that the next request does not wait.
     pub low_water: u32,
-    /// Maximum number of steps in one plan.
+    /// Maximum number of steps in a plan.
     pub steps_max: usize,
 }
 
 impl Default for Config {
-    /// Returns the default settings: random victims (as in GPUswap), returns every 50 ms, a settling time of four
-    /// intervals, and idle VMs after 2 s.
+    /// Returns the default settings: random victims (as in GPUswap), returns every 50 ms, chunks that settle for four
+    /// intervals, and VMs that are idle after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

@@ -1,10 +1,10 @@
-//! Computes plans. A plan is a list of the chunks to move now.
+//! Computes plans. A plan is a list of chunks to move now.
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
 use crate::{ChunkTable, Limits, Step, TenantId, Tier, To};
 
-/// State of a VM while a plan is computed. Moves in flight and planned steps are treated as completed.
+/// State of a VM during planning. Moves in flight and planned steps count as completed.
 #[derive(Debug)]
 struct Vm {
     id: TenantId,
@@ -18,21 +18,21 @@ struct Vm {
     owed: u32,
     /// Number of chunks that can still be evicted to host memory.
     swap_room: u32,
-    /// Number of chunks in host memory or in the reserve, excluding moving chunks.
+    /// Number of chunks in host memory or the reserve that are not moving.
     back_room: u32,
-    /// True if no further chunk of the VM can be evicted.
+    /// True if no more chunks of the VM can be evicted.
     exhausted: bool,
 }
 
-/// Recently moved chunks that must stay on the card.
+/// Recently moved chunks that must not be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
-    /// None.
+    /// No chunks.
     None,
-    /// Chunks of a working VM that have been on the card for less than
+    /// Chunks of a VM with work that have been on the card for less than
     /// [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
-    /// Chunks that have not [settled](super::Config::settle_ns).
+    /// Chunks that have not [settled](super::Config::settle_ns) yet.
     Unsettled,
 }
 
@@ -41,11 +41,11 @@ enum Stays {
 pub(super) struct Round<'a> {
     table: &'a ChunkTable,
     vms: Vec<Vm>,
-    /// Number of spare chunks, including chunks that will become free by moves in flight and planned evictions.
+    /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Number of chunks of all VMs that can still be evicted to host memory.
+    /// Number of chunks of all VMs together that can still be evicted to host memory.
     host_room: u32,
-    /// Number of these chunks that can go into the reserve.
+    /// Number of these chunks that fit into the reserve.
     reserve: u32,
     steps: Vec<Step>,
     steps_max: usize,
@@ -80,7 +80,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // A chunk that a VM loses below its guarantee stays reserved for this VM.
+                    // A card chunk that a VM loses while it is below its guarantee stays reserved for this VM.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -100,24 +100,24 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if one more chunk of the VM can be evicted in addition to `planned` chunks.
+    /// Returns true if one more chunk of the VM can be evicted after `planned` chunks.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
     }
 }
 
-/// An exchange: a chunk of the first VM is evicted, and a chunk of the second VM is returned. VMs are identified by
+/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. VMs are given by
 /// their index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: the steps for the next request, or without a request, the steps for lowered
+    /// Returns the steps that are due now: the steps for the request, or without a request, the steps for lowered
     /// limits and (once per interval) for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
-    /// steps, in execution order, because a step may need a chunk from an earlier step.
+    /// steps, in execution order, because a step may need a chunk that an earlier step frees.
     ///
     /// The caller must execute the steps before it serves the request. A VM that still gets no card chunk is not
-    /// entitled to one.
+    /// entitled to any.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -142,7 +142,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks`, including `request`.
+    /// Returns each VM's share of `chunks` after `request`.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -153,7 +153,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks`, including `request`. Idle VMs share the remainder.
+    /// Returns each VM's share of `chunks` after `request`. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -173,14 +173,14 @@ impl Balancer {
     /// Frees chunks for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // Number of chunks that must become spare for the request. For a VM's request, also the number of chunks that
-        // it gets.
+        // `need` is the number of chunks that must become spare for the request. For a VM's request, `requester`
+        // contains the number of chunks that the VM gets.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // The VM gets no chunk beyond its quota. Guaranteed chunks that are missing are already included.
+                // The VM gets no chunks beyond its quota. Missing guaranteed chunks are already set aside for it.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
@@ -191,7 +191,7 @@ impl Balancer {
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // Each iteration except the last one exhausts a VM or the steps, so the loop terminates.
+        // The loop terminates because each iteration except the last one exhausts a VM or the steps.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -208,7 +208,7 @@ impl Balancer {
         }
     }
 
-    /// Plans to evict `count` chunks of a VM. Returns the number of planned evictions.
+    /// Plans the eviction of `count` chunks of a VM. Returns the number of planned evictions.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -221,7 +221,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Returns victims among a VM's chunks, except those in `stays`.
+    /// Selects victims among a VM's chunks, except those in `stays`.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -244,8 +244,8 @@ impl Balancer {
         chosen
     }
 
-    /// Selects at most `count` chunks of a VM to move back to the card: pinned chunks first, then chunks without a
-    /// copy.
+    /// Selects at most `count` chunks of a VM to move back to the card: pinned chunks first, and then chunks in the
+    /// reserve, which need no copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -267,7 +267,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, sorted by index.
+    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, in ascending order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -301,17 +301,17 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and below their entitlement.
+    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
         }
-        // Chunks that become free by moves in flight are not available yet.
+        // Chunks that moves in flight will free are not available yet.
         let spare = round.table.spare().min(round.spare);
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Select the chunks of both sides first, because the numbers of returned and evicted chunks must match.
+        // Select the chunks of both sides first, because equally many must be returned and evicted.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -333,8 +333,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway. For them, all moves complete earlier if all evictions precede all returns.
-        // Other VMs are blocked for only one chunk at a time.
+        // Members of a quantum wait anyway. For them, the moves complete earlier if all evictions precede all returns.
+        // Other VMs should be blocked for only one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -351,8 +351,8 @@ impl Balancer {
 }
 
 /// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
-/// Repeatedly selects the VM that exceeds its share the most; chunks requested by `requester` count as used. If this VM
-/// is the requester itself, it gets one chunk fewer.
+/// Repeatedly selects the VM that exceeds its share the most, where the chunks requested by `requester` count as used.
+/// If this VM is the requester itself, it gets fewer chunks instead.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -361,11 +361,11 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
         let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
-        // If several VMs are equal, take the first.
+        // Among equal VMs, use the first.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drop enough chunks in one step that the requester is no further above its share than the other VM.
+            // Deny the requester enough chunks at once that it is no further above its share than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -376,8 +376,8 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns the number of chunks that each VM gets back from the `free` chunks and the chunks owed to it, and the
-/// exchanges after that.
+/// Returns the number of chunks that each VM gets back from the `free` chunks and from chunks owed to it, and the
+/// exchanges that follow.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -392,7 +392,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let card = |at: usize| round.vms[at].card + got[at] - given[at];
         let poorest = |is_poor: &dyn Fn(usize) -> bool| {
             let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
-            // If several VMs are equal, take the first.
+            // Among equal VMs, use the first.
             poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
         };
         let is_below = |at: usize| shares.excess(at, card(at)) < 0;
@@ -403,11 +403,12 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // No chunks are evicted from a VM that gets chunks, because its own chunks may not have settled.
+        // Do not evict chunks of a VM that gets chunks, because it would only get its own chunks back before they have
+        // settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
-        // Exchange only if at least one of the two VMs differs from its share by a chunk or more, and neither VM
+        // Exchange chunks only if at least one of the two VMs is a chunk or more away from its share, and neither VM
         // crosses its share.
         let is_rich = card(giver) > shares.ceil(giver);
         let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
@@ -420,7 +421,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
     (back, exchanges)
 }
 
-/// Returns the `candidates`, in ascending order, that are not `blocked`.
+/// Returns the `candidates` that are not `blocked`, in ascending order.
 fn without(candidates: impl Iterator<Item = u32>, mut blocked: Vec<u32>) -> Vec<u32> {
     if blocked.is_empty() {
         return candidates.collect();

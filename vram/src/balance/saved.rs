@@ -1,4 +1,4 @@
-//! Saved form of the balancer, with its information about VMs and chunks. Times use the caller's clock.
+//! Saved form of the balancer and its information about VMs and chunks. Times are on the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -13,11 +13,11 @@ pub struct SavedBalancer {
     pub(crate) config: SavedConfig,
     /// State of the policy's random generator.
     pub(crate) phase: u64,
-    /// VMs, sorted by number.
+    /// Information about VMs, sorted by VM number.
     pub(crate) known: Vec<SavedKnown>,
-    /// Times of the last submissions in ns, sorted by VM number.
+    /// VM number and time of each VM's last submission in ns, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Planned moves by VM and chunk.
+    /// Time in ns and destination of planned moves, by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,
@@ -31,11 +31,11 @@ pub(crate) struct SavedKnown {
     pub(crate) vm: u32,
     pub(crate) advertised: u32,
     pub(crate) hints: SavedHints,
-    /// Chunk indices, in ascending order.
+    /// Indices of pinned chunks, in ascending order.
     pub(crate) pins: Vec<u32>,
 }
 
-/// Settings of the operator.
+/// Operator's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedConfig {
     policy: SavedPolicy,
@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// Returns an error if the saved state contains nonexistent VMs or chunks.
+    /// Returns an error if the saved state refers to nonexistent VMs or chunks.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))
@@ -128,13 +128,13 @@ impl Balancer {
 fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(TenantId, Known), Invalid> {
     let SavedKnown { vm, advertised, hints, pins } = saved;
     let vm = TenantId(vm);
-    // Removed VMs are dropped at the next plan.
+    // The next plan drops removed VMs.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
-        format!("VM {vm} is recorded with {advertised} chunks, and has {has:?}")
+        format!("VM {vm} is recorded with {advertised} chunks, but has {has:?}")
     })?;
     Invalid::unless(ascend(&pins) && pins.last().is_none_or(|last| *last < advertised), || {
-        format!("VM {vm} has pinned chunks that it does not have")
+        format!("the recorded pins of VM {vm} are beyond its last chunk")
     })?;
     let hints = Hints::restored(hints, advertised)?;
     Ok((vm, Known { advertised, hints, pins: pins.into_iter().collect() }))

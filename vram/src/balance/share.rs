@@ -1,6 +1,6 @@
-//! Entitlements to the card, according to weighted max-min fairness.
+//! Card chunks that each VM is entitled to, by weighted max-min fairness.
 
-/// Minimum, maximum, and weight of one VM.
+/// Bounds and weight of one VM's share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
     /// Weight; at least 1.
@@ -13,10 +13,10 @@ pub(super) struct Claim {
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks. No chunk moves only because of rounding.
+/// Exact shares of the card's chunks. They are not rounded, so no chunk moves only because of rounding.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Denominator of the shares. `parts` contains the numerators.
+    /// Common denominator of the shares. `parts` contains the numerators.
     whole: i128,
     parts: Vec<i128>,
 }
@@ -24,12 +24,12 @@ pub(super) struct Shares {
 impl Shares {
     /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
     /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
-    /// share the remainder. The sum of the shares is `chunks`, or the sum of the claims if this is less. If `chunks` is
-    /// less than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
+    /// share what the others leave. The sum of the shares is `chunks`, or the sum of the claims if this is less. If
+    /// `chunks` is less than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
-        // Either the first group gets its full claims and the level applies to the other claims, or the other claims
+        // Either the `first` claims get their maximum and the level applies to the other claims, or the other claims
         // get their minimum.
         let rest = urgent <= chunks;
         let bounds: Vec<(i128, i128)> = claims
@@ -51,7 +51,8 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// Returns the number by which `used` exceeds the share of claim `at`. Results for different claims are comparable.
+    /// Returns the amount by which `used` chunks exceed the share of claim `at`, which may be negative. Results for
+    /// different claims are comparable.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }
@@ -61,7 +62,7 @@ impl Shares {
         u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
     }
 
-    /// Returns the missing part of the share of claim `at`, from 0 to 1.
+    /// Returns the fraction of claim `at`'s share that is missing, from 0 to 1.
     pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
         let (part, lack) = (self.parts[at], -self.excess(at, used));
         if part > 0 { lack.max(0) as f64 / part as f64 } else { 0.0 }
@@ -78,10 +79,10 @@ impl Shares {
     }
 }
 
-/// Returns the level per weight for which the sum of the shares within their bounds is `chunks`, as a fraction.
+/// Returns the level per unit of weight, as a fraction, at which the bounded shares add up to `chunks`.
 fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
-    /// At `at.0 / at.1`, the sum of the constant shares changes by `fixed`, and the growth of the other shares changes
-    /// by `slope`.
+    /// At the level `at.0 / at.1`, the sum of the constant shares changes by `fixed`, and the growth of the other
+    /// shares changes by `slope`.
     struct Bend {
         at: (i128, i128),
         fixed: i128,
@@ -93,13 +94,13 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // The sort is stable, so a claim whose bounds are equal starts to grow before it stops.
+    // The sort is stable, so a claim whose bounds are equal starts growing before it stops.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, the sum of the minimums is already too large.
+            // If no share grows here, even the minimum shares add up to too much.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

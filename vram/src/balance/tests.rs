@@ -1,4 +1,4 @@
-//! Tests evictions and returns. Random sequences are in `random`.
+//! Tests evictions and returns. `random` tests random sequences.
 
 mod random;
 mod world;
@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks` chunks, and VMs with 64 chunks each and these limits, numbered from 1.
+/// Creates a card with `chunks` chunks, and VMs with 64 chunks each and the given limits, numbered from 1.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -46,8 +46,8 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. All steps exceed
-    // one plan.
+    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. The steps do not
+    // fit into one plan.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -118,7 +118,7 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // The second VM frees all of its memory, and the first gets its chunks back from host memory.
+    // The second VM frees all of its memory, and the first one's chunks are returned from host memory.
     for index in 0..20 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -128,8 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share at once. It gets the chunks that the first VM has had for a long time
-    // immediately, and the other chunks later.
+    // The second VM requests its whole share. It immediately gets the chunks that the first VM has had for a long time,
+    // and the other chunks later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -143,8 +143,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately. All chunks that the other VM gained are returned to the
-    // first VM, but only after they have settled.
+    // One VM frees memory and allocates it again immediately. The chunks that the other VM gained return to the first
+    // VM, but only after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -152,7 +152,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.now += 50 * MS;
     world.plan(None);
     let came = world.table.summary().vms[&TenantId(1)].moved_in - before;
-    assert!(came > 0, "it has the chunks evicted from the other VM");
+    assert!(came > 0, "the VM gains chunks that the other VM has freed");
     world.table.set_limits(TenantId(2), Limits { weight: 10_000, ..ANY }).unwrap();
     world.table.set_limits(TenantId(1), Limits { quota: 20, ..ANY }).unwrap();
     world.now += 50 * MS;
@@ -232,7 +232,7 @@ fn reserve_is_used_first_and_drains_when_idle() {
     world.now += 50 * MS;
     assert!(world.plan(None).iter().all(|step| step.to == To::Host), "it drains");
     assert_eq!((world.table.summary().parked, world.table.summary().reserve), (0, 2));
-    // Chunks that became free earlier are returned from the reserve without a copy.
+    // Chunks in the reserve return without a copy when other chunks become free.
     world.use_chunks(2, 3..4);
     assert_eq!(world.table.summary().parked, 1);
     world.destroy(2).unwrap();
@@ -249,8 +249,7 @@ fn mediator_claim_on_free_chunks_counts_in_no_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // If both chunks were available to VMs, the first VM would have less than its share, and the second VM would wait
-    // forever.
+    // If VMs could get both chunks, the first VM would have less than its share, and the second VM would wait forever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -267,12 +266,12 @@ fn the_mediator_and_a_guarantee_get_room() {
     assert_eq!(world.table.for_mediator(), 5);
     let limits = Limits { guarantee: 10, ..ANY };
     let Err(Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(2), limits) else {
-        panic!("no room")
+        panic!("the evictions do not free enough chunks")
     };
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(TenantId(2), limits).unwrap();
-    // Guaranteed chunks of other VMs are not evicted for a guarantee.
+    // Other VMs' guaranteed chunks are not evicted for a guarantee.
     world.table.set_limits(TenantId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -292,7 +291,11 @@ fn the_holder_of_a_turn_has_the_card_and_the_others_wait() {
         world.balancer.active(TenantId(holder), world.now);
         world.balancer.active(TenantId(3), world.now);
         world.plan(None);
-        assert_eq!((world.card(holder), world.card(3 - holder), world.card(3)), (18, 0, 2), "at once");
+        assert_eq!(
+            (world.card(holder), world.card(3 - holder), world.card(3)),
+            (18, 0, 2),
+            "all moves are planned immediately"
+        );
     }
     world.balancer.set_turn(None);
     world.unsettle();
@@ -346,7 +349,7 @@ fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four chunks are reserved for the other VM");
-    // The first VM gets the other VM's guarantee while its own chunks are in host memory. No chunk is spare.
+    // The first VM gets the other VM's guarantee while its own chunks are in host memory, and no chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
@@ -363,8 +366,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and loses three chunks. It is entitled to them again when the third VM is also
-    // idle, but the chunks must settle first.
+    // The second VM becomes idle first and loses three chunks. When the third VM is also idle, it is entitled to them
+    // again, but the chunks must settle first.
     world.rest(&[1]);
     assert_eq!(
         [1, 2, 3, 4].map(|vm| world.card(vm)),
@@ -379,7 +382,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
-    // Before the next plan, another VM with the same number and size is created.
+    // Another VM with the same number and size is created before the next plan.
     world.table.create_vm(TenantId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!(
         (world.balancer.pinned(TenantId(1)), world.balancer.known.len(), world.balancer.active.len()),

@@ -5,31 +5,31 @@ use crate::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` plus `placed`
-/// of all VMs is `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked`, plus the
+/// `placed` chunks of all VMs, add up to `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Number of chunks of the card.
+    /// Number of chunks on the card.
     pub total: u32,
-    /// Number of zeroed chunks without an owner.
+    /// Number of zeroed chunks that have no owner.
     pub free: u32,
-    /// Number of free chunks that are not zeroed yet, including chunks that are being scrubbed.
+    /// Number of chunks without an owner that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
     /// Number of unusable chunks that the card may still access for their last owner.
     pub quarantined: u32,
-    /// Number of chunks among `free` and `to_scrub` for the unused part of VMs' guarantees.
+    /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Number of chunks among `free` and `to_scrub` for the rest of the mediator's share.
+    /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of the mediator's share.
     pub set_aside: u32,
-    /// Number of chunks among `free` and `to_scrub` for the rest of the reserve.
+    /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of the reserve.
     pub reserve: u32,
     /// Number of VMs' chunks in the reserve, which are counted in host memory.
     pub parked: u32,
     /// Number of chunks owned by the mediator.
     pub mediator: u32,
-    /// Number of destinations of moves in flight, including moves of chunks that no longer have an owner.
+    /// Number of destinations of moves in flight, including moves whose chunk no longer has an owner.
     pub arriving: u32,
     /// Accounts of host memory.
     pub host: HostSummary,
@@ -37,41 +37,42 @@ pub struct Summary {
     pub vms: BTreeMap<TenantId, VmSummary>,
     /// Number of chunks scrubbed since the table was created.
     pub scrubbed: u64,
-    /// Number of moves from the card to host memory since then, including those of removed VMs.
+    /// Number of moves from the card to host memory since the table was created, including those of removed VMs.
     pub moved_out: u64,
-    /// Number of moves from host memory to the card since then, including those of removed VMs.
+    /// Number of moves from host memory to the card since the table was created, including those of removed VMs.
     pub moved_in: u64,
 }
 
 impl Summary {
-    /// Returns the number of chunks without an owner that are not promised. They are available for new guarantees.
+    /// Returns the number of chunks that have no owner and are not promised, so that they are available for new
+    /// guarantees.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
     }
 }
 
-/// Accounts of host memory for chunks, in slots.
+/// Accounts of host memory for guest chunks, in slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSummary {
     /// Maximum number of used slots.
     pub budget: u32,
-    /// Number of used slots, including the destinations of moves in flight. Can exceed a lowered budget.
+    /// Number of used slots, including destinations of moves in flight. It can exceed a budget that was lowered.
     pub used: u32,
     /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,
     /// Number of free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Number of unusable slots that the card may still access for their last owner. They are counted as used.
+    /// Number of unusable slots that the card may still access for their last owner. They count as used.
     pub quarantined: u32,
-    /// Number of the first slot after all slots with data. The memory from this slot on can be freed.
+    /// Number of the first slot after all slots with data. Memory from this slot on can be freed.
     pub end: u32,
     /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` is `advertised`, unless the VM has shrunk and has
-/// more chunks.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` equals `advertised`, unless the VM has shrunk and
+/// has more chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
@@ -84,11 +85,11 @@ pub struct VmSummary {
     pub host: u32,
     /// Number of unplaced chunks.
     pub unbacked: u32,
-    /// Number of moving chunks. Each is also counted at its source.
+    /// Number of moving chunks, which also count at their source.
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card: the minimum of its guarantee and its guest's whole VRAM.
+    /// Number of chunks guaranteed to the VM on the card: the minimum of its guarantee and its guest's VRAM.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

@@ -4,10 +4,10 @@ use super::limits::OnFull;
 use super::state::Tier;
 use crate::{GuestVramAddr, TenantId};
 
-/// Limit that prevents a VM from getting a chunk of the card or a host slot.
+/// Limit that prevents a VM from getting a card chunk or host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// No chunk of the card is available without breaking promises.
+    /// No card chunk is available without breaking promises.
     Card {
         /// Number of free chunks.
         free: u32,
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the limit that an operator must change: `host`, which excludes a VM from host memory, or `self` if the
-    /// VM's policy forbids host memory.
+    /// Returns the limit for the operator to change: `host`, which keeps a VM out of host memory, or `self` if the VM's
+    /// policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -66,26 +66,26 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reasons for rejecting a request.
+/// Reason for rejecting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
-    /// The card has less than one chunk, or too many chunks.
+    /// The card's VRAM is smaller than one chunk, or has too many chunks.
     #[error("{0:#x} bytes of VRAM are not a valid number of chunks")]
     CardSize(u64),
     /// No chunk is available for the VM.
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
     Full {
-        /// VM.
+        /// VM that needs a chunk.
         vm: TenantId,
         /// Limit of the preferred memory, which is the card at the first use of a chunk.
         limit: Limit,
-        /// Limit of host memory, if host memory was an alternative.
+        /// Limit of host memory, if the VM may use it.
         host: Option<Limit>,
     },
-    /// The card's VRAM is too small for the mediator in addition to the promises to VMs.
+    /// The card does not have enough VRAM for the mediator in addition to what it has promised to VMs.
     #[error(
         "the request needs {wanted} chunks of VRAM, {free} are free and {to_scrub} more will be free after scrubbing, \
          of which {promised} are promised to others"
@@ -97,42 +97,42 @@ pub enum Error {
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of chunks without an owner for the guarantees of VMs.
+        /// Number of chunks without an owner that are guaranteed to VMs.
         promised: u32,
     },
-    /// The guarantee exceeds the number of chunks that the card can promise.
+    /// The guarantee exceeds the number of chunks that the card can still promise.
     #[error(
         "VM {vm} cannot be guaranteed {wanted} chunks of the card: {now} can be promised at once, {left} when \
          chunks of other VMs beyond their guarantees are moved; lower another VM's guarantee"
     )]
     Promise {
-        /// VM.
+        /// VM with the guarantee.
         vm: TenantId,
         /// Requested guarantee.
         wanted: u32,
-        /// Number of chunks that can be promised now, including existing promises to the VM.
+        /// Number of chunks that can be promised now, including what is already promised to the VM.
         now: u32,
-        /// Number of card chunks that remain after the guarantees of the other VMs and the mediator's share.
+        /// Number of card chunks left by the guarantees of the other VMs and the mediator's share.
         left: u32,
     },
     /// The guarantee exceeds the quota.
     #[error("VM {vm}: a guarantee of {guarantee} chunks is more than the quota of {quota}")]
     Guarantee {
-        /// VM.
+        /// VM with the limits.
         vm: TenantId,
-        /// Guarantee.
+        /// Guarantee in chunks.
         guarantee: u32,
-        /// Quota.
+        /// Quota in chunks.
         quota: u32,
     },
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Enough chunks will be free after zeroing. Do scrub work and retry. If there is no scrub work, another thread is
-    /// doing it.
+    /// Not enough chunks are free until some have been zeroed. The caller must do scrub work and retry. If there is no
+    /// scrub work, another thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
-        /// Memory.
+        /// Memory that has too few zeroed chunks.
         tier: Tier,
         /// Number of missing chunks.
         short: u32,
@@ -144,42 +144,42 @@ pub enum Error {
     #[error("{0:#x} bytes of VRAM for a VM are more than 0x10000000000")]
     Advertised(u64),
     /// The VM already has VRAM.
-    #[error("VM {0} has VRAM already")]
+    #[error("VM {0} already has VRAM")]
     Exists(TenantId),
-    /// No VM with this number has VRAM.
+    /// The VM does not exist, so it has no VRAM.
     #[error("VM {0} has no VRAM")]
     NoSuchVm(TenantId),
     /// The address is outside the guest's VRAM.
     #[error("{address} is outside the VRAM of VM {vm}")]
     OutOfRange {
-        /// VM.
+        /// VM that was accessed.
         vm: TenantId,
         /// Requested address.
         address: GuestVramAddr,
     },
-    /// The guest chunk is unplaced, so it cannot move, or it does not exist.
+    /// The guest chunk does not exist, or is unplaced and cannot move.
     #[error("guest chunk {index} of VM {vm} has no place")]
     NotPlaced {
-        /// VM.
+        /// VM of the guest chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,
     },
-    /// The guest chunk is already in that memory, or needs no copy.
+    /// The guest chunk is already in the destination memory, or reaches it without a copy.
     #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
-        /// VM.
+        /// VM of the guest chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,
     },
-    /// The reserve of this number of chunks is used up.
+    /// All chunks of the reserve are in use.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving, and can be moved again afterwards.
+    /// The guest chunk is moving, and can be moved again only afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
-        /// VM.
+        /// VM of the guest chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,

@@ -1,21 +1,21 @@
-//! Limits of a VM on the card and in host memory.
+//! Limits of a VM's use of the card and of host memory.
 
 use serde::{Deserialize, Serialize};
 
 /// Behaviour when no card chunk is available for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFull {
-    /// Places the chunk in host memory.
+    /// Place the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait as long as the caller permits.
+    /// Make the request wait for as long as the caller permits.
     Queue,
-    /// Rejects the request.
+    /// Reject the request.
     Refuse,
 }
 
 impl OnFull {
-    /// Returns the name in configuration files.
+    /// Returns the policy's name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,12 +48,12 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, at most the quota. The number of reserved chunks never exceeds the
-    /// number of guest chunks.
+    /// Number of chunks guaranteed on the card, which must not exceed the quota. At most the number of guest chunks is
+    /// reserved.
     pub guarantee: u32,
-    /// Maximum number of chunks in host memory, regardless of the reason for their eviction.
+    /// Maximum number of chunks in host memory, regardless of why they were evicted.
     pub swap_cap: u32,
-    /// Weight of the VM in divisions, relative to the weights of other VMs; at least 1.
+    /// Weight for dividing chunks, relative to the weights of other VMs; at least 1.
     pub weight: u32,
     /// Behaviour when no card chunk is available for the VM.
     pub on_full: OnFull,
@@ -62,7 +62,7 @@ pub struct Limits {
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// Permits card chunks on a first-come, first-served basis, but no host memory.
+    /// Permits card chunks on a first-come, first-served basis and no host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =

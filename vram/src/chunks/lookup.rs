@@ -1,41 +1,40 @@
-//! Places of guest memory.
+//! Lookup of guest memory locations.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{GuestVramAddr, TenantId, VramAddr};
 
-/// A contiguous memory range for guest VRAM.
+/// A contiguous range of memory that backs guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Start of the range.
+    /// Start location of the range.
     pub place: Place,
-    /// Number of bytes from `place` on that belong to the VM and are contiguous in both that memory and the guest's
-    /// VRAM.
+    /// Number of bytes from `place` on that are contiguous in both this memory and the VM's guest VRAM.
     pub bytes: u64,
 }
 
-/// Memory of a range of guest VRAM.
+/// Result of looking up a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// The whole range is placed and contiguous, starting at this place.
+    /// The whole range is placed and contiguous, starting at this location.
     Placed(Place),
-    /// The range is unplaced, and reads return zeros.
+    /// The range is unplaced. Reads return zeros.
     Unplaced,
-    /// The range spans chunks that are not adjacent, are in different memories, or are partly unplaced. Each part from
-    /// [`ChunkTable::pieces`] has one of the other results.
+    /// The range spans chunks that are not adjacent, are in different memories, or are partly unplaced. For each part
+    /// from [`ChunkTable::pieces`], a lookup returns one of the other results.
     Split,
-    /// A part of the range does not belong to the guest, or the VM does not exist.
+    /// Part of the range is outside the guest's VRAM, or the VM does not exist.
     Outside,
 }
 
 impl ChunkTable {
-    /// Returns the size in bytes of the VRAM that the VM's guest sees, or the largest past size if the VM has shrunk.
-    /// Returns `None` if the VM does not exist.
+    /// Returns the size of a guest's VRAM in bytes, or its largest past size if it has shrunk. Returns `None` if the VM
+    /// does not exist.
     #[must_use]
     pub fn vm_bytes(&self, vm: TenantId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
-    /// Returns the guest chunk at `address`, or `None` if the VM's guest has no such address.
+    /// Returns the guest chunk at `address`, or `None` if the guest has no such address.
     #[must_use]
     pub fn index(&self, vm: TenantId, address: GuestVramAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
@@ -47,15 +46,15 @@ impl ChunkTable {
         GuestVramAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns true if the guest chunk at `address` is placed, or `None` if the VM's guest has no such address.
+    /// Returns true if the guest chunk at `address` is placed, or `None` if the guest has no such address.
     #[must_use]
     pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from this place on.
-    /// Returns `None` if the guest has no such address or the address is unplaced.
+    /// Returns the location of `address` in the VRAM of `vm`, and the number of contiguous bytes from there on. Returns
+    /// `None` if the guest has no such address or the address is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -66,7 +65,8 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Returns the place of the `len` bytes of guest VRAM at `address` of `vm`, if they are all placed and contiguous.
+    /// Returns the location of the `len` bytes at `address` in the VRAM of `vm`, if all of them are placed and
+    /// contiguous.
     #[must_use]
     pub fn translate_range(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -75,7 +75,7 @@ impl ChunkTable {
         }
     }
 
-    /// Looks up the `len` bytes of guest VRAM at `address` of `vm`. A length of 0 is treated as 1.
+    /// Looks up the `len` bytes at `address` in the VRAM of `vm`. A length of 0 is treated as 1.
     #[must_use]
     pub fn lookup(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
@@ -85,7 +85,7 @@ impl ChunkTable {
         if end > map.bytes() {
             return Lookup::Outside;
         }
-        // The count is almost always one, and at most the guest's number of chunks.
+        // The number of chunks is almost always one, and at most that of the guest's VRAM.
         let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
         match map.get(index) {
             Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
@@ -94,7 +94,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the guest chunks of a VM that are counted in a memory and are not moving, in order.
+    /// Returns the guest chunks of a VM that count in a memory and are not moving, in order.
     pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
@@ -106,8 +106,8 @@ impl ChunkTable {
         chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
-    /// Splits the `len` bytes at `address` at chunk boundaries. Returns each part with its length. Omits bytes beyond
-    /// the end of the address space.
+    /// Splits the `len` bytes at `address` at chunk boundaries. Returns the address and length of each part. Omits
+    /// bytes beyond the end of the address space.
     pub fn pieces(&self, address: GuestVramAddr, len: u64) -> impl Iterator<Item = (GuestVramAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();
         let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));

@@ -1,4 +1,4 @@
-//! Map of one VM from guest chunks to their places, and its accounts.
+//! A VM's map from guest chunks to their places, and its accounts.
 
 mod saved;
 
@@ -10,7 +10,7 @@ use super::state::{Spot, Tier};
 use crate::GuestVramAddr;
 use std::collections::BTreeSet;
 
-/// Location of each chunk of guest VRAM, and the total for each memory.
+/// Place of each guest chunk, and totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
     /// End of the guest's addresses in bytes. The last chunk may extend beyond it. Addresses stay valid if the VRAM
@@ -20,7 +20,7 @@ pub(super) struct VmMap {
     shift: u32,
     /// Place of each placed guest chunk.
     chunks: Vec<Option<Spot>>,
-    /// Chunks in the reserve. They are on the card but are counted in host memory.
+    /// Chunks in the reserve, which are on the card but count in host memory.
     parked: BTreeSet<u32>,
     /// Totals maintained by this map, except `parked`, `unbacked`, and `guarantee`, which [`Self::account`] sets.
     sums: VmSummary,
@@ -50,7 +50,7 @@ impl VmMap {
         self.sums.limits = limits;
     }
 
-    /// Changes the number of chunks that the VM may have, and adds addresses if `bytes` exceeds the current size.
+    /// Changes the VM's maximum number of chunks, and adds addresses if `bytes` exceeds the current size.
     pub(super) fn resize(&mut self, bytes: u64, count: u32) {
         self.bytes = self.bytes.max(bytes);
         self.sums.advertised = count;
@@ -69,7 +69,7 @@ impl VmMap {
         self.sums.placed + self.parked.len() as u32 + self.sums.host
     }
 
-    /// Returns true if the VM has the maximum number of chunks for its VRAM size.
+    /// Returns true if the VM has as many chunks as its VRAM size permits.
     pub(super) fn is_full(&self) -> bool {
         self.placed() >= self.sums.advertised
     }
@@ -83,13 +83,12 @@ impl VmMap {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
 
-    /// Returns the number of missing guaranteed chunks.
+    /// Returns the number of guaranteed chunks that the VM lacks.
     pub(super) fn owed(&self) -> u32 {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count towards a memory's limits: chunks in this memory and chunks that are
-    /// moving to it.
+    /// Returns the number of chunks that count towards a memory's limits: those in this memory and those moving to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -110,20 +109,20 @@ impl VmMap {
     /// Sets the place of guest chunk `index`, which must exist and be unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
-        assert_eq!(old, None, "guest chunk {index} already has a place");
+        assert_eq!(old, None, "guest chunk {index} is already placed");
         *self.count(spot) += 1;
         self.sums.born_in_host += u64::from(spot.tier() == Tier::Host);
         self.note_peaks();
     }
 
-    /// Removes the place of guest chunk `index`. Returns the place and whether the chunk was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns the place, and true if the chunk was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns their places in the order of guest chunks.
+    /// Unplaces all chunks. Returns their former places in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
@@ -143,7 +142,7 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Counts guest chunk `index`, which is on the card, in host memory.
+    /// Counts guest chunk `index`, which is on the card, in host memory from now on.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
@@ -166,13 +165,13 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Records that the chunk of a move was unplaced. The destination is counted until the move ends.
+    /// Records that the chunk of a move was unplaced. The destination still counts until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`. `drains` is true if the chunk was in the reserve. If `alive` is true, the chunk stays at
-    /// its place. Otherwise, the chunk no longer exists.
+    /// Ends a move to `tier`. `drains` is true if the chunk was in the reserve. `alive` is true if the chunk still
+    /// exists.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -192,7 +191,7 @@ impl VmMap {
         }
     }
 
-    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are contiguous in memory. Checks
+    /// Returns the number of chunks that are contiguous in memory, starting with guest chunk `index` at `spot`. Checks
     /// at most `limit` chunks.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);

@@ -1,14 +1,13 @@
-//! Card chunks that belong to the mediator.
+//! Card chunks for the mediator.
 
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
-    /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks. A lower
-    /// number than before releases the difference, but removes no chunk from the mediator.
+    /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks.
+    /// Lowering the number releases the difference, but removes no chunk from the mediator.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if the number of missing chunks exceeds the number of spare chunks. A failed call
-    /// changes nothing.
+    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. In this case, nothing is changed.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -18,28 +17,28 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator in addition to its existing chunks. Chunks beyond its share are assigned to it
-    /// as soon as they are spare, before any VM gets them. The value 0 cancels the claim.
+    /// Claims `chunks` for the mediator beyond those that it has. As soon as such chunks are spare, the mediator gets
+    /// them before any VM does. The value 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns borrowed chunks to the reserve, limited by the number of chunks that are not promised.
+    /// Returns borrowed chunks to the reserve, as far as enough chunks are not promised.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }
 
-    /// Returns the number of chunks of the reserve that the mediator has borrowed.
+    /// Returns the number of reserve chunks that the mediator has borrowed.
     #[must_use]
     pub fn borrowed(&self) -> u32 {
         self.borrowed
     }
 
-    /// Allocates `count` contiguous chunks for the mediator, aligned to `align` chunks. Missing chunks are borrowed
-    /// from the reserve.
+    /// Allocates `count` contiguous chunks for the mediator, aligned to `align` chunks. Borrows missing chunks from the
+    /// reserve.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if no such run is available or its chunks are guaranteed to VMs. Returns
+    /// Returns [`Error::CardFull`] if no such run is available, or if its chunks are guaranteed to VMs. Returns
     /// [`Error::NeedsScrub`] if such a run may be available after scrubbing.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
@@ -59,11 +58,11 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` of the mediator's chunks, starting with `first`. The chunks may contain addresses of other VMs'
+    /// Releases `count` of the mediator's chunks, starting with `first`. They may contain addresses of other VMs'
     /// memory, so they are scrubbed before reuse.
     ///
     /// # Panics
-    /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.
+    /// Panics if a chunk does not belong to the mediator.
     pub fn release_mediator(&mut self, first: ChunkId, count: u32) {
         for chunk in first.0..first.0 + count {
             assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} does not belong to the mediator");
@@ -72,16 +71,16 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Returns the number of chunks without an owner that are available to the mediator without borrowing: the rest of
-    /// its share, its claim, and the spare chunks.
+    /// Returns the number of chunks without an owner that the mediator can get without borrowing: the rest of its
+    /// share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        // Quarantine can make the number of chunks less than the promised number.
+        // Quarantine can leave fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Returns the number of card chunks for VMs: all except the reserve, the mediator's chunks, and the spare part of
-    /// its claim. A chunk that the mediator has borrowed from the reserve is subtracted only once.
+    /// Returns the number of card chunks for VMs: all chunks except the reserve, the mediator's chunks, and the spare
+    /// part of its claim. A chunk that the mediator has borrowed from the reserve is subtracted only once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();

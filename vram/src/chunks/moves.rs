@@ -7,18 +7,18 @@ use std::ops::RangeInclusive;
 /// Destination of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// A card chunk.
+    /// To a card chunk.
     Card,
-    /// A host slot.
+    /// To a host slot.
     Host,
-    /// The reserve. The chunk stays on the card and is counted in host memory.
+    /// To the reserve: the chunk stays on the card, but counts in host memory.
     Reserve,
 }
 
-/// One step of a plan.
+/// A step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Owner of the chunk.
+    /// VM that owns the chunk.
     pub vm: TenantId,
     /// Index of the guest chunk.
     pub index: u32,
@@ -26,18 +26,18 @@ pub struct Step {
     pub to: To,
 }
 
-/// A move of a guest chunk in flight.
+/// A guest chunk's move in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Move number, for committing or aborting the move.
+    /// Move number, which identifies the move when it is committed or aborted.
     pub id: MoveId,
-    /// Owner of the chunk.
+    /// VM that owns the chunk.
     pub vm: TenantId,
     /// Index of the guest chunk.
     pub index: u32,
-    /// Place of the chunk until the move is committed.
+    /// Location of the chunk until the move is committed.
     pub from: Place,
-    /// Destination, which VMs cannot access. The copy must overwrite it completely.
+    /// Destination. VMs cannot access it, and the copy must overwrite it completely.
     pub to: Place,
     /// Number of bytes to copy.
     pub bytes: u64,
@@ -46,9 +46,9 @@ pub struct Move {
 /// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The chunk is at the destination. Its old place waits to be scrubbed.
+    /// The chunk is at its destination. Its old place must be scrubbed.
     Committed,
-    /// The chunk was unplaced or its VM destroyed during the move. The destination waits to be scrubbed.
+    /// The chunk was unplaced or its VM was destroyed during the move. The destination must be scrubbed.
     Gone,
 }
 
@@ -59,17 +59,17 @@ pub(super) struct Flight {
     pub(super) index: u32,
     pub(super) from: Spot,
     pub(super) to: Spot,
-    /// True if the chunk is in the reserve.
+    /// True if the chunk was in the reserve.
     pub(super) drains: bool,
     pub(super) fate: Fate,
 }
 
-/// State of the chunk of a move.
+/// State of a moving chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// The chunk is still placed.
     Alive,
-    /// The chunk was unplaced. The destination is still counted for the VM.
+    /// The chunk was unplaced. The destination still counts for the VM.
     Unplaced,
     /// The chunk's VM was destroyed.
     Ownerless,
@@ -77,12 +77,12 @@ pub(super) enum Fate {
 
 impl ChunkTable {
     /// Starts a move of a guest chunk by reserving a destination. The destination counts towards the VM's limits from
-    /// now on, and may contain another owner's data until the copy has overwritten it completely. The chunk stays at
-    /// its place until [`Self::commit_move`], and must not be modified during the copy.
+    /// now on. It may contain another owner's data until the copy has overwritten it completely. The chunk stays at its
+    /// place until [`Self::commit_move`], and must not be modified during the copy.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if all chunks without an owner in that memory are being scrubbed. In this case,
-    /// complete a scrub and retry. Also returns [`Error::Full`], [`Error::Moving`], [`Error::Settled`],
+    /// Returns [`Error::NeedsScrub`] if all chunks without an owner in that memory are being scrubbed. The caller must
+    /// then complete a scrub and retry. Also returns [`Error::Full`], [`Error::Moving`], [`Error::Settled`],
     /// [`Error::NotPlaced`] or [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: TenantId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
@@ -94,7 +94,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // A chunk in the reserve already counts as in host memory, and a slot is guaranteed for it.
+        // A chunk in the reserve already counts in host memory, and a slot is reserved for it.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {
@@ -116,8 +116,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step. Returns `None` if only the accounts change. In this case (a step into or out of the reserve),
-    /// the step is already complete. Otherwise, same as [`Self::begin_move`].
+    /// Executes a step. Returns `None` if the step is already complete, because it leads into or out of the reserve and
+    /// changes only the accounts. Otherwise, same as [`Self::begin_move`].
     ///
     /// # Errors
     /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].
@@ -131,11 +131,11 @@ impl ChunkTable {
         }
     }
 
-    /// Places guest chunk `index`, which arrives from another card, in zeroed memory of `tier`. In host memory, the
-    /// chunk may exceed the VM's limits, because they do not apply to a newly arrived VM.
+    /// Places guest chunk `index`, which arrives from another card, in zeroed memory of `tier`. In host memory, the VM
+    /// may exceed its limits, because they do not apply to a VM that is arriving.
     ///
     /// # Errors
-    /// Returns [`Error::NeedsScrub`] if the caller must first scrub a chunk in that memory and then retry,
+    /// Returns [`Error::NeedsScrub`] if the caller must scrub a chunk in that memory before it retries,
     /// [`Error::Settled`] if the chunk is already placed, or [`Error::Full`], [`Error::OutOfRange`] or
     /// [`Error::NoSuchVm`].
     pub fn receive(&mut self, vm: TenantId, index: u32, tier: Tier) -> Result<Place, Error> {
@@ -159,8 +159,8 @@ impl ChunkTable {
         Ok(self.place_of(spot))
     }
 
-    /// Prevents moves of a VM's chunks until the VM is destroyed, because users of its chunks would not be notified.
-    /// Moves in flight end as usual.
+    /// Prevents moves of a VM's chunks until the VM is destroyed, because users of its chunks cannot be notified of
+    /// moves. Moves in flight end as usual.
     pub fn freeze(&mut self, vm: TenantId) {
         if self.vms.contains_key(&vm) {
             self.frozen.insert(vm);
@@ -173,7 +173,7 @@ impl ChunkTable {
         self.frozen.contains(&vm)
     }
 
-    /// Returns the place of a guest chunk that can move.
+    /// Returns the place of a guest chunk if it can move.
     fn movable(&self, vm: TenantId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
@@ -186,11 +186,11 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. The caller
-    /// must update all users of the chunk's place before the chunk is accessed again.
+    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. Before the
+    /// chunk is accessed again, the caller must update all references to its place.
     ///
     /// # Panics
-    /// Panics if the move does not exist, which is a bug in the caller.
+    /// Panics if the move does not exist.
     pub fn commit_move(&mut self, id: MoveId) -> Ended {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate != Fate::Alive {
@@ -202,17 +202,17 @@ impl ChunkTable {
         self.draining -= u32::from(drains);
         self.parked -= u32::from(drains);
         self.stock_mut(to.tier()).go(to.number(), ChunkState::Vm { vm, index });
-        // Free the old place before promising it to the VM again.
+        // Free the old place before it is promised to the VM again.
         self.abandon(from);
         self.change(vm, |map| map.arrive(index, to));
         self.moved[to.tier() as usize] += 1;
         Ended::Committed
     }
 
-    /// Ends a move without its copy. The chunk stays at its place. The destination waits to be scrubbed.
+    /// Ends a move without its copy. The chunk stays in place, and the destination must be scrubbed.
     ///
     /// # Panics
-    /// Panics if the move does not exist, which is a bug in the caller.
+    /// Panics if the move does not exist.
     pub fn abort_move(&mut self, id: MoveId) {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate == Fate::Alive {
@@ -227,7 +227,7 @@ impl ChunkTable {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Returns true if no copy is needed because the move's chunk was unplaced or the move has ended.
+    /// Returns true if a copy is unnecessary because the move's chunk was unplaced or the move has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
@@ -239,7 +239,7 @@ impl ChunkTable {
         self.moving.contains_key(&(vm, index))
     }
 
-    /// Records that the chunks are unplaced. Their moves then have no effect.
+    /// Records that the chunks were unplaced. Their moves will have no effect.
     pub(super) fn lose_moves(&mut self, vm: TenantId, indices: RangeInclusive<u32>) {
         let of_them = (vm, *indices.start())..=(vm, *indices.end());
         while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
@@ -252,7 +252,7 @@ impl ChunkTable {
         }
     }
 
-    /// Records that the VM is destroyed. The destinations of its moves are then no longer counted for a VM.
+    /// Records that the VM was destroyed. The destinations of its moves no longer count for a VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;

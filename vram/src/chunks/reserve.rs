@@ -1,15 +1,15 @@
-//! The reserve consists of card chunks for immediate evictions. The evicted contents are copied to host memory later.
+//! The reserve is a set of card chunks that makes immediate evictions possible. The evicted contents are copied to host
+//! memory later.
 
 use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets `chunks` of the card aside for evictions, including those already in use. They are not available to VMs or
-    /// the mediator. A lower number than before releases the difference, but removes no chunk in use.
+    /// Sets aside `chunks` of the card for evictions, including those already in use. VMs and the mediator cannot get
+    /// them. Lowering the number releases the difference, but removes no chunk in use.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if the number of missing chunks exceeds the number of spare chunks. A failed call
-    /// changes nothing.
+    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. In this case, nothing is changed.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -19,7 +19,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns true if a guest chunk is in the reserve: on the card, but counted in host memory.
+    /// Returns true if a guest chunk is in the reserve, so that it is on the card but counts in host memory.
     #[must_use]
     pub fn is_parked(&self, vm: TenantId, index: u32) -> bool {
         self.vms.get(&vm).is_some_and(|map| map.is_parked(index))
@@ -41,8 +41,8 @@ impl ChunkTable {
         (self.parked - self.draining).min(self.host.room())
     }
 
-    /// Moves a guest chunk on the card into the reserve. The VM's card chunk becomes spare, or stays promised if the VM
-    /// is then below its guarantee.
+    /// Moves a guest chunk from the card's chunks into the reserve. The VM's card chunk becomes spare, or stays
+    /// promised if the VM is then below its guarantee.
     pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Host) {
@@ -56,7 +56,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns a guest chunk in the reserve to its VM. The accounts must contain a card chunk for it.
+    /// Moves a guest chunk from the reserve back to its VM's card chunks. The caller has checked that a card chunk is
+    /// available.
     pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {
@@ -67,13 +68,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns the number of chunks of the reserve that are neither used nor borrowed.
+    /// Returns the number of reserve chunks that are neither used nor borrowed.
     #[must_use]
     pub fn left_reserve(&self) -> u32 {
         self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
-    /// Returns the number of host slots that may be allocated, excluding the slots for chunks in the reserve.
+    /// Returns the number of host slots that may be allocated, excluding slots for chunks in the reserve.
     #[must_use]
     pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)

@@ -1,7 +1,7 @@
-//! Saved form of the chunk table, with the owner of each chunk but without contents.
+//! Saved form of the chunk table: the owner of each chunk, but not its contents.
 //!
-//! Owners are stored only once, in the states of chunks and slots. The VMs' maps, the totals, and the promises are
-//! derived from them.
+//! Owners are stored only once, in the states of chunks and slots. The VMs' maps, totals, and promises are derived from
+//! these.
 
 use super::moves::{Fate, Flight};
 use super::state::{MoveId, Spot};
@@ -16,14 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table. The sum of a few such numbers fits into 32 bits.
+/// Maximum number of chunks of a card in a saved table, so that sums of a few such numbers fit into 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
-/// Maximum number of guest chunks of all VMs in a saved table. Each placed or unplaced chunk has an entry in a map.
+/// Maximum number of guest chunks of all VMs in a saved table. A map has an entry for each of them, even if it is
+/// unplaced.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// A chunk table, with or without moves in flight. Interrupted scrubs of chunks and slots must be repeated.
+/// A saved chunk table, with or without moves in flight. Scrubs that were interrupted must be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
     /// Log2 of the chunk size in bytes.
@@ -56,7 +57,7 @@ pub struct SavedFlight {
     pub(crate) fate: SavedFate,
 }
 
-/// State of the chunk of a move.
+/// State of a moving chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedFate {
     Alive,
@@ -64,7 +65,7 @@ pub(crate) enum SavedFate {
     Ownerless,
 }
 
-/// A chunk of the card or a host slot.
+/// A card chunk or host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedSpot {
     Card(u32),
@@ -97,7 +98,7 @@ impl ChunkTable {
             shift,
             card,
             host,
-            // The totals and the maps are derived from the states.
+            // The totals and maps are derived from the states.
             mediator: _,
             set_aside,
             reserve,
@@ -175,7 +176,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
             maps.insert(id, map);
         }
         if let Some(vm) = places.keys().next() {
-            return Err(Invalid::new(format_args!("VM {vm} has chunks, but does not exist")));
+            return Err(Invalid::new(format_args!("VM {vm} owns chunks, but does not exist")));
         }
         let moving = moving(&maps, &flights)?;
         let is_draining = |flight: &&Flight| flight.fate == Fate::Alive && flight.drains;
@@ -203,13 +204,13 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks the independent values.
+    /// Checks the values that do not depend on each other.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
         let bytes = 1u64.checked_shl(*shift).unwrap_or(0);
         Invalid::unless((CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes), || {
-            format!("2^{shift} bytes are not a valid chunk size")
+            format!("2^{shift} bytes is not a valid chunk size")
         })?;
         let limit = card.limit;
         Invalid::unless((1..=CHUNKS_MAX).contains(&limit), || format!("{limit} is not a valid number of chunks"))?;
@@ -238,7 +239,7 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the states of the moves' destinations contain these moves, and that no two moves have the same
+/// Checks that the state of each move's destination refers to this move, and that no two moves have the same
 /// destination.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
@@ -249,10 +250,10 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     }
     let arriving = |state: &(u32, ChunkState)| matches!(state.1, ChunkState::Arriving(_));
     let count = card.states().filter(arriving).count() + host.states().filter(arriving).count();
-    Invalid::unless(count == flights.len(), || "a destination waits for a move that does not exist".into())
+    Invalid::unless(count == flights.len(), || "a destination refers to a move that does not exist".into())
 }
 
-/// Places of guest chunks by VM.
+/// Place of each guest chunk, by VM.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -267,7 +268,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of placed chunks, by chunk.
+/// Returns the moves of placed chunks by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -284,7 +285,7 @@ fn moving(
             Fate::Ownerless => true,
         };
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
-        // A chunk that is moving from the reserve to host memory is still on the card.
+        // A chunk that is being moved from the reserve to host memory is still on the card.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
             format!("the chunk of move {} does not exist", id.0)
         })?;
@@ -332,12 +333,12 @@ impl From<SavedLimits> for Limits {
     }
 }
 
-/// Chunks of the mediator in a restored table that are not claimed by a user yet. Each chunk has exactly one user.
+/// Chunks of the mediator in a restored table that no user has claimed yet. Each chunk must have exactly one user.
 #[derive(Debug)]
 pub struct UnclaimedChunks(BTreeSet<u32>);
 
 impl ChunkTable {
-    /// Returns the mediator's chunks, which their users claim during their restoration.
+    /// Returns the mediator's chunks, for their users to claim when they are restored.
     #[must_use]
     pub fn unclaimed(&self) -> UnclaimedChunks {
         let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);

@@ -1,4 +1,4 @@
-//! State and use of a chunk.
+//! State and owner of a chunk.
 
 use crate::{HostAddr, TenantId, VramAddr};
 
@@ -16,7 +16,7 @@ impl ChunkId {
     }
 }
 
-/// A memory for guest VRAM.
+/// Memory that can back guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// VRAM of the card.
@@ -25,7 +25,7 @@ pub enum Tier {
     Host,
 }
 
-/// A byte address in one of the memories.
+/// Location of a byte in one of the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Address on the card.
@@ -35,7 +35,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// Returns the card address of a place on the card.
+    /// Returns the VRAM address if the location is on the card.
     #[must_use]
     pub const fn card(self) -> Option<VramAddr> {
         match self {
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// Returns the address in the host pool of a place in host memory.
+    /// Returns the address in the host pool if the location is in host memory.
     #[must_use]
     pub const fn host(self) -> Option<HostAddr> {
         match self {
@@ -63,7 +63,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// A chunk of the card or a host slot, by number.
+/// A card chunk or host slot, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Spot {
     Card(u32),
@@ -102,24 +102,25 @@ impl Spot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// Use of a chunk of the card or a host slot. The owner and the state are one value so that they are always consistent.
+/// Use of a card chunk or host slot. The owner and the state are one value, so they are always consistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
     /// Zeroed, and without an owner.
     Free,
-    /// Free, but still contains the last owner's data.
+    /// Without an owner, but still contains the last owner's data.
     NeedsScrub,
     /// Without an owner, and being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
     /// Unusable, because the card may still access the chunk for its last owner.
     Quarantined,
-    /// Owned by the mediator, for tables, instance blocks, and rings. VMs cannot access it. Only for card chunks.
+    /// Owned by the mediator, for tables, instance blocks, and rings. VMs cannot access it. Only card chunks have this
+    /// state.
     Mediator,
-    /// Destination of a move. It is being overwritten, and VMs cannot access it.
+    /// Destination of a move, which overwrites it. VMs cannot access it.
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
-        /// Owner.
+        /// Owning VM.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,
@@ -127,8 +128,8 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
-    /// Returns true if a chunk can change from `self` to `to`. A chunk that had an owner can get its next owner only
-    /// after `Scrubbing`, or as the destination of a move that overwrites it.
+    /// Returns true if a chunk can change from `self` to `to`. A chunk that had an owner gets its next owner only after
+    /// `Scrubbing`, or as the destination of a move, which overwrites it.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(
@@ -155,10 +156,10 @@ pub enum Contents {
     Unknown,
 }
 
-/// A chunk of the card or a host slot to fill with zeros.
+/// A card chunk or host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// Start of the chunk or slot. Pass it to [`scrubbed`](super::ChunkTable::scrubbed).
+    /// Start location of the chunk or slot, to be passed to [`scrubbed`](super::ChunkTable::scrubbed).
     pub place: Place,
     /// Size in bytes.
     pub bytes: u64,

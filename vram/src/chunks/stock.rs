@@ -1,4 +1,4 @@
-//! Units of one memory: chunks of the card or slots of the host. Each has the size of a chunk and one state.
+//! Units of one memory: card chunks or host slots. Each unit has the size of a chunk and one state.
 
 mod saved;
 
@@ -13,8 +13,8 @@ use std::collections::{BTreeSet, VecDeque};
 /// consistent with `states`.
 ///
 /// `states` grows with use up to `limit`, so a large unused limit has no cost. If the limit is lowered below the number
-/// of owned units, no unit is allocated until enough units are released, and units beyond the limit are removed when
-/// they are zeroed.
+/// of owned units, no unit is allocated until enough units have been released. Units beyond the limit are removed when
+/// they have been zeroed.
 #[derive(Debug)]
 pub(super) struct Stock {
     states: Vec<ChunkState>,
@@ -60,8 +60,8 @@ impl Stock {
         self.trim();
     }
 
-    /// Returns the number of tracked units. Units within the limit are tracked after their first use, and units beyond
-    /// the limit until they are zeroed and free.
+    /// Returns the number of tracked units. A unit within the limit is tracked from its first use, and a unit beyond
+    /// the limit until it is zeroed and free.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -70,7 +70,7 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Returns the number of units that have an owner, are destinations of moves, or are quarantined.
+    /// Returns the number of units that have an owner, are the destination of a move, or are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
@@ -80,12 +80,12 @@ impl Stock {
         self.to_scrub.len() as u32 + self.scrubbing
     }
 
-    /// Returns the number of zeroed and dirty units that can get an owner.
+    /// Returns the number of units, zeroed or dirty, that can get an owner.
     pub(super) fn room(&self) -> u32 {
         self.limit.saturating_sub(self.owned())
     }
 
-    /// Returns the number of units that can get an owner now.
+    /// Returns the number of units that can get an owner immediately.
     pub(super) fn free(&self) -> u32 {
         let fresh = self.limit.saturating_sub(self.end());
         let beyond = if self.end() > self.limit { self.free.range(self.limit..).count() as u32 } else { 0 };
@@ -111,8 +111,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Allocates a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed,
-    /// because the copy makes the scrub unnecessary. Returns `None` if all remaining units, if any, are being scrubbed.
+    /// Allocates a unit as the destination of a copy of a whole chunk. Prefers a dirty unit, because the copy makes
+    /// scrubbing unnecessary. Returns `None` if no units remain, or all remaining ones are being scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -125,7 +125,7 @@ impl Stock {
     }
 
     /// Assigns `count` contiguous units, aligned to `align`, to an owner. Returns `Err(true)` if such a run may be
-    /// available after scrubbing, otherwise `Err(false)`.
+    /// available after scrubbing, or `Err(false)` otherwise.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
             first.checked_add(count).is_some_and(|end| end <= self.limit)
@@ -149,7 +149,7 @@ impl Stock {
         self.quarantined
     }
 
-    /// Permanently excludes a unit from use: immediately if it has no owner, otherwise when it loses its owner.
+    /// Permanently excludes a unit from use: immediately if it has no owner, or else when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -167,7 +167,7 @@ impl Stock {
         self.quarantined += 1;
     }
 
-    /// Removes the unit's owner.
+    /// Removes a unit's owner.
     pub(super) fn abandon(&mut self, number: u32) {
         if self.condemned.contains(&number) {
             return self.condemn(number);
@@ -184,7 +184,7 @@ impl Stock {
         Some(number)
     }
 
-    /// Records that the unit is zeroed.
+    /// Records that a unit has been zeroed.
     pub(super) fn scrubbed(&mut self, number: u32) {
         self.scrubbing -= 1;
         if self.condemned.contains(&number) {

@@ -1,4 +1,4 @@
-//! Tests sizes, places, and reservations of the chunk table. Random sequences are in `model`.
+//! Tests sizes, places, and reservations of the chunk table. `model` tests random sequences.
 
 mod model;
 mod places;
@@ -46,7 +46,7 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// Returns the expected result for a VM without a guarantee and without swap, if `free` chunks are zeroed and
+/// Returns the expected error for a VM that has no guarantee and may not swap, if `free` chunks are zeroed and
 /// `promised` chunks are reserved for other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
@@ -103,7 +103,7 @@ fn vm_that_shrinks_keeps_its_chunks_and_gets_no_more() {
     scrub_all(&mut table);
     assert!(table.place(vm, GuestVramAddr(0)).unwrap().new);
     assert_eq!(table.place(vm, GuestVramAddr(CHUNK)), full);
-    // A larger size adds addresses.
+    // A larger size adds addresses again.
     assert_eq!(table.lookup(vm, GuestVramAddr(4 * CHUNK), CHUNK), Lookup::Outside);
     table.resize_vm(vm, 6 * CHUNK, Limits::UNRESERVED).unwrap();
     assert!(table.place(vm, GuestVramAddr(5 * CHUNK)).unwrap().new);
@@ -276,7 +276,7 @@ fn chunks_set_aside_go_to_mediator_only() {
     table.create_vm(TenantId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(CHUNK)), refused(2, 7, 7));
-    // The mediator gets exactly its own share because the other chunks are promised.
+    // The mediator gets only its own share, because the other chunks are promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
@@ -322,7 +322,7 @@ fn mediator_claim_is_met_from_spare_chunks_after_guarantees() {
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 3));
     assert!(matches!(table.place(TenantId(1), GuestVramAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
-    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is satisfied");
+    assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "the claim is partly satisfied");
     // Claimed chunks are not promised, so they are available for a guarantee.
     table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);

@@ -1,4 +1,4 @@
-//! Saved form of a page pool: its runs of chunks and its allocations. Free blocks are derived from them.
+//! Saved form of a page pool: its runs of chunks and its allocations, from which free blocks are derived.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPool {
     pub(crate) limit: u64,
-    /// First chunk and length of each run, sorted.
+    /// First chunk and length of each run, in order.
     pub(crate) runs: Vec<(u32, u32)>,
     /// Address and order of each allocation, sorted by address.
     pub(crate) used: Vec<(u64, u32)>,
@@ -21,7 +21,7 @@ impl PagePool {
     /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // Blocks that are zeroed now will be zeroed again.
+        // Blocks that contain zeros are zeroed again before their next use.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,
@@ -30,11 +30,11 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` contains the unclaimed chunks.
+    /// Restores a pool in its chunks of `table`. `unclaimed` contains the chunks that no user has claimed yet.
     ///
     /// # Errors
-    /// Returns an error if chunks do not belong to the mediator or belong to another pool, or if an allocation is
-    /// outside them.
+    /// Returns an error if a chunk does not belong to the mediator or has another user, or if an allocation is outside
+    /// the chunks.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
@@ -62,14 +62,14 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Adds the free blocks in the block of 2^`order` pages at `start`. Returns the number of valid allocations in that
-    /// block.
+    /// Adds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations in
+    /// it.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);
         let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));
         match first {
             None => {
-                // The caller has checked that orders do not exceed the maximum.
+                // The caller has checked that the order is not too large.
                 self.free[order as usize].insert(start);
                 0
             }

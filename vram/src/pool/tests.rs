@@ -68,11 +68,11 @@ fn never_allocated_pages_are_known_to_be_zeroed() {
     assert!(small.zeroed && large.zeroed);
     pool.free(small.address);
     pool.free(large.address);
-    // A page of the new block was allocated before.
+    // Part of the new block was allocated before.
     assert!(!pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
-    assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "it was never allocated");
+    assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "the page was never allocated");
     assert!(!pool.alloc_block(&mut table, 2 * CHUNK).unwrap().zeroed);
-    // A returned chunk is zeroed before the pool gets it again.
+    // A released chunk is zeroed before the pool gets it again.
     pool.release_all(&mut table);
     while let Some(work) = table.take_scrub_work() {
         table.scrubbed(work.place);
@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// Creates the saved form of a pool with an allocation of two chunks and one of a page.
+/// Returns the saved form of a pool with an allocation of two chunks and one of a page.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -120,7 +120,10 @@ fn saved_pools_that_cannot_be_are_refused() {
     let both = |saved: &mut SavedPool| saved.used.insert(1, (saved.used[0].0 + 0x1000, 0));
     let (table, mut pool) = saved();
     both(&mut pool);
-    assert!(PagePool::restored(pool, &table, &mut table.unclaimed()).is_err(), "one allocation is inside another");
+    assert!(
+        PagePool::restored(pool, &table, &mut table.unclaimed()).is_err(),
+        "an allocation inside another one is rejected"
+    );
 }
 
 #[test]
@@ -139,15 +142,15 @@ fn chunks_of_the_mediator_have_one_user() {
 }
 
 proptest! {
-    /// Checks that allocations never overlap, are aligned, and are in the mediator's chunks, and that all chunks are
-    /// returned after all allocations are freed.
+    /// Checks that allocations never overlap, are aligned, and are in the mediator's chunks, and that freeing them
+    /// returns all chunks.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
         ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)
     ) {
         let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
         let mut live: Vec<(u64, u64)> = Vec::new();
-        // Pages that were allocated after their chunk was added to the pool.
+        // Pages that have been allocated since their chunk was added to the pool.
         let mut had = std::collections::BTreeSet::new();
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {
@@ -174,7 +177,7 @@ proptest! {
                 prop_assert!(unclaimed.finish().is_ok());
                 prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
                 prop_assert_eq!(restored.save(), saved);
-                // A restored pool does not record which pages are zeroed.
+                // A restored pool does not know which pages are zeroed.
                 had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
                     table.chunk_at(VramAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
                 }));

@@ -1,28 +1,28 @@
-//! Probes are short trial quanta for checking whether quanta help.
+//! Probes are short trial quanta that determine if quanta help.
 //!
-//! Submissions do not specify the host memory that work accesses through pointers, and real cards do not count these
-//! accesses. However, these accesses increase the engine time of the work. Therefore, the probe compares the engine
-//! time of a VM's submissions before and during the VM's quantum, in which all of the VM's memory is on the card. The
-//! probe only assumes that the work does not change.
+//! A submission does not list the host memory that its work accesses through pointers, and real cards do not count
+//! these accesses. However, the accesses lengthen the work's engine time. Therefore, a probe compares the engine time
+//! of a VM's submissions before and during the VM's quantum, when all of the VM's memory is on the card. The probe only
+//! assumes that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Minimum number of submissions for a meaningful mean.
 const MIN_SUBMISSIONS: u64 = 8;
-/// Number of windows for observing the work of VMs before a probe.
+/// Number of windows in which the work of VMs is observed before a probe.
 const WINDOWS: u64 = 2;
-/// Length of the pause after a failed probe, as a multiple of the probe's length. Each consecutive failed probe doubles
-/// the pause.
+/// Length of the pause after a failed probe, as a multiple of the probe's length. Each consecutive failure doubles the
+/// pause.
 const PAUSE_FACTOR: u32 = 32;
 /// Maximum length of a pause, in ns.
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 /// Number of quanta after which the result of a probe expires.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Maximum speed-up factor of one VM. The factor is limited because the VM controls its submissions.
+/// Maximum speed-up factor counted for one VM. It is limited because the VM controls its submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
-/// Work completed for a VM since its creation.
+/// Total work completed for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Engine time, in ns.
@@ -32,27 +32,27 @@ pub struct Done {
 }
 
 impl Done {
-    /// Returns the difference to an earlier value.
+    /// Returns the difference from an earlier value.
     fn since(self, before: Self) -> Self {
         let used_ns = self.used_ns.saturating_sub(before.used_ns);
         Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
     }
 
-    /// Returns the mean engine time of a submission in ns, if there are enough completed submissions.
+    /// Returns the mean engine time of a submission in ns, if enough submissions have completed.
     fn length(self) -> Option<f64> {
         (self.ended >= MIN_SUBMISSIONS && self.used_ns > 0).then(|| self.used_ns as f64 / self.ended as f64)
     }
 }
 
-/// Probe state for VMs whose thrashing cannot be measured.
+/// State of the probes for VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// No work has been observed yet.
     #[default]
     Begins,
-    /// No probe may start before this time.
+    /// No probe starts before this time.
     Resting { until_ns: u64 },
-    /// The work of the VMs is being observed. Contains the start time and the work completed before it.
+    /// The VMs' work is being observed.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe is running.
     Trying(Trial),
@@ -64,19 +64,18 @@ enum State {
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
-    /// Mean engine times of submissions before the probe in ns, for the VMs that determine the result.
+    /// Mean engine time per submission before the probe in ns, for the VMs that decide the result.
     before: BTreeMap<TenantId, f64>,
-    /// Mean engine times of submissions during the VMs' quanta in ns, for the VMs with a known mean.
+    /// Mean engine time per submission during a VM's quantum in ns, for the VMs with a known mean.
     within: BTreeMap<TenantId, f64>,
-    /// VMs whose quantum has ended.
+    /// VMs whose quanta have ended.
     had: BTreeSet<TenantId>,
-    /// VM of the current quantum, and its completed work at the start of the quantum.
+    /// VM that has the current quantum, and its completed work at the start of the quantum.
     turn: Option<(TenantId, Done)>,
 }
 
 impl Trial {
-    /// Returns the factor by which the engine time of submissions is shorter during quanta, if it is known for at least
-    /// two VMs.
+    /// Returns the factor by which quanta shorten the engine time of submissions, if it is known for at least two VMs.
     fn gain(&self) -> Option<f64> {
         let of = |(vm, before): (&TenantId, &f64)| {
             Some((before / self.within.get(vm)?).clamp(1.0 / MAX_SPEEDUP, MAX_SPEEDUP).ln())
@@ -91,7 +90,7 @@ impl Trial {
 pub(super) enum Verdict {
     /// Quanta continue.
     GoOn,
-    /// Quanta do not help, or a new probe is needed.
+    /// Quanta do not help, or the result has expired.
     End,
 }
 
@@ -105,17 +104,17 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Restores a positive result of the previous daemon.
+    /// Creates the state after a successful probe, for quanta that were running in the previous daemon.
     pub(super) fn found() -> Self {
         Self { state: State::Found { left: RESULT_VALID_QUANTA }, ..Self::default() }
     }
 
-    /// Sets the work completed for VMs until now.
+    /// Sets the total work completed for each VM.
     pub(super) fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.done = done;
     }
 
-    /// Records that quanta have ended or have another reason now.
+    /// Records that quanta have ended or now have another reason.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;
@@ -128,7 +127,7 @@ impl Probes {
     }
 
     /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: these VMs used the
-    /// card for at least half of the last two windows, and the engine time of submissions is known for at least two of
+    /// card for at least half of the last two windows, and the engine time per submission is known for at least two of
     /// them.
     pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
@@ -157,20 +156,20 @@ impl Probes {
         true
     }
 
-    /// Records that a VM's quantum starts and its memory is on the card.
+    /// Records that a VM's quantum starts, with all its memory on the card.
     pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 
-    /// Returns true if enough of the holder's work was completed during its quantum, or if no probe is running.
+    /// Returns true if enough of the holder's work has completed during its quantum, or if no probe is running.
     pub(super) fn has_seen_enough(&self, holder: TenantId) -> bool {
         let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that the quantum of a VM in `members` has ended. Quanta help if work without them takes longer by at
+    /// Records that the quantum of a VM in `members` has ended. Quanta help if work takes longer without them by at
     /// least `on_permille` of the time.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {

@@ -1,4 +1,4 @@
-//! Saved form of quanta. Times use the caller's clock.
+//! Saved form of quanta. Times are on the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};
@@ -8,7 +8,7 @@ use saved_state::{Invalid, ascend, only_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Saved detector and turns of a card.
+/// Saved detector and current quantum of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedQuanta {
     config: SavedQuantaConfig,
@@ -24,7 +24,7 @@ pub struct SavedQuanta {
 
 only_version!(SavedQuanta, "vram.quanta", 2);
 
-/// A working set: its size in bytes, the part that stays on the card, and the weight.
+/// Saved working set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSet {
     bytes: u64,
@@ -62,7 +62,7 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Running quanta are assumed to help. Observations restart.
+        // Quanta that are in use are assumed to help. Observations start over.
         let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };

@@ -3,19 +3,19 @@
 use crate::TenantId;
 use std::collections::BTreeMap;
 
-/// Working set of an active VM, and the VM's weight in quanta.
+/// Working set of an active VM, and the VM's weight for quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Number of bytes that the VM uses and may have on the card; at most its quota.
+    /// Number of bytes that the VM uses and may have on the card, at most its quota.
     pub bytes: u64,
-    /// Number of these bytes that stay on the card during other VMs' quanta, for example the guarantee.
+    /// Number of these bytes that stay on the card during other VMs' quanta, such as the guarantee.
     pub resident: u64,
-    /// Weight of the VM's time. The length of its quanta is proportional to the weight.
+    /// Weight of the VM's time, to which the length of its quanta is proportional.
     pub weight: u32,
 }
 
 impl WorkingSet {
-    /// Returns a working set without a guarantee, with the default weight.
+    /// Returns a working set without a resident part, with the default weight.
     #[must_use]
     pub const fn movable(bytes: u64) -> Self {
         Self { bytes, resident: 0, weight: 100 }
@@ -27,23 +27,23 @@ impl WorkingSet {
     }
 }
 
-/// The working sets of the active VMs, and the memory available to them.
+/// Working sets of the active VMs, and the memory available to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkingSets {
-    /// Number of bytes of the card available to working sets.
+    /// Number of card bytes available to working sets.
     pub(super) capacity: u64,
     pub(super) by_vm: BTreeMap<TenantId, WorkingSet>,
 }
 
 impl WorkingSets {
-    /// Returns true if all working sets fit together with `margin_permille` of the memory left.
+    /// Returns true if all working sets fit together and leave `margin_permille` of the memory free.
     pub(super) fn fit(&self, margin_permille: u32) -> bool {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns the VMs that must take turns, by number. VMs whose whole working set stays on the card are omitted. The
-    /// VMs with the smallest working sets are also omitted as long as the largest remaining working set fits on the
-    /// card together with them, unless `all` is set.
+    /// Returns the VMs that must take turns, sorted by number. Omits VMs whose whole working set stays on the card.
+    /// Unless `all` is set, also omits the VMs with the smallest working sets, as long as they fit on the card together
+    /// with the largest remaining working set.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
@@ -59,16 +59,17 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the number of bytes to copy when the turn changes. The limit is the part of a working set that does not
-    /// fit: it is returned to the card, and the same number of bytes is evicted.
+    /// Returns the number of bytes to copy when the turn changes. For each working set, the part that does not fit is
+    /// returned to the card, and the same number of bytes is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
         2 * u128::from(largest.min(self.for_turns())).min(missing)
     }
 
-    /// Returns the length of a member's quantum. The mean of the members is `mean_ns`, and lengths are proportional to
-    /// weights. If a quantum is outside `bounds`, the quanta of all members are scaled. The upper bound takes priority.
+    /// Returns the length of a member's quantum. The lengths of all members have a mean of `mean_ns` and are
+    /// proportional to their weights. If one of them is outside `bounds`, all are scaled. The upper bound takes
+    /// priority.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));
         let sum: u128 = members.iter().map(weight).sum();

@@ -20,7 +20,7 @@ fn quanta(of: &[u64]) -> Quanta {
     quanta
 }
 
-/// Simulates copies at full speed for `permille` of the time, every 10 ms, for a second from `from` on. Returns the
+/// Simulates copies at full speed for `permille` of the time, every 10 ms for one second from `from` on. Returns the
 /// first change.
 fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
     (0..100).find_map(|step| {
@@ -55,7 +55,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[TenantId(1), TenantId(2)][..], TenantId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 500 bytes are evicted and 500 are returned at 1000 bytes per second. A quantum is ten times as long.
+    // 500 bytes are evicted and 500 are returned, at 1000 bytes per second. A quantum is ten times as long.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
@@ -63,7 +63,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
 #[test]
 fn little_traffic_or_sets_that_fit_change_nothing() {
     assert_eq!(copy(&mut quanta(&[700, 800]), 0, 100), None, "half of the threshold");
-    assert_eq!(copy(&mut quanta(&[200, 800]), 0, 900), None, "they fit exactly");
+    assert_eq!(copy(&mut quanta(&[200, 800]), 0, 900), None, "the working sets fit exactly");
     assert_eq!(copy(&mut quanta(&[1700]), 0, 900), None, "there is only one VM");
     let mut off = quanta(&[700, 800]);
     off.set_config(QuantaConfig { mode: Mode::Off, ..config() });
@@ -73,7 +73,7 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes are moved within a second, and again two seconds later, so that no second has 200 bytes.
+    // 150 bytes are moved within a second, and another 150 two seconds later, so that no window contains 200 bytes.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);
@@ -103,7 +103,7 @@ fn small_working_set_that_fits_with_any_other_never_waits() {
     );
 }
 
-/// Creates working sets from their sizes, resident parts, and weights.
+/// Returns working sets with the given sizes, resident parts, and weights.
 fn claims(of: &[(u64, u64, u32)]) -> BTreeMap<TenantId, WorkingSet> {
     let set = |&(bytes, resident, weight): &(u64, u64, u32)| WorkingSet { bytes, resident, weight };
     (1..).zip(of).map(|(vm, claim)| (TenantId(vm), set(claim))).collect()
@@ -120,11 +120,11 @@ fn quanta_are_as_long_as_weights_say() {
         lengths.push((turn.holder.0, turn.quantum_ns / MS));
         assert_eq!(quanta.tick(now + turn.quantum_ns - 1), None);
         now += turn.quantum_ns;
-        let Some(Change::Next(next)) = quanta.tick(now) else { panic!("no change") };
+        let Some(Change::Next(next)) = quanta.tick(now) else { panic!("the turn does not change") };
         quanta.copies_done(now);
         turn = next;
     }
-    // The mean is ten times the duration of the copies, as with equal weights.
+    // The mean is ten times the copy time, as with equal weights.
     assert_eq!(lengths, [(1, 5_000), (2, 15_000), (1, 5_000), (2, 15_000)]);
 }
 
@@ -154,7 +154,7 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
     assert_eq!(copy(&mut alone, 0, 900), None, "there is only one VM");
     assert!(!alone.detects());
-    // 200 bytes remain, so the small working set no longer fits together with the largest one.
+    // The large working set leaves 200 bytes, so the small one no longer fits together with the largest one.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));
@@ -180,7 +180,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The copy time is not part of the quantum, however long it is.
+        // The copy time is not part of the quantum, regardless of its length.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);
@@ -188,7 +188,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
     }
     // The holder has no more work, so the next VM does not wait for the end of the quantum.
     quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
-    let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
+    let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("the quanta do not start again") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
     quanta.set_working_sets(1000, [(TenantId(3), WorkingSet::movable(700))].into());
     assert_eq!(quanta.tick(now + 2), Some(Change::Off), "only one VM is left");
@@ -199,11 +199,15 @@ fn it_goes_off_when_sets_have_fitted_for_a_window() {
     let mut quanta = quanta(&[900, 900]);
     on(&mut quanta);
     quanta.set_working_sets(1000, sets(&[500, 480]));
-    assert_eq!((quanta.tick(SECOND), quanta.tick(9 * SECOND)), (None, None), "they fit without the margin");
+    assert_eq!(
+        (quanta.tick(SECOND), quanta.tick(9 * SECOND)),
+        (None, None),
+        "the working sets fit, but leave no margin"
+    );
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(10 * SECOND), quanta.tick(11 * SECOND - 1)), (None, None));
     quanta.set_working_sets(1000, sets(&[400, 580]));
-    assert_eq!(quanta.tick(11 * SECOND), None, "they no longer fit");
+    assert_eq!(quanta.tick(11 * SECOND), None, "the working sets no longer fit");
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(12 * SECOND), quanta.tick(13 * SECOND)), (None, Some(Change::Off)));
     // The copies of the last change of turns do not count as thrashing.
@@ -251,7 +255,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
 #[test]
 fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
     let mut quanta = quanta(&[700, 700, 700]);
-    // 1400 bytes are copied at a change.
+    // A change of turns copies 1400 bytes.
     let (turn, change) = (on(&mut quanta), 1400 * MS);
     assert_eq!(turn.holder, TenantId(1));
     let idle = |of: &[(u32, u64)]| of.iter().map(|&(vm, ns)| (TenantId(vm), ns)).collect::<BTreeMap<_, _>>();
@@ -259,14 +263,14 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
     assert_eq!(quanta.tick(SECOND), None);
     quanta.set_idle(idle(&[(1, change), (2, 1), (3, 1)]));
     assert_eq!(quanta.tick(SECOND), None, "no other VM has work");
-    assert_eq!(quanta.tick(40 * SECOND), None, "however long");
+    assert_eq!(quanta.tick(40 * SECOND), None, "the holder keeps the turn for any length of time");
     quanta.set_idle(idle(&[(1, change), (2, 1)]));
     assert!(matches!(quanta.tick(40 * SECOND), Some(Change::Next(turn)) if turn.holder == TenantId(3)));
 }
 
 proptest! {
-    /// Checks that at any time the members are two or more active VMs, and the holder is one of them. Also checks that
-    /// no VM waits unnecessarily, each member gets its quantum, and no change is reported twice.
+    /// Checks that the members are always two or more active VMs, and that the holder is one of them. Also checks that
+    /// no VM waits unnecessarily, that each member gets its quantum, and that no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
@@ -292,7 +296,7 @@ proptest! {
                 None => prop_assert_eq!(turn, before.as_ref()),
             }
             prop_assert!(change.is_none() || turn != before.as_ref() || of.is_empty());
-            prop_assert_eq!(quanta.tick(now), None, "said twice");
+            prop_assert_eq!(quanta.tick(now), None, "a change is reported twice");
             prop_assert!(mode != Mode::Off || turn_of(&quanta).is_none());
             if let Some(turn) = turn_of(&quanta) {
                 prop_assert!(turn.members.len() > 1 && turn.members.contains(&turn.holder));
@@ -320,7 +324,7 @@ fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
 
-/// Possible input of the detector.
+/// An input of the detector.
 #[derive(Clone, Debug)]
 enum Told {
     Relocated(u64, u64),
@@ -352,7 +356,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// Checks that a saved and restored detector makes the same decisions as the original one.
+    /// Checks that a restored detector makes the same decisions as the original one.
     #[test]
     fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);

@@ -2,7 +2,7 @@
 
 use super::{Choose, Hints, keep_least};
 
-/// Selects chunks that were not used since the clock hand last passed.
+/// Selects chunks that have not been used since the clock hand last passed them.
 #[derive(Debug)]
 pub(super) struct Clock;
 
@@ -10,7 +10,7 @@ impl Choose for Clock {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let start = candidates.partition_point(|&index| index < hints.hand);
         candidates.rotate_left(start);
-        // The first round passes all used chunks, so no chunk is referenced in the second round.
+        // The hand passes all used chunks in the first round, so no chunk is referenced in the second round.
         let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
         let mut spared = Vec::new();
         for &index in &*candidates {

@@ -1,4 +1,4 @@
-//! Hints about the chunks of a VM.
+//! Hints about a VM's chunks.
 
 mod residency_history;
 mod saved;
@@ -11,17 +11,16 @@ use std::ops::RangeInclusive;
 /// Priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// Hints about the chunks of a VM by guest chunk. Each kind of hint has one entry per guest chunk, or no entries before
-/// the first hint is set.
+/// Hints about a VM's chunks. Each kind of hint has one entry per guest chunk, or none before the first hint is set.
 #[derive(Debug)]
 pub struct Hints {
     /// Number of guest chunks.
     chunks: u32,
     priorities: Vec<u8>,
     accesses: Vec<u32>,
-    /// One bit per chunk, set if the chunk was used since the clock hand last passed.
+    /// One bit per chunk, set if the chunk has been used since the clock hand last passed it.
     referenced: Vec<u64>,
-    /// Guest chunk at the clock hand.
+    /// Guest chunk to which the clock hand points.
     pub(super) hand: u32,
     pub(super) residency_history: ResidencyHistory,
 }
@@ -40,14 +39,14 @@ impl Hints {
         }
     }
 
-    /// Sets the priority of `chunks`. The lowest priorities are evicted first.
+    /// Sets the eviction priority of `chunks`. The lowest priorities are evicted first.
     pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
         let range = self.within(&chunks);
         self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);
         self.priorities[range].fill(priority);
     }
 
-    /// Returns the priority of a chunk.
+    /// Returns a chunk's eviction priority.
     #[must_use]
     pub fn priority(&self, index: u32) -> u8 {
         self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
@@ -60,13 +59,13 @@ impl Hints {
         self.accesses[range].fill(count);
     }
 
-    /// Returns the access frequency of a chunk, or 0 if there is no hint.
+    /// Returns a chunk's access frequency, or 0 without a hint.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Records that the chunks were used.
+    /// Records a use of the chunks.
     pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         if range.is_empty() {
@@ -81,7 +80,7 @@ impl Hints {
         }
     }
 
-    /// Records that the chunks arrived on the card at the same time and are in use.
+    /// Records that the chunks arrived on the card together and are in use.
     pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         self.residency_history.arrived(range, self.chunks);
@@ -92,7 +91,7 @@ impl Hints {
         self.residency_history.wants(index);
     }
 
-    /// Returns true if a chunk was used since the clock hand last passed.
+    /// Returns true if a chunk has been used since the clock hand last passed it.
     #[must_use]
     pub fn is_referenced(&self, index: u32) -> bool {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
@@ -105,7 +104,7 @@ impl Hints {
         }
     }
 
-    /// Returns the part of `chunks` that exists.
+    /// Returns the existing part of `chunks`.
     fn within(&self, chunks: &RangeInclusive<u32>) -> std::ops::Range<usize> {
         let end = chunks.end().saturating_add(1).min(self.chunks) as usize;
         (*chunks.start() as usize).min(end)..end

@@ -2,9 +2,10 @@
 //! last, so LRU is the worst policy.
 //!
 //! The policy uses only the order of arrivals and evictions, because a card without reference bits provides no other
-//! information. The first victim is the chunk before one that is needed now, because loops usually access buffers in
-//! address order. The next victim is the latest arrival. A chunk that is needed again soon after its eviction is not
-//! part of a loop, but is always in use. Such a chunk is spared for a number of evictions, which doubles each time.
+//! information. The first victim is the chunk that precedes one that is needed now, because loops usually access
+//! buffers in address order. The next victim is the latest arrival. A chunk that is needed again soon after its
+//! eviction is not part of a loop, but is always in use. It is spared for a number of evictions, which doubles each
+//! time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
@@ -28,8 +29,8 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // First return chunks that are needed again immediately, then the chunks evicted longest ago, because a loop
-        // needs them next.
+        // First return chunks that are always in use, and then the chunks that were evicted longest ago, because a loop
+        // needs these next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

@@ -1,9 +1,9 @@
-//! Victim selection by accesses to chunks, from an earlier profile or from the card's counters.
+//! Victim selection by the number of accesses to chunks, from an earlier profile or the card's counters.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Selects chunks by accesses, fewest first.
+/// Selects chunks by number of accesses, fewest first.
 #[derive(Debug)]
 pub(super) struct Profiled;
 

@@ -2,7 +2,7 @@
 
 use super::{Choose, Hints};
 
-/// Selects chunks with a seeded random generator. Its state is saved, so its sequence must not depend on the version of
+/// Selects chunks with a seeded random generator. Its state is saved, so the sequence must not depend on the version of
 /// a crate.
 #[derive(Debug)]
 pub(super) struct Random(u64);
@@ -12,8 +12,8 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns the next number below `bound`, which must not be 0. Uses SplitMix64 (Steele, Lea and Flood, OOPSLA
-    /// 2014), reduced to the range with its upper bits.
+    /// Returns the next random number below `bound`, which must not be 0. Uses SplitMix64 (Steele, Lea and Flood,
+    /// OOPSLA 2014), and scales the upper bits to the range.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -51,11 +51,15 @@ fn clock_gives_used_chunks_a_second_chance() {
     hints.touch(0..=1);
     hints.touch(3..=3);
     assert_eq!(victims(policy, &mut hints, &all, 2), [2, 4], "0, 1 and 3 were used");
-    assert!(!hints.is_referenced(0) && !hints.is_referenced(3), "the hand has passed both");
+    assert!(!hints.is_referenced(0) && !hints.is_referenced(3), "the clock hand has passed both");
     hints.touch(5..=5);
-    assert_eq!(victims(policy, &mut hints, &[0, 1, 3, 5], 2), [0, 1], "it continues after 4, and spares 5");
+    assert_eq!(victims(policy, &mut hints, &[0, 1, 3, 5], 2), [0, 1], "the clock hand continues after 4 and spares 5");
     hints.touch(0..=5);
-    assert_eq!(victims(policy, &mut hints, &[3, 5], 2), [3, 5], "all were used: the first that the hand passed");
+    assert_eq!(
+        victims(policy, &mut hints, &[3, 5], 2),
+        [3, 5],
+        "all chunks were used, so the first ones that the hand passed are selected"
+    );
     let mut hints = Hints::new(CHUNKS);
     hints.touch(1..=1);
     assert_eq!(returns(policy, &mut hints, &[0, 1, 2], 2), [1, 0], "used chunks are returned first");
@@ -80,7 +84,7 @@ fn loops_keep_a_part_of_a_loop_that_is_too_large() {
         on_card.insert(wanted);
         hints.arrived(wanted..=wanted);
     }
-    // With LRU, each of the 108 accesses would need a return. The minimum is 29.
+    // With LRU, each of the 108 accesses would require a return. The minimum is 29.
     assert!((27..=30).contains(&copies), "{copies}");
 }
 
@@ -91,16 +95,16 @@ fn loops_policy_spares_chunks_wanted_again_at_once() {
         hints.arrived(chunk..=chunk);
     }
     let give = |hints: &mut Hints, candidates: &[u32]| victims(policy, hints, candidates, 1)[0];
-    assert_eq!(give(&mut hints, &[0, 1, 2, 3]), 3, "it arrived last");
+    assert_eq!(give(&mut hints, &[0, 1, 2, 3]), 3, "chunk 3 arrived last");
     hints.arrived(9..=9);
     hints.arrived(3..=3);
     for _ in 0..15 {
         assert_eq!(give(&mut hints, &[2, 3]), 2, "chunk 3 was needed immediately");
     }
     assert_eq!(give(&mut hints, &[2, 3]), 2);
-    assert_eq!(give(&mut hints, &[2, 3]), 3, "it was spared for its allowance");
+    assert_eq!(give(&mut hints, &[2, 3]), 3, "chunk 3 was spared for its allowance");
     hints.wants(2);
-    assert_eq!(give(&mut hints, &[0, 1, 9]), 1, "it precedes a needed chunk");
+    assert_eq!(give(&mut hints, &[0, 1, 9]), 1, "chunk 1 precedes a needed chunk");
     assert_eq!(returns(policy, &mut hints, &[1, 2, 3], 1), [3], "chunks that were in use are returned first");
 }
 
@@ -129,8 +133,8 @@ fn hints_beyond_guest_chunks_are_ignored() {
 }
 
 proptest! {
-    /// Checks that each policy selects the requested number of different candidates, and makes the same selection for
-    /// the same seed with any hints.
+    /// Checks that each policy selects the requested number of distinct candidates, and that the same seed leads to the
+    /// same selection, for any hints.
     #[test]
     fn each_policy_chooses_among_the_candidates(
         mut candidates in prop::collection::btree_set(0..CHUNKS, 0..60).prop_map(|set| set.into_iter().collect::<Vec<_>>()),

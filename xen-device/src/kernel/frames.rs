@@ -1,8 +1,8 @@
 //! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
 //!
-//! `memory_op` is identical in all Xen versions. The toolstack limits a domain's memory. This limit is raised with a
-//! `domctl` call, whose layout Xen may change with each version of that interface. The call used here is identical in
-//! all [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions but its own.
+//! `memory_op` is identical in all Xen versions. The toolstack limits a domain's memory. A `domctl` call raises this
+//! limit; Xen may change its layout with each version of that interface. The call used here is identical in all
+//! [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions but its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -46,7 +46,8 @@ const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
 /// Memory that `libxl` allows each domain beyond its limit, in KiB.
 const SLACK_KIB: u64 = 1024;
 
-/// Maximum number of frames per call: as many as fit in a page, which is also the number of frames in a large page.
+/// Maximum number of frames per call: the number of entries that fit in a page, which is also the number of frames in a
+/// large page.
 const MAX_FRAMES: u64 = 512;
 const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
@@ -62,7 +63,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, with a union as large as the largest of any version.
+/// `struct xen_domctl`, with a union as large as the largest one of any version.
 #[repr(C)]
 struct Domctl {
     command: u32,
@@ -167,7 +168,7 @@ impl Frames<'_> {
         }
         match missing {
             0 => Ok(()),
-            _ => Err(io::Error::other(format!("{missing} of {count} frames were not the domain's"))),
+            _ => Err(io::Error::other(format!("{missing} of {count} frames did not belong to the domain"))),
         }
     }
 
@@ -219,7 +220,7 @@ impl Frames<'_> {
                 other => return other.map(drop),
             }
         }
-        Err(io::Error::other("its limit cannot be raised in this version of Xen; raise it by `xl mem-max`"))
+        Err(io::Error::other("its limit cannot be raised in this version of Xen; raise it with `xl mem-max`"))
     }
 
     fn with<T>(&self, make: impl FnOnce(&mut Buffer, &File) -> io::Result<T>) -> io::Result<T> {
@@ -236,7 +237,7 @@ impl Frames<'_> {
     }
 }
 
-/// Makes a call. Its arguments are in the buffer, which is locked.
+/// Makes a call whose arguments are in the locked buffer.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
     // SAFETY: the structure matches this number; these calls write at most to their arguments.

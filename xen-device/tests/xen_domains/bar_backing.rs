@@ -16,7 +16,7 @@ fn frames(places: &[u64]) -> Vec<u64> {
     places.iter().map(|place| place / PAGE).collect()
 }
 
-/// Reads with a request, like the guest at addresses without a page.
+/// Reads with a request, as Xen does for guest accesses to addresses without a page.
 fn ask(domain: &FakeDomain, address: u64) -> u64 {
     let request = Request { kind: kind::MEMORY, address, size: 8, count: 1, read: true, ..Request::default() };
     domain.request(0, &request).unwrap()

@@ -111,7 +111,7 @@ fn bars_answer_where_the_guest_puts_them() {
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(PLACE1, BAR1)]);
     domain.write(0, PLACE1 + 8, 4, 0x1234_5678);
     assert_eq!(domain.read(0, PLACE1 + 8, 4), 0x1234_5678);
-    // Move one BAR above 4 GiB, like firmware with BARs that do not fit below.
+    // Move one BAR above 4 GiB, as firmware does with BARs that do not fit below.
     domain.config_write(0x18, 0x10);
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(0x10_0000_0000 + PLACE1, BAR1)]);
     assert_eq!(domain.read(0, 0x10_0000_0000 + PLACE1 + 8, 4), 0x1234_5678, "the contents move with it");
@@ -219,7 +219,7 @@ fn malformed_requests_are_answered_and_go_nowhere() {
     }
     assert_eq!(rig.counter("errors"), bad.len() as u64);
     // Make requests for other devices: ports, another function, kinds that no version of Xen sends, and configuration
-    // space beyond the device's space.
+    // space beyond this device's space.
     let slot = u64::from(XenOptions::SLOT) << 35;
     for (kind, address) in [
         (kind::PORT, 0xcfc),
@@ -367,7 +367,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // The server queries the BARs' addresses only to check that there is no memory.
+    // The server queries the BARs' addresses only to check that no memory is there.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Width and height of the picture in pixels.
+/// Width and height of the picture, in pixels.
 const SIZE: (i32, i32) = (900, 580);
 
 /// A box: its upper left corner, width and height, fill colour, title, and either crates or a note.
@@ -127,8 +127,7 @@ const ARROWS: [Arrow; 9] = [
     Arrow { from: (520, 404), to: (520, 490), text: "" },
 ];
 
-/// Arrow from the daemon to the CUDA owner that it controls. The next constant contains the protocol names at the
-/// daemon's boundaries.
+/// Arrow from the daemon to the CUDA owner that it controls.
 const CONTROL: Arrow = Arrow { from: (310, 376), to: (290, 376), text: "" };
 const NOTES: [((i32, i32), &str); 4] =
     [((452, 98), "vfio-user"), ((677, 98), "ioctl"), ((812, 98), "HTTP"), ((527, 458), "PCI function (crate card)")];

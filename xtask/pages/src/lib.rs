@@ -1,7 +1,7 @@
 //! Parts of the documentation that are generated from code: whole files, and parts of pages between markers.
 //!
-//! A crate that generates text has a test with a name that begins with `generated_`. The test generates the text and
-//! passes it to [`file()`] or [`part`]. It fails if the committed text differs. If `cargo xtask docs` sets the variable
+//! A crate that generates text has a test whose name begins with `generated_`. The test generates the text and passes
+//! it to [`file()`] or [`part`]. It fails if the committed text differs. If `cargo xtask docs` sets the variable
 //! [`WRITE`], the test writes the text instead. [`architecture`] draws the picture in README.md.
 //!
 //! The crate does not interpret the contents of the parts.
@@ -34,7 +34,7 @@ pub fn file(path: &str, text: &str) {
 
 /// Fails if a file's text differs from the generated text.
 fn assert_same(path: &str, there: &str, text: &str) {
-    assert!(there == text, "{path} is not what the code makes: run `cargo xtask docs`");
+    assert!(there == text, "{path} differs from the generated text: run `cargo xtask docs`");
 }
 
 /// Compares the part of a page between `<!-- generated: NAME -->` and `<!-- end -->` with `text`, or writes it.

@@ -68,8 +68,8 @@ fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     rest.get(..length).unwrap_or_default()
 }
 
-/// Returns the end of the comment or literal that begins at an offset. A literal's prefix, as in `b"x"`, is not part of
-/// it, except for raw literals.
+/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, is not
+/// part of it, except for raw literals.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;

@@ -15,7 +15,7 @@ pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 /// A source text with switches.
 pub struct Switched<'m> {
     pub text: String,
-    /// Line ranges, counted from 1, with the mistakes whose switches each contains.
+    /// Line ranges, counted from 1, each with the mistakes whose switches it contains.
     pub switches: Vec<(Range<usize>, Vec<&'m str>)>,
 }
 
@@ -65,8 +65,8 @@ fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// Returns an expression that is true if the mistake is enabled. It is evaluated often, so it reads the environment
-/// only once.
+/// Returns an expression that is true if the mistake is enabled. The expression is evaluated often, so it reads the
+/// environment only once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

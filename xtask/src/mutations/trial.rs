@@ -65,7 +65,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.failed.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
         match (self.stood, named.is_empty()) {
-            (true, _) => write!(f, "not ended after {} s", watch::scaled(PROGRAM_TIMEOUT).as_secs()),
+            (true, _) => write!(f, "still running after {} s", watch::scaled(PROGRAM_TIMEOUT).as_secs()),
             (false, true) => write!(f, "{}", self.tally),
             (false, false) => write!(f, "{}: {named}", self.tally),
         }
@@ -187,7 +187,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // Use a file, because a pipe would stay open while a process left behind by a test is running.
+    // Use a file, because a pipe would stay open while a process that a test left behind is running.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

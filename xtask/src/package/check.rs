@@ -32,7 +32,7 @@ fn service_problems(package: &Path) -> Result<Vec<String>> {
         .arg(at("etc/gpu-mediator.toml"))
         .output()?;
     if !checked.status.success() {
-        problems.push(format!("its configuration is refused: {}", String::from_utf8_lossy(&checked.stderr)));
+        problems.push(format!("mediatord rejects its configuration: {}", String::from_utf8_lossy(&checked.stderr)));
     }
     problems.extend(unit_problems(folder.path())?);
     Ok(problems)
@@ -60,7 +60,7 @@ pub(super) fn problems_of_contents(spec: &Spec, package: &Path, again: &Path) ->
         }
     }
     if fs::read(package)? != fs::read(again)? {
-        problems.push("made twice, it is not the same".to_owned());
+        problems.push("a second build differs".to_owned());
     }
     Ok(problems)
 }
@@ -81,7 +81,7 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     // Without this capability, the daemon cannot kill other users' programs.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
-    let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();
+    let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not contain {right}")).collect();
     if !missing.is_empty() {
         return Ok(missing);
     }

@@ -18,7 +18,7 @@ use crate::run::{root, shown};
 
 /// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
-/// Pages with benchmark results, and pages about the project's language, which operators do not need.
+/// Pages with benchmark results and pages about the project's language, which operators do not need.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
 
 /// Sources of packages.
@@ -83,7 +83,7 @@ impl Recipe {
         Ok(package)
     }
 
-    /// Returns the newest glibc version required by a program in the package.
+    /// Returns the newest glibc version that a program in the package requires.
     fn libc(&self, spec: &Spec) -> Result<Option<(u32, u32)>> {
         let programs = spec.built.iter().filter(|one| one.is_required);
         let libc = programs.map(|one| libc_version(&self.binaries.join(one.name))).collect::<Result<Vec<_>>>()?;
@@ -260,7 +260,7 @@ fn copyright(licence: &str) -> String {
     )
 }
 
-/// Returns the newest glibc version required by a program, according to its symbol versions.
+/// Returns the newest glibc version that a program requires, according to its symbol versions.
 fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let prefix = b"GLIBC_";

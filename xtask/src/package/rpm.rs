@@ -14,7 +14,7 @@ use crate::run::root;
 
 /// RPM's name of the architecture.
 const ARCHITECTURE: &str = "x86_64";
-/// Files with a different location than in Debian.
+/// Files whose location differs from that in Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 /// Debian-only file: RPM keeps the changelog in the package header.
@@ -33,10 +33,10 @@ fn is_debian_only(path: &str) -> bool {
     path.ends_with(DEBIAN_ONLY) || path.starts_with(LINTIAN)
 }
 
-/// Creates an RPM in `out` from a tree's files. Returns its path. `libc` is the newest glibc version required by a
-/// program.
+/// Creates an RPM in `out` from a tree's files. Returns its path. `libc` is the newest glibc version that a program
+/// requires.
 pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
-    let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
+    let epoch = u32::try_from(recipe.epoch).context("the time is out of RPM's range")?;
     let mut summary = spec.summary.to_owned();
     if let Some(first) = summary.get_mut(..1) {
         first.make_ascii_uppercase();
@@ -118,7 +118,7 @@ pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<
         }
     }
     if fs::read(package)? != fs::read(again)? {
-        problems.push("RPM: made twice, it is not the same".to_owned());
+        problems.push("RPM: a second build differs".to_owned());
     }
     Ok(problems)
 }

@@ -10,12 +10,12 @@ pub(super) struct Built {
     pub is_required: bool,
 }
 
-/// Returns an executable program.
+/// Describes an executable program.
 const fn program(name: &'static str, path: &'static str, is_required: bool) -> Built {
     Built { name, path, mode: 0o755, is_required }
 }
 
-/// Returns a shared library, which is not executable.
+/// Describes a shared library, which is not executable.
 const fn library(name: &'static str, path: &'static str, is_required: bool) -> Built {
     Built { name, path, mode: 0o644, is_required }
 }
@@ -37,8 +37,8 @@ pub(super) struct Spec {
     pub expected: &'static [(&'static str, &'static str)],
 }
 
-/// Additional names of the CUDA library, each a symbolic link within the same folder. Programs open the library under
-/// any of these names, in any order, but a process must load it only once.
+/// Additional names of the CUDA library, each a symbolic link in the same folder. Programs open the library under any
+/// of these names, in any order, but a process must load it only once.
 pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),

@@ -1,6 +1,6 @@
 //! Debug symbols of a package's programs, in a separate package.
 //!
-//! A debugger finds them by the program's build ID, under the path common to Debian and Fedora.
+//! A debugger finds them by the program's build ID, under the path that Debian and Fedora share.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ pub(super) fn name(spec: &Spec) -> String {
     format!("{}-dbgsym", spec.name)
 }
 
-/// Build IDs of programs with extracted symbols.
+/// Build IDs of the programs whose symbols were extracted.
 #[derive(Default)]
 pub(super) struct Symbols(BTreeSet<String>);
 
@@ -34,7 +34,7 @@ impl Symbols {
             && let Some((folder, file)) = id.split_at_checked(2)
         {
             let path = format!("usr/lib/debug/.build-id/{folder}/{file}.debug");
-            // Add an empty file to create the folders.
+            // An empty file creates the folders.
             symbols.write(&path, b"", 0o644)?;
             let mut keep = Command::new("objcopy");
             keep.args(["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(symbols.path(&path));

@@ -93,7 +93,7 @@ fn rpm_has_the_same_files_and_is_the_same_each_time() {
     assert_eq!(rpm::problems(&DAEMON, &one, &two).unwrap(), Vec::<String>::new());
     let other = Spec { expected: &[("usr/bin/x", "-rwxr-xr-x")], ..DAEMON };
     let missing = rpm::problems(&other, &one, &folder.path().join("1/tree/gpu-mediator/etc/gpu-mediator.toml"));
-    assert_eq!(missing.unwrap(), ["RPM: usr/bin/x is missing", "RPM: made twice, it is not the same"]);
+    assert_eq!(missing.unwrap(), ["RPM: usr/bin/x is missing", "RPM: a second build differs"]);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn check_notices_another_package_and_a_missing_file() {
     let folder = tempfile::tempdir().unwrap();
     let (one, two) = (made(&folder.path().join("1"), "1.2.3"), made(&folder.path().join("2"), "1.2.4"));
     let problems = check::problems_of_contents(&DAEMON, &one, &two).unwrap();
-    assert_eq!(problems, ["made twice, it is not the same"]);
+    assert_eq!(problems, ["a second build differs"]);
 
     let tree = folder.path().join("1/tree/gpu-mediator");
     fs::remove_file(tree.join("usr/lib/systemd/system/gpu-mediator.service")).unwrap();

@@ -42,7 +42,7 @@ impl Tree {
         made().with_context(|| format!("cannot write {}", at.display()))
     }
 
-    /// Creates a file's parent folders, with permissions independent of the caller's umask.
+    /// Creates a file's parent folders, with permissions that do not depend on the caller's umask.
     fn folders(&self, path: &str) -> std::io::Result<()> {
         for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
             let folder = self.0.join(folder);

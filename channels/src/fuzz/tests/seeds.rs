@@ -1,14 +1,14 @@
-//! Seed inputs for the fuzz target: bytes that decode to hand-written operations. A test runs all inputs of the corpus.
+//! Seed inputs for the fuzz target: bytes that decode to hand-written operations. A test runs every input in the
+//! corpus.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p channels seeds` rewrites them. Files named `found_*` are inputs that failed in the
-//! past.
+//! `UPDATE_SEEDS=1 cargo test -p channels seeds` rewrites them. Files named `found_*` are inputs that once failed.
 
 use super::*;
 use crate::tests::fake::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Size in bytes of the part of an instance block that contains all used fields.
+/// Size of the part of an instance block that contains all used fields, in bytes.
 const BLOCK_HEAD: usize = 0x290;
 
 /// Encodes `ops` as bytes.
@@ -108,7 +108,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends an operation's header with its VM and channel, in the short form if possible.
+/// Appends an operation's header, with its VM and channel, in the short form if possible.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {
@@ -138,12 +138,12 @@ fn range(address: u64, dwords: u64) -> u64 {
     address | dwords << 42
 }
 
-/// Binds the channel with a ring of 2^`log2` entries, and enables it.
+/// Returns operations that bind a channel with a ring of 2^`log2` entries and enable it.
 fn bound(second: bool, channel: u8, log2: u8) -> [Op; 2] {
     [Op::Bind(second, channel, log2, 0, 0), Op::Enable(second, channel, true)]
 }
 
-/// Returns an instance block as written by a driver, with the given additional dwords.
+/// Returns an instance block as a driver writes it, with the given additional dwords.
 fn block(words: &[(u64, u32)]) -> Vec<u8> {
     let mut world = World::new();
     let at = World::instance_of(1);
@@ -181,7 +181,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs are stored, and pulled in a different order. One of them is pulled after its channel was
+        // Doorbells of two VMs are stored, and pulled in another order. One of them is pulled after its channel was
         // bound again.
         (
             "two_vms",
@@ -203,8 +203,8 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             let strange = [Op::Ring(false, 3, 1, true), Op::Ring(true, 200, 1, true), Op::Ring(false, 1, 1, false)];
             [&listed[..], &rings, &strange, &[Op::Unbind(false, 1), Op::Pull(0), Op::Ring(false, 1, 1, true)]].concat()
         }),
-        // Ranges at and beyond the end of the guest's addresses, privilege, levels, control entries, and the host's own
-        // records.
+        // Ranges at and beyond the end of the guest's addresses, privileged entries, levels, control entries, and the
+        // host's own records.
         ("entries", {
             let last = 0xff_f7ff_fff0;
             let raws = [
@@ -220,7 +220,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             for (index, raw) in (0..).zip(raws) {
                 ops.extend([Op::Write(false, 1, index, raw), Op::Ring(false, 1, u32::from(index) + 1, true)]);
                 ops.extend([Op::Fetch(false, 1, 4), Op::Execute(false, 1, 9)]);
-                // After this entry, a faulted ring accepts no more entries until it is bound again.
+                // After this entry, the ring is faulted, and accepts no more entries until it is bound again.
                 ops.extend([Op::Bind(false, 1, 4, index + 1, index + 1), Op::Enable(false, 1, true)]);
                 ops.push(Op::List(false, vec![1]));
             }
@@ -284,7 +284,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A channel is unbound while its ring contains work, and bound again at its position.
+        // A channel is unbound while its ring contains work, and bound again at the same position.
         (
             "rebind",
             [
@@ -296,7 +296,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Submissions wait for a slice. Some of them belong to a channel that is unbound in the meantime.
+        // Submissions wait for a slice. Some belong to a channel that is unbound in the meantime.
         (
             "gated",
             [
@@ -309,7 +309,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Channels that do not leave their engines are freed. Then the card is reset.
+        // Channels that do not leave their engines are freed, and then the card is reset.
         (
             "stuck",
             [
@@ -350,9 +350,9 @@ fn seeds_in_the_repository_are_up_to_date() {
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, ops) in &seeds {
         let bytes = encode(ops);
-        assert!(ops.len() <= OPS, "the end of {name} is unused");
+        assert!(ops.len() <= OPS, "{name} contains too many operations");
         assert_eq!(decode(&bytes), *ops, "{name}");
-        assert!(corpus[*name] == bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
+        assert!(corpus[*name] == bytes, "{name} is out of date; UPDATE_SEEDS=1 rewrites it");
     }
     let kinds: BTreeSet<_> =
         seeds.values().flatten().map(|op| format!("{op:?}").split('(').next().unwrap().to_owned()).collect();

@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. It contains only the card data written by a channel's own work. All other data is
-//! regenerated, so that a file cannot change it: constants, addresses, records and their push buffers, completion
-//! words.
+//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All other
+//! data is regenerated, so a file cannot change it: constants, addresses, records and their push buffers, and
+//! completion records.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -18,7 +18,7 @@ use nvspec::instance::{graph_image, ramfc, userd};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Offsets of the RAMFC dwords in which the card keeps a channel's state.
+/// Offsets of the RAMFC dwords in which the card saves a channel's state.
 const STATE: [u64; 18] = [
     ramfc::GP_GET,
     ramfc::GP_FETCH,
@@ -39,9 +39,9 @@ const STATE: [u64; 18] = [
     ramfc::PB_COUNT,
     ramfc::SUBDEVICE,
 ];
-/// Number of subchannels, each with an object.
+/// Number of subchannels, each of which has an object.
 const SUBCHANNELS: u64 = 8;
-/// Offsets of the USERD dwords in which the card reports its progress.
+/// Offsets of the USERD dwords in which the card reports progress.
 const PROGRESS: [u64; 6] =
     [userd::GET, userd::REF, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI, userd::GET_HI, userd::GP_GET];
 
@@ -58,13 +58,13 @@ first_version!(SavedMoving, "channels.moving");
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     bound: SavedBound,
-    /// Values of the dwords in [`STATE`], followed by the objects.
+    /// Values of the dwords at [`STATE`], followed by the objects.
     state: Vec<u32>,
-    /// Values of the dwords in [`PROGRESS`].
+    /// Values of the dwords at [`PROGRESS`].
     progress: Vec<u32>,
     /// Guest entries in flight, oldest first.
     entries: Vec<u64>,
-    /// Semaphore contents of each submission in flight.
+    /// Contents of the semaphore of each submission in flight.
     released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
     /// Images for PGRAPH, CE0 and CE1.
     images: [Vec<u8>; 3],
@@ -121,7 +121,7 @@ impl SavedMoving {
     pub fn restored(self) -> Result<Moving, Invalid> {
         let Self { vm, channels } = self;
         let few = channels.len() <= CHANNELS as usize;
-        Invalid::unless(few, || format!("{} channels are more than a card has", channels.len()))?;
+        Invalid::unless(few, || format!("the file has {} channels, more than a card", channels.len()))?;
         let channels = channels.into_iter().map(SavedChannel::restored).collect::<Result<_, _>>()?;
         Ok(Moving { vm, channels })
     }
@@ -131,14 +131,14 @@ impl SavedChannel {
     fn restored(self) -> Result<Channel, Invalid> {
         let Self { bound, state, progress, entries, released, images } = self;
         let ring = Ring::restored(bound.ring.clone())?;
-        Invalid::unless(u32::from(bound.span) < CHANNELS, || format!("a channel has no addresses {}", bound.span))?;
+        Invalid::unless(u32::from(bound.span) < CHANNELS, || format!("a channel has the invalid span {}", bound.span))?;
         let span = Span(bound.span);
         let [graph, ..] = &images;
         let named = graph.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
-        Invalid::unless(!named, || "a context names registers".into())?;
+        Invalid::unless(!named, || "a context image lists registers".into())?;
 
         Invalid::unless(state.len() == state_words().count(), || {
-            format!("a channel's state has {} words", state.len())
+            format!("the state of a channel has {} dwords", state.len())
         })?;
         let mut block = Box::new(constants(span));
         for (at, value) in state_words().zip(state) {
@@ -150,7 +150,7 @@ impl SavedChannel {
         }
 
         Invalid::unless(progress.len() == PROGRESS.len(), || {
-            format!("a channel says {} words of itself", progress.len())
+            format!("the progress of a channel has {} dwords", progress.len())
         })?;
         let mut page = Box::new([0; BLOCK]);
         PROGRESS.into_iter().zip(progress).for_each(|(at, value)| put(&mut page, at, value));
@@ -161,7 +161,7 @@ impl SavedChannel {
     }
 }
 
-/// Returns the work area of a channel with these guest entries in flight.
+/// Returns the work area of a channel that has the given guest entries in flight.
 fn work_area(
     ring: &Ring,
     span: Span,
@@ -170,12 +170,12 @@ fn work_area(
 ) -> Result<Vec<u8>, Invalid> {
     let places: Vec<u32> = ring.guests_entries().collect();
     Invalid::unless(entries.len() == places.len() && released.len() == ring.records.len(), || {
-        format!("{} entries and {} records are not what is in flight", entries.len(), released.len())
+        format!("{} entries and {} records do not match the submissions in flight", entries.len(), released.len())
     })?;
     let mut work = vec![0; usize::try_from(WORK_BYTES).unwrap_or(0)];
     for (index, raw) in places.iter().zip(entries) {
         let same = Entry::check(*raw).is_some_and(|entry| entry.raw == *raw);
-        Invalid::unless(same, || format!("entry {raw:#x} is none that a guest may give"))?;
+        Invalid::unless(same, || format!("entry {raw:#x} is not permitted to guests"))?;
         write(&mut work, entry_offset(*index), &raw.to_le_bytes());
     }
     for (record, semaphore) in ring.records.iter().zip(released) {
@@ -185,7 +185,7 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may have already released the semaphore of the last ended record.
+    // The card may already have released the semaphore of the record that ended last.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

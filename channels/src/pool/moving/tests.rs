@@ -1,4 +1,4 @@
-//! Tests of the channels of a VM that migrates to another card.
+//! Tests channels of a VM that migrates to another card.
 
 use crate::tests::fake::{A, B, World};
 use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedMoving, Span, work_va};
@@ -7,10 +7,11 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, vm};
 
 const CH: VirtualChannelId = VirtualChannelId(0);
-/// A's shadow directory on the other card.
+/// VRAM address of A's shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Creates two channels of A, one of them with fetched and unfetched work, and a third channel whose bind was rejected.
+/// Creates a card with two channels of A, of which one has fetched and unfetched work, and a third channel whose bind
+/// was rejected.
 fn here() -> World {
     let mut world = World::new();
     for channel in [0, 1] {
@@ -25,7 +26,7 @@ fn here() -> World {
     world
 }
 
-/// Creates a card on which another VM has the first numbers, and A is paused.
+/// Creates a card on which another VM has the first channel numbers, and A is paused.
 fn there() -> World {
     let mut world = World::new();
     for channel in [0, 1, 2] {
@@ -57,15 +58,11 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     );
     assert_eq!(second.flights, []);
     let word = |offset| there.card.block_word(first.physical, offset);
-    assert_eq!(
-        word(ramfc::GP_BASE_LO),
-        work_va(before).0 as u32,
-        "its ring has the same address from its point of view"
-    );
+    assert_eq!(word(ramfc::GP_BASE_LO), work_va(before).0 as u32, "the ring's virtual address has not changed");
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before the VM is resumed, and started work does not continue before its slice.
+    // Nothing runs before the VM is resumed, and work that was started does not continue before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -85,12 +82,12 @@ fn channel_bound_after_migration_gets_unused_addresses() {
     for channel in [0, 1, 2] {
         there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
     }
-    // All channel numbers are in use, including those of the spans.
+    // All channel numbers get used, including those of the spans.
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..130 {
         let physical = there.bind(A, 3);
         let span = there.channels.span(physical).unwrap();
-        assert!(![Span(0), Span(1)].contains(&span), "two channels have the same addresses");
+        assert!(![Span(0), Span(1)].contains(&span), "two channels have the same span");
         numbers.insert(physical.0);
         there.channels.unbind(&mut there.card, A, VirtualChannelId(3)).unwrap();
     }
@@ -123,19 +120,19 @@ fn channels_that_cannot_come_change_nothing() {
     let mut there = there();
     let saved = there.channels.save();
     let refused = there.channels.arrive(&mut there.card, A, moving(), |_| None).unwrap_err().to_string();
-    assert!(refused.contains("address space has not come"), "{refused}");
+    assert!(refused.contains("address space of a channel is missing"), "{refused}");
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let refused = there.channels.arrive(&mut there.card, A, moving(), |_| Some(THERE)).unwrap_err().to_string();
-    assert!(refused.contains("does not stand still"), "{refused}");
+    assert!(refused.contains("is not paused"), "{refused}");
     there.channels.pause(&mut there.card, A, Pause::Standstill, true);
     assert_eq!(there.channels.save(), saved);
-    // A channel on an engine does not migrate.
+    // A channel that is on an engine cannot migrate.
     here.channels.pause(&mut here.card, A, Pause::Standstill, false);
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the dwords that a card stores for a channel. Omits GP_PUT in the instance block, which differs from the
-/// value in USERD.
+/// Returns the dwords that the card stores for a channel, except GP_PUT in the instance block, which differs from
+/// USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =
@@ -156,7 +153,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
     let first = arrived(&mut here(), &mut one);
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let moving = postcard::from_bytes::<SavedMoving>(&bytes).unwrap().restored().unwrap();
-    assert_eq!(moving.save().unwrap(), saved(&mut here()), "nothing is lost");
+    assert_eq!(moving.save().unwrap(), saved(&mut here()), "saving restored channels changes nothing");
     let second = other.channels.arrive(&mut other.card, A, moving, |_| Some(THERE)).unwrap();
     assert_eq!(first, second);
     for channel in first {
@@ -169,7 +166,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
-    // Do not edit the images completely.
+    // Do not flip all the bytes of the images.
     let counts =
         |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {
@@ -193,9 +190,17 @@ fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
                 assert_eq!((word(vm::PDB_LO), word(vm::PDB_HI)), (THERE.0 as u32, 0));
                 let span = there.channels.span(one.physical).unwrap();
                 assert_eq!(word(ramfc::GP_BASE_LO), work_va(span).0 as u32);
-                assert_eq!((word(ramfc::CONFIG0), word(ramfc::CONFIG1)), (0x1000_3080, 0x1000_0010), "no privileges");
+                assert_eq!(
+                    (word(ramfc::CONFIG0), word(ramfc::CONFIG1)),
+                    (0x1000_3080, 0x1000_0010),
+                    "the channel has no privileges"
+                );
                 let [(graph, _), ..] = there.channels.layout().images_of(one.physical);
-                assert_eq!((there.card.word(graph.0), there.card.word(graph.0 + 4)), (0, 0), "no registers");
+                assert_eq!(
+                    (there.card.word(graph.0), there.card.word(graph.0 + 4)),
+                    (0, 0),
+                    "the image lists no registers"
+                );
             }
             let again = crate::Channels::restored(there.channels.save(), there.channels.layout());
             assert!(again.is_ok(), "{:?}", again.err());

@@ -1,4 +1,4 @@
-//! Tests that saved channels are restored unchanged, or rejected.
+//! Tests that saved channels are either restored unchanged or rejected.
 
 use super::*;
 use crate::Completion;
@@ -6,8 +6,8 @@ use crate::tests::fake::{A, B, LAYOUT, World};
 use nvspec::instance::userd;
 use proptest::prelude::*;
 
-/// Creates channels of two VMs: work in flight, some of it not started, a rejected bind, an unbound channel and a hung
-/// channel.
+/// Creates channels of two VMs: with work in flight, of which some was not started, a rejected bind, an unbound
+/// channel, and a hung channel.
 fn world() -> World {
     let mut world = World::new();
     for (vm, channel) in [(A, 0), (A, 1), (B, 0)] {
@@ -34,7 +34,7 @@ fn world() -> World {
 fn refused(edit: impl FnOnce(&mut SavedChannels)) -> String {
     let mut saved = world().channels.save();
     edit(&mut saved);
-    Channels::restored(saved, LAYOUT).expect_err("they were restored").to_string()
+    Channels::restored(saved, LAYOUT).expect_err("restoring succeeded").to_string()
 }
 
 fn bound(saved: &mut SavedChannels, vm: TenantId, channel: u8) -> &mut SavedBound {
@@ -58,7 +58,7 @@ fn work_in_flight_ends_after_a_restore() {
     world.card.run(physical);
     let ended: Vec<Completion> = world.completed();
     assert_eq!(ended.iter().map(|end| (end.vm, end.sequence, end.entries)).collect::<Vec<_>>(), [(A, 1, 3), (A, 2, 4)]);
-    assert_eq!(world.channels.in_flight(A, VirtualChannelId(1)), 1, "it was not started");
+    assert_eq!(world.channels.in_flight(A, VirtualChannelId(1)), 1, "the submission was not started");
     assert_eq!(world.channels.stuck(), 1);
 }
 
@@ -79,40 +79,40 @@ fn owners_that_disagree_are_refused() {
             bound(saved, A, 1).vm = 9;
             saved.vms[0].list = vec![0];
         })
-        .contains("bound for VM 9, which is not there")
+        .contains("bound for VM 9, which does not exist")
     );
-    assert!(refused(|saved| bound(saved, A, 1).channel = 200).contains("there is no channel 200"));
-    assert!(refused(|saved| bound(saved, A, 0).channel = 3).contains("runlist names channels"));
-    assert!(refused(|saved| saved.vms[0].list = vec![0, 0]).contains("runlist names channels"));
-    assert!(refused(|saved| bound(saved, A, 0).permit = SavedPermit::Ended).contains("runlist names channels"));
+    assert!(refused(|saved| bound(saved, A, 1).channel = 200).contains("channel 200 does not exist"));
+    assert!(refused(|saved| bound(saved, A, 0).channel = 3).contains("runlist contains a channel"));
+    assert!(refused(|saved| saved.vms[0].list = vec![0, 0]).contains("runlist contains a channel"));
+    assert!(refused(|saved| bound(saved, A, 0).permit = SavedPermit::Ended).contains("runlist contains a channel"));
     assert!(refused(|saved| saved.vms[0].cap = 1).contains("VM 1: more channels are bound"));
-    assert!(refused(|saved| saved.vms[0].trusted = true).contains("not to be trusted"));
-    assert!(refused(|saved| saved.vms[0].paused = 0x80).contains("for no reason"));
-    assert!(refused(|saved| saved.vms[0].saved[0].0 = 1).contains("is bound and is not"));
-    assert!(refused(|saved| saved.vms[1].refused[0].0 = 0).contains("is bound and is not"));
-    assert!(refused(|saved| saved.vms[1].refused[0].0 = 128).contains("not in their order"));
-    assert!(refused(|saved| saved.vms[0].unlisted = vec![128]).contains("what is not a channel"));
-    assert!(refused(|saved| saved.vms.reverse()).contains("VMs are not in their order"));
+    assert!(refused(|saved| saved.vms[0].trusted = true).contains("must not be trusted"));
+    assert!(refused(|saved| saved.vms[0].paused = 0x80).contains("for an unknown reason"));
+    assert!(refused(|saved| saved.vms[0].saved[0].0 = 1).contains("both bound and unbound"));
+    assert!(refused(|saved| saved.vms[1].refused[0].0 = 0).contains("both bound and unbound"));
+    assert!(refused(|saved| saved.vms[1].refused[0].0 = 128).contains("not in order"));
+    assert!(refused(|saved| saved.vms[0].unlisted = vec![128]).contains("an unlisted channel does not exist"));
+    assert!(refused(|saved| saved.vms.reverse()).contains("VMs are not in order"));
 }
 
 #[test]
 fn rings_that_cannot_be_are_refused() {
     let ring = |edit: &dyn Fn(&mut SavedRing)| refused(|saved| edit(&mut bound(saved, A, 0).ring));
-    assert!(ring(&|ring| ring.entries = 0).contains("a ring has 0 entries"));
+    assert!(ring(&|ring| ring.entries = 0).contains("0 is not a valid number of ring entries"));
     assert!(ring(&|ring| ring.entries = 1 << 31).contains("entries"));
-    assert!(ring(&|ring| ring.gp_put = ring.entries).contains("beyond its ring"));
-    assert!(ring(&|ring| ring.next = ring.entries).contains("beyond its ring"));
-    assert!(ring(&|ring| ring.target.1 = 99).contains("beyond its ring"));
-    assert!(ring(&|ring| ring.gp_base = 4).contains("begins at 0x4"));
-    assert!(ring(&|ring| ring.records[0].entries = 600).contains("more is in flight than a ring holds"));
-    assert!(ring(&|ring| ring.records[0].entries = 0).contains("more is in flight than a ring holds"));
-    assert!(ring(&|ring| ring.started = 3).contains("more is in flight than a ring holds"));
-    assert!(ring(&|ring| ring.put = 2).contains("than was ever submitted"));
-    assert!(ring(&|ring| ring.submitted = 1).contains("than was ever submitted"));
-    assert!(ring(&|ring| ring.get += 100).contains("the card is at 100 of a ring"));
-    assert!(ring(&|ring| ring.ends[3] = HOST_END + 1).contains("address of the host's"));
-    assert!(ring(&|ring| ring.ends.truncate(9)).contains("address of the host's"));
-    assert!(ring(&|ring| ring.doorbells = u64::MAX).contains("seen too much"));
+    assert!(ring(&|ring| ring.gp_put = ring.entries).contains("beyond the end of its ring"));
+    assert!(ring(&|ring| ring.next = ring.entries).contains("beyond the end of its ring"));
+    assert!(ring(&|ring| ring.target.1 = 99).contains("beyond the end of its ring"));
+    assert!(ring(&|ring| ring.gp_base = 4).contains("ring address 0x4"));
+    assert!(ring(&|ring| ring.records[0].entries = 600).contains("more entries are in flight than a ring can contain"));
+    assert!(ring(&|ring| ring.records[0].entries = 0).contains("more entries are in flight than a ring can contain"));
+    assert!(ring(&|ring| ring.started = 3).contains("more entries are in flight than a ring can contain"));
+    assert!(ring(&|ring| ring.put = 2).contains("than were submitted"));
+    assert!(ring(&|ring| ring.submitted = 1).contains("than were submitted"));
+    assert!(ring(&|ring| ring.get += 100).contains("the card is at position 100 of a ring"));
+    assert!(ring(&|ring| ring.ends[3] = HOST_END + 1).contains("address of the host"));
+    assert!(ring(&|ring| ring.ends.truncate(9)).contains("address of the host"));
+    assert!(ring(&|ring| ring.doorbells = u64::MAX).contains("counters of a ring"));
     assert!(ring(&|ring| ring.records[0].submission = ring.records[1].submission).contains("the same number"));
 }
 
@@ -121,28 +121,28 @@ const HOST_END: u64 = nvspec::mmu::HOST_VA_BASE.0;
 
 #[test]
 fn other_cards_and_numbers_are_refused() {
-    assert!(refused(|saved| saved.layout.instances += 4096).contains("lie elsewhere"));
+    assert!(refused(|saved| saved.layout.instances += 4096).contains("have other addresses"));
     assert!(refused(|saved| drop(saved.slots.pop())).contains("128 channels"));
-    assert!(refused(|saved| saved.next_slot = 128).contains("there is no channel 128"));
+    assert!(refused(|saved| saved.next_slot = 128).contains("channel 128 does not exist"));
     assert!(refused(|saved| saved.golden = vec![0; 1 << 20]).contains("too long"));
-    // If this were accepted, PGRAPH's firmware would write the listed registers.
-    assert!(refused(|saved| saved.golden[0] = 1).contains("names registers"));
-    assert!(refused(|saved| saved.serial = 0).contains("bound later than the last"));
-    assert!(refused(|saved| saved.submissions = 0).contains("bound later than the last"));
-    assert!(refused(|saved| saved.submissions = u64::MAX).contains("too much was submitted"));
-    assert!(refused(|saved| bound(saved, A, 0).directory = 7).contains("not at a page"));
-    assert!(refused(|saved| bound(saved, A, 0).userd = 7).contains("not at a page"));
-    assert!(refused(|saved| bound(saved, A, 0).contexts[0] = Some(1 << 40)).contains("not at a page"));
-    assert!(refused(|saved| saved.episodes.truncate(1)).contains("other engines"));
-    assert!(refused(|saved| saved.preemptions.waiting = vec![1, 1]).contains("leave their engines"));
+    // Otherwise, PGRAPH's firmware would write the listed registers.
+    assert!(refused(|saved| saved.golden[0] = 1).contains("lists registers"));
+    assert!(refused(|saved| saved.serial = 0).contains("not assigned yet"));
+    assert!(refused(|saved| saved.submissions = 0).contains("not assigned yet"));
+    assert!(refused(|saved| saved.submissions = u64::MAX).contains("submissions is too large"));
+    assert!(refused(|saved| bound(saved, A, 0).directory = 7).contains("not page-aligned"));
+    assert!(refused(|saved| bound(saved, A, 0).userd = 7).contains("not page-aligned"));
+    assert!(refused(|saved| bound(saved, A, 0).contexts[0] = Some(1 << 40)).contains("not page-aligned"));
+    assert!(refused(|saved| saved.episodes.truncate(1)).contains("number of engines"));
+    assert!(refused(|saved| saved.preemptions.waiting = vec![1, 1]).contains("pending preemptions"));
     assert!(
         refused(|saved| saved.preemptions = SavedPreemptions { waiting: vec![], asked: true, looks: 0 })
-            .contains("leave their engines")
+            .contains("pending preemptions")
     );
 }
 
 proptest! {
-    /// Corrupt saved channels are rejected, or restored as harmless channels.
+    /// Checks that corrupt saved channels are either rejected, or restored as harmless channels.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

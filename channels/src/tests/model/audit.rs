@@ -1,4 +1,4 @@
-//! Checks the invariants at any time, and the final state after all work has completed.
+//! Checks the invariants that always hold, and the final state after all work has completed.
 
 use super::super::fake::{A, B, LAYOUT, World};
 use super::{Rig, Track, clean};
@@ -10,7 +10,7 @@ use nvspec::regs::pfifo;
 use std::collections::BTreeSet;
 
 impl Rig {
-    /// Checks the invariants that hold at any time.
+    /// Checks the invariants that always hold.
     pub(crate) fn check(&mut self) {
         for ((vm, channel), track) in &self.tracks {
             let (vm, channel, physical) = (*vm, VirtualChannelId(*channel), track.physical);
@@ -33,8 +33,12 @@ impl Rig {
             }
             let running = world.channels.run_state(physical) == RunState::Running;
             assert_eq!(world.card.enabled(physical), running);
-            assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "started submissions");
-            // The card received the contents of the guest's ring in order, and the guest sees its progress.
+            assert_eq!(
+                world.card.userd(physical, userd::GP_PUT),
+                track.index(track.started),
+                "GP_PUT covers the started submissions"
+            );
+            // The card has received the contents of the guest's ring in order, and the guest sees its own progress.
             let given = &world.card.units[&physical.0].given;
             assert_eq!(given[..], track.taken[..given.len()]);
             let get = (track.start + given.len() as u32) & (track.entries - 1);

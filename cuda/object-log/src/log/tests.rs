@@ -2,7 +2,7 @@ use cuda_calls::find;
 
 use super::*;
 
-/// A program with a log, whose calls succeed.
+/// A program whose calls succeed, and its log.
 #[derive(Default)]
 struct Program {
     log: Log,
@@ -355,7 +355,7 @@ fn steps_of_described_calls_name_the_handles_that_they_create() {
     assert_eq!(find("cuStreamCreate_ptsz"), Some(find_exact("cuStreamCreate")));
 }
 
-/// A program with a stream and a function.
+/// Creates a program with a stream and a function. Returns it with their handles.
 fn capturing() -> (Program, u64, u64) {
     let (mut program, stream) = (Program::default(), object(Kind::Stream, 1));
     let [module, function] = [Kind::Module, Kind::Function].map(|kind| object(kind, 1));
@@ -513,7 +513,7 @@ fn captures_that_need_each_other_are_found_in_few_searches() {
     let other = object(Kind::Stream, 2);
     program.create("cuStreamCreate", other, &[0]);
     let captured = Outcome { is_captured: true, captures: 1, ..NONE };
-    // The graph of each pair that ends last launches the graph that ended last in the pair before.
+    // In each pair, the capture that ends last launches the graph that ended last in the previous pair.
     let mut last = None;
     for number in 1..100 {
         let [first, second] = [2 * number, 2 * number + 1].map(|number| object(Kind::Graph, number));

@@ -1,5 +1,5 @@
-//! Owns a card without the daemon: serves tenants that the command line describes, or measures the card. Prints results
-//! as JSON.
+//! Owns a card without the daemon: serves tenants given on the command line, or measures the card. Prints results as
+//! JSON.
 //!
 //! ```sh
 //! cuda-owner serve --socket /run/cuda.sock --card-mib 40960 --tenant a:40960 --tenant b:40960:300 --seconds 60
@@ -37,18 +37,18 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends. Prints their accounts at the end, and once for
-    /// each line of input. A line with a JSON object first changes a tenant's settings, for example
-    /// `{"tenant": "a", "weight": 300}`; the other keys are `guarantee_permille`, `class` and `sharing`.
+    /// Serves tenants until the time limit or the end of standard input. Prints their accounts at the end, and once for
+    /// each line of input. A line with a JSON object first changes a tenant's settings, for example `{"tenant": "a",
+    /// "weight": 300}`; the other keys are `guarantee_permille`, `class` and `sharing`.
     Serve(Box<Serve>),
-    /// Serves under the control of mediatord, which writes requests to standard input.
+    /// Serves mediatord's requests from standard input.
     #[command(hide = true)]
     Work,
     /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
     Measure(Measure),
-    /// Holds memory until standard input ends. NVIDIA's checkpoint is measured on this process.
+    /// Keeps memory allocated until standard input ends. NVIDIA's checkpoint is measured on this process.
     Hold {
-        /// Memory to hold, in GiB.
+        /// Amount of memory to allocate, in GiB.
         #[arg(long)]
         gib: u64,
     },
@@ -62,16 +62,16 @@ struct Serve {
     /// Size of the card's memory that tenants share, in MiB.
     #[arg(long)]
     card_mib: u64,
-    /// Size of pinned host memory for chunks, in MiB; by default the same as the card's memory.
+    /// Size of pinned host memory for chunks, in MiB; by default the same as `--card-mib`.
     #[arg(long)]
     host_mib: Option<u64>,
     /// Chunk size in MiB.
     #[arg(long, default_value_t = 16)]
     chunk_mib: u64,
-    /// Amount of host memory to pin in advance, in MiB.
+    /// Host memory to pin in advance, in MiB.
     #[arg(long)]
     host_ready_mib: Option<u64>,
-    /// A tenant: its name, its memory in MiB, its weight, its latency class, and its share group.
+    /// A tenant's name, memory in MiB, weight, latency class and share group.
     #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS[:GROUP]]]", required = true)]
     tenants: Vec<String>,
     /// NVIDIA's `nvidia-cuda-mps-control`, for share groups.
@@ -83,20 +83,21 @@ struct Serve {
     /// Length of a slice in milliseconds.
     #[arg(long, default_value_t = 15)]
     slice_ms: u64,
-    /// Long turns for tenants whose memory does not fit on the card together: `auto`, `off` or `forced`.
+    /// Mode of memory quanta, which are long turns for tenants whose memory does not fit on the card together: `auto`,
+    /// `off` or `forced`.
     #[arg(long, default_value = "auto")]
     quanta: String,
-    /// Minimum length of such a turn, in milliseconds.
+    /// Minimum length of a memory quantum, in milliseconds.
     #[arg(long)]
     quantum_min_ms: Option<u64>,
-    /// Maximum length of such a turn, in milliseconds.
+    /// Maximum length of a memory quantum, in milliseconds.
     #[arg(long)]
     quantum_max_ms: Option<u64>,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     #[arg(long)]
     run_ahead_us: Option<u32>,
-    /// Idle time after which a turn ends, in microseconds. The next tenant is notified the same time before the last
-    /// work of an ending turn completes.
+    /// Idle time after which a turn ends, in microseconds. Also the time by which the next tenant is notified before
+    /// the last work of an ending turn completes.
     #[arg(long)]
     idle_us: Option<u32>,
     /// Time limit for a program to reply to an order about its memory, in milliseconds.
@@ -108,15 +109,14 @@ struct Serve {
     /// Suspends unresponsive programs through the driver, if possible, instead of killing them.
     #[arg(long)]
     suspend: bool,
-    /// Amount by which the memory of a process, and of the whole card, may exceed the accounts without a charge, in
-    /// MiB.
+    /// Memory in MiB that a process, and the whole card, may use beyond the accounts without being charged.
     #[arg(long)]
     margin_mib: Option<u64>,
-    /// Kills processes that bypass the owner, and processes whose memory outside the accounts exceeds their tenant's
-    /// limit.
+    /// Kills processes that use the card without the owner, and processes whose unaccounted memory exceeds their
+    /// tenant's limit.
     #[arg(long)]
     kill_strangers: bool,
-    /// File in which the owner records the served processes for its successor.
+    /// File in which the owner records its processes for its successor.
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Maximum time to serve, in seconds.
@@ -135,7 +135,7 @@ struct Measure {
     /// Skips the measurement of NVIDIA's checkpoint.
     #[arg(long)]
     no_checkpoint: bool,
-    /// Time limit for the process that is checkpointed, in seconds.
+    /// Time limit for the checkpoint, in seconds.
     #[arg(long, default_value_t = 120)]
     patience_s: u64,
 }
@@ -180,7 +180,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     })
 }
 
-/// New settings of a tenant. Settings that are not named stay as they are.
+/// New settings for a tenant. Missing settings do not change.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -234,7 +234,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     }
     let uuid = driver.device().uuid;
     let mut server = Server::start_closed(config, driver, options.journal.as_deref())?;
-    // Poll once before the card has programs.
+    // Poll once before programs can connect.
     server.watch_users(library, uuid)?;
     server.listen(None, &options.socket, &Rights::default())?;
     if let (Some(program), Some(folder)) = (options.mps_control.clone(), options.mps_folder.clone()) {
@@ -353,7 +353,7 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
     Ok(())
 }
 
-/// A process that is killed on drop.
+/// A child process that is killed on drop.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -363,7 +363,7 @@ impl Drop for Holder {
     }
 }
 
-/// Returns how many seconds NVIDIA needs to checkpoint and to restore a process with the same amount of memory.
+/// Returns the time that NVIDIA's checkpoint and restore take for a process with the same amount of memory, in seconds.
 fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
@@ -380,7 +380,7 @@ fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result
         let (done, ended) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || {
             if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A driver call that hangs cannot be cancelled.
+                // A hung driver call cannot be cancelled.
                 eprintln!("the checkpoint took longer than {} s", limit.as_secs());
                 std::process::exit(1);
             }

@@ -1,4 +1,4 @@
-//! Compares the accounts with NVML and the driver, to find memory of the card that a tenant has beyond its account.
+//! Compares the accounts with NVML and the driver, to detect card memory that a tenant uses beyond its account.
 //!
 //! The owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML
 //! reports for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100
@@ -24,17 +24,17 @@ use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
 use owner_driver::Memory;
 
-/// Number of polls for which a tenant is a suspect. An exiting process releases its memory within seconds.
+/// Number of polls during which a tenant remains a suspect. An exiting process releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Size of each process's contexts that NVML does not attribute to any process, in bytes: 5.6 MiB on an H100 with
-/// driver 580.
+/// Upper bound of the bytes of a process's contexts that NVML does not attribute to any process: 5.6 MiB on an H100
+/// with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
 /// Assumed size of a context in bytes, until the first poll at which the owner has no pieces.
 const UNKNOWN_CONTEXT: u64 = 1 << 30;
 /// Minimum interval between two log lines about one tenant, in ns, unless the tenant's excess has doubled.
 const LINES_NS: u64 = 60_000_000_000;
 
-/// Results of the last poll and of the polls before it.
+/// Results of the last poll and of earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Size of one context in bytes, as NVML reports it for the owner.
@@ -45,14 +45,15 @@ pub(super) struct Accounts {
     suspects: BTreeMap<TenantId, Suspect>,
     /// Lowest number of bytes that NVML did not attribute to any process.
     baseline: Option<u64>,
-    /// Number of processes that NVML reported at the last poll, and number of bytes that it did not attribute to any
-    /// process.
+    /// Number of processes that NVML reported at the last poll.
     processes: u64,
+    /// Bytes at the last poll that NVML did not attribute to any process.
     gap: u64,
     /// Number of bytes that cannot be charged to any process or tenant.
     unexplained: u64,
-    /// Set if NVML and the driver work. The second field is the number of polls so far.
+    /// Set if NVML and the driver work.
     sees: bool,
+    /// Number of polls so far.
     looks: u64,
 }
 
@@ -61,7 +62,7 @@ pub(super) struct Accounts {
 struct Suspect {
     /// Bytes that the tenant's programs had reported as released.
     sure: [u64; SUSPECT_LOOKS],
-    /// Bytes that may still be in the process of being released.
+    /// Bytes whose release may still be in progress.
     perhaps: [u64; SUSPECT_LOOKS],
 }
 
@@ -80,19 +81,19 @@ pub(super) struct Past {
     pub(super) indices: Vec<u32>,
     /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,
-    /// Excess in bytes at the last log line, and the time of that line.
+    /// Excess in bytes at the last log line, and the time of that line in ns.
     told: Option<(u64, u64)>,
 }
 
 impl Past {
-    /// Returns the bytes in excess of the account.
+    /// Returns the number of bytes beyond the account.
     pub(super) fn bytes(&self) -> u64 {
         self.beyond.saturating_add(self.kept)
     }
 }
 
 impl Core {
-    /// Records the processes that use the card, except the owner, which uses `own` bytes itself.
+    /// Records the processes that use the card. `users` does not contain the owner, which uses `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
         // Without pieces the owner has only its context. The first poll happens before any program connects.
         if self.pieces.count(Memory::Device) == 0
@@ -124,19 +125,20 @@ impl Core {
         }
     }
 
-    /// Returns the tenant of each process, and the bytes that NVML may report for the process according to its account.
+    /// Returns each process's tenant, and the number of bytes that NVML may report for the process according to its
+    /// account.
     fn counted(&self) -> BTreeMap<u32, (TenantId, u64)> {
         let mut counted = BTreeMap::new();
         for session in self.sessions.values() {
             let Some(tenant) = session.tenant else { continue };
             let fixed = session.fixed.iter().filter(|(kind, _)| is_the_processes(**kind));
             let fixed = fixed.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-            // NVML may attribute memory of an earlier owner to any process that has it.
+            // NVML may attribute memory allocated by an earlier owner to any process that uses it.
             let adopted = session.adopted.len() as u64 * self.table.chunk_bytes();
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // An abandoned process that still runs may have memory of its tenant that no account contains.
+        // An abandoned process that still runs may use memory of its tenant that no account contains.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));
@@ -169,7 +171,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Charges memory without a process to the tenants whose memory is missing.
+    /// Charges memory that NVML attributes to no process to the tenants whose released memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -204,7 +206,7 @@ impl Core {
         tenants.into_iter().for_each(|id| self.charge(id));
     }
 
-    /// Records memory that a tenant released and that is not free. `sure` is set if the tenant had reported the
+    /// Records memory that a tenant released but that did not become free. `sure` is set if the tenant had reported the
     /// release.
     pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
         if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
@@ -223,8 +225,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if a tenant would exceed its limit in case all memory of its last releases is still in use. The
-    /// next two polls decide this, and the tenant waits until then.
+    /// Returns true if a tenant would exceed its limit if all recently released memory were still in use. The next two
+    /// polls show whether it is, and the tenant waits until then.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -232,7 +234,8 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// Handles the release of memory that is no longer charged to a process, but that a descriptor may keep allocated.
+    /// Handles the release of memory that is no longer charged to a process, although a descriptor may keep it
+    /// allocated.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
@@ -260,7 +263,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The next poll continues the charge.
+                // The next poll continues.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
@@ -275,7 +278,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // Other tenants' memory fills the card. This memory is charged when a place becomes free.
+                    // Other tenants' memory fills the card. This memory is charged when card memory becomes free.
                     Err(false) => break,
                 }
             } else {
@@ -341,18 +344,18 @@ impl Core {
         );
     }
 
-    /// Kills the programs of a tenant that have memory beyond their accounts. If the tenant only keeps memory that it
-    /// released, kills all of its programs.
+    /// Kills a tenant's programs that use memory beyond their accounts. If the excess consists only of released memory,
+    /// kills all of the tenant's programs.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was just killed may already have lost its connection, and may have caused the excess.
+        // A process that was just killed may have caused the excess, although its connection is already gone.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
-            // A process always loses all of its connections together.
+            // All connections of a process end together.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
                 tracing::warn!(tenant = id.0, pid, "killing a program that has memory beyond its tenant's account");
                 self.give_up(session, Reason::Memory);
@@ -360,13 +363,13 @@ impl Core {
         }
     }
 
-    /// Returns true if card memory is in use that no account contains.
+    /// Returns true if some used card memory is in no account.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
     }
 
-    /// Returns a tenant's processes that have memory beyond their accounts.
+    /// Returns a tenant's processes that use memory beyond their accounts.
     pub(super) fn unaccounted(&self, id: TenantId) -> Vec<Unaccounted> {
         let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
         of_it
@@ -385,7 +388,7 @@ impl Core {
     }
 }
 
-/// Returns the part of `of` that is proportional to `own` out of `all`.
+/// Returns the share of `of` that corresponds to `own` out of `all`.
 fn part(own: u64, of: u64, all: u64) -> u64 {
     if all == 0 {
         return 0;
@@ -393,7 +396,7 @@ fn part(own: u64, of: u64, all: u64) -> u64 {
     u64::try_from(u128::from(own) * u128::from(of) / u128::from(all)).unwrap_or(u64::MAX)
 }
 
-/// Returns true if NVML attributes memory of this kind to the process that has it.
+/// Returns true if NVML attributes memory of this kind to the process that allocated it.
 fn is_the_processes(kind: FixedKind) -> bool {
     match kind {
         FixedKind::Array | FixedKind::Shared | FixedKind::Driver => true,

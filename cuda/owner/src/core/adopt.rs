@@ -89,8 +89,8 @@ impl Core {
         true
     }
 
-    /// Returns an index for an adopted chunk. If the account of the chunk's memory is full, the chunk gets a place in
-    /// the other memory and moves there later.
+    /// Returns an index for an adopted chunk. If the tenant may not have more of the chunk's memory (card or host), the
+    /// chunk is placed in the other memory and moves there later.
     fn place_adopted(&mut self, id: SessionId, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         let address = self.table.guest_address(index);
@@ -120,7 +120,8 @@ impl Core {
         true
     }
 
-    /// Checks if a process has reported all of its memory, after which other processes may get memory.
+    /// Checks whether a process has reported all of its memory. Other processes may get memory after all processes
+    /// have.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

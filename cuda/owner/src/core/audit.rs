@@ -5,14 +5,14 @@ use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Maximum units of work of one event: deferrable work, the message's own work, and checks of all connections.
+/// Maximum units of work per event: deferrable work, the message's own work, and checks of all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
-    /// Checks the sums, the bounds and the holders of memory.
+    /// Checks the totals, limits and owners of memory.
     ///
     /// # Panics
-    /// Panics if the accounts disagree, or if an event exceeded its limit. `steps` is the work of the last event.
+    /// Panics if the accounts disagree, or if the last event's `steps` units of work exceed the limit.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();
@@ -20,7 +20,7 @@ impl Core {
         for (&id, tenant) in &self.tenants {
             let account = self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).expect("in the table");
             (on_card, in_host) = (on_card + account.placed, in_host + account.host);
-            assert!(tenant.bodies.len() as u64 <= self.most_ever(id), "{id}: more than the tenant's account contains");
+            assert!(tenant.bodies.len() as u64 <= self.most_ever(id), "{id}: more than the tenant's limit");
             assert!(self.may_use(id, 0), "{id}: {} users", tenant.users);
             let mut users = 0;
             for (&index, body) in &tenant.bodies {

@@ -1,5 +1,5 @@
-//! Memory that several processes of a tenant share. A process exports chunks as a token, and other processes open the
-//! token.
+//! Memory that several processes of a tenant share. A process exports chunks under a token, and other processes open
+//! the token.
 
 use super::types::SessionId;
 use super::{Body, Core};
@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;
 
-/// Maximum number of chunk numbers of all processes of a tenant together, per chunk of its memory limit. A process gets
-/// a number for each chunk that it allocates or opens.
+/// Maximum total of the chunk numbers of a tenant's processes, per chunk of the tenant's memory limit. A process gets a
+/// number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
 /// Lower bound of that maximum, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
-    /// Returns true if the processes of a tenant may have `more` additional chunk numbers.
+    /// Returns true if a tenant's processes may get `more` additional chunk numbers.
     pub(super) fn may_use(&self, tenant: TenantId, more: u64) -> bool {
         let most = self.most_ever(tenant).saturating_mul(USERS_PER_CHUNK).max(USERS_MIN);
         self.tenants.get(&tenant).is_some_and(|known| known.users + more <= most)
@@ -39,9 +39,9 @@ impl Core {
             return refuse(self, Refusal::Moving);
         }
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
-        // A chunk without a number was shared under an earlier owner, and this owner has no descriptor of it.
+        // A chunk without a number was shared under an earlier owner, and this owner has no descriptor for it.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
-        // Programs export each buffer that they send, so most exports repeat an earlier one.
+        // Programs export a buffer each time they send it, so most exports repeat an earlier one.
         if let Some(share) = self.shares.token(tenant, &named) {
             return self.send(id, FromOwner::Shared { request, share });
         }
@@ -71,7 +71,7 @@ impl Core {
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 
-    /// Returns a chunk in the form that tokens use, or `None` if the index has no chunk.
+    /// Returns a chunk in the form that tokens use, or `None` if the index does not refer to a chunk.
     fn named(&self, tenant: TenantId, index: u32) -> Option<Named> {
         let Body::Chunk { number, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((index, *number))

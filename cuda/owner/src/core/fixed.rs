@@ -1,7 +1,7 @@
-//! Memory that is counted but cannot move, and memory that is released in parts.
+//! Memory that is accounted for but cannot move, and memory that is released in batches.
 //!
-//! In both cases one message may concern all chunks of a card. An event does a bounded part of the work, and the next
-//! one continues it.
+//! In both cases, one message may concern all chunks of a card. Each event performs a bounded part of the work, and the
+//! next event continues it.
 
 use super::memory::ROOM_NS;
 use super::sessions::Session;
@@ -12,23 +12,23 @@ use std::collections::VecDeque;
 use std::vec::IntoIter;
 use vram::TenantId;
 
-/// A request to add fixed memory to the account.
+/// A request to charge fixed memory to the tenant.
 #[derive(Debug)]
 pub(super) struct Fixing {
     request: u32,
     kind: FixedKind,
     bytes: u64,
-    /// Set if the process's total already includes the request's bytes.
+    /// Set if the process's total includes the request's bytes.
     begun: bool,
     since: u64,
 }
 
-/// Memory to release, of a process that has ended or of a request that was refused.
+/// Memory to release after a process has ended or a request was refused.
 #[derive(Debug)]
 pub(super) struct Release {
     id: SessionId,
     tenant: TenantId,
-    /// Each chunk's number in the process, and the chunk's index.
+    /// The process's numbers for the chunks, with the chunks' indices.
     users: IntoIter<(ChunkId, u32)>,
     /// Indices of fixed memory.
     fixed: IntoIter<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Release {
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Release {
-    /// Returns true if this release includes a process's number of a chunk.
+    /// Returns true if this release includes a process's number for a chunk.
     pub(super) fn has(&self, id: SessionId, chunk: ChunkId, index: u32) -> bool {
         self.id == id && self.users.as_slice().contains(&(chunk, index))
     }
@@ -67,8 +67,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Reserves indices for fixed memory on the card, and replies to the requests in order. The next event continues if
-    /// this event reaches its limit.
+    /// Reserves indices for fixed memory on the card, and replies to the requests in order. If this event reaches its
+    /// work limit, the next one continues.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -120,7 +120,7 @@ impl Core {
                 Err(reason) => {
                     let of = (reason == Some(Refusal::Quota)).then_some(tenant);
                     if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
-                        // The request is retried after each reply, and at the end of the wait.
+                        // The request is retried after each reply, and when the wait times out.
                         return;
                     }
                     self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Refuses the oldest request for fixed memory, and releases its chunks.
+    /// Rejects the oldest request for fixed memory, and releases its chunks.
     fn refuse_fixed(&mut self, id: SessionId, reason: Refusal) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(Fixing { request, kind, bytes, .. }) = session.fixing.pop_front() else { return };
@@ -138,20 +138,20 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request that arrived at `since` must wait instead of being refused, because memory that it may
+    /// Returns true if a request that arrived at `since` must wait, and not be rejected, because memory that it may
     /// need is being released.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }
 
-    /// Returns an upper bound of the number of a tenant's chunks that are being released.
+    /// Returns an upper bound on the number of a tenant's chunks being released.
     pub(super) fn releasing(&self, tenant: TenantId) -> u64 {
         let of_it = self.releases.iter().filter(|release| release.tenant == tenant);
         let bodies = self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64);
         of_it.map(|release| (release.users.len() + release.fixed.len()) as u64).sum::<u64>().min(bodies)
     }
 
-    /// Releases memory of a process: as much as one event may release now, and the rest in the next events.
+    /// Releases a process's memory: as much as this event may release now, and the rest in later events.
     pub(super) fn release_later(
         &mut self,
         id: SessionId,
@@ -178,14 +178,14 @@ impl Core {
             }
             self.pieces.ends = false;
             if release.users.len() + release.fixed.len() > 0 {
-                // Alternate between tenants.
+                // Serve the tenants in rotation.
                 return self.releases.push_back(release);
             }
         }
         self.needs_plan = true;
     }
 
-    /// Returns true if memory of the tenant is being released.
+    /// Returns true if the tenant has memory that is being released.
     pub(super) fn releases_of(&self, tenant: TenantId) -> bool {
         self.releases.iter().any(|release| release.tenant == tenant)
     }
@@ -207,13 +207,13 @@ impl Core {
         }
     }
 
-    /// Returns true if deferred work of earlier events is left.
+    /// Returns true if earlier events have left deferred work.
     pub(super) fn has_work(&self) -> bool {
         self.needs_plan || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
     }
 }
 
-/// Returns the number of chunks that a process's fixed memory on the card occupies.
+/// Returns the size of a process's fixed memory on the card, in chunks.
 fn wanted(session: &Session, chunk_bytes: u64) -> u64 {
     let bytes = session.fixed.iter().filter(|(kind, _)| on_card(**kind)).map(|(_, bytes)| *bytes);
     bytes.fold(0, u64::saturating_add).div_ceil(chunk_bytes)

@@ -27,7 +27,7 @@ impl Core {
         Ok(())
     }
 
-    /// Lets a new tenant get its turns on all of its cards together.
+    /// Coordinates a new tenant's turns on all of its cards.
     pub(super) fn join_gang(&mut self, id: TenantId) {
         let gang = self.tenants.get(&id).and_then(|tenant| tenant.spec.gang.clone());
         if let Some(gang) = gang {
@@ -60,8 +60,8 @@ impl Core {
         }
     }
 
-    /// Returns true if the owners of a tenant's other cards respond. If this is not known yet, it sends probes, and the
-    /// tenant's limit is checked again later.
+    /// Returns true if the owners of a tenant's other cards respond. If this is not known yet, sends probes, and checks
+    /// the tenant's limit again later.
     pub(super) fn other_owners_respond(&mut self, tenant: TenantId) -> bool {
         let own = self.config.number;
         let gang = self.tenants.get(&tenant).and_then(|known| known.spec.gang.as_ref());
@@ -75,7 +75,7 @@ impl Core {
         false
     }
 
-    /// Restarts the limit of a tenant's work.
+    /// Restarts the time limit for a tenant's work.
     fn restart_limit(&mut self, tenant: TenantId) {
         let clock = self.clock;
         for session in self.sessions.values_mut().filter(|session| session.tenant == Some(tenant)) {
@@ -83,23 +83,23 @@ impl Core {
         }
     }
 
-    /// Sends the messages that the turns have for the owners of other cards.
+    /// Sends pending messages to the owners of other cards.
     pub(super) fn tell_other_cards(&mut self) {
         let messages = self.turns.take_messages().into_iter();
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
     }
 
-    /// Returns true if a tenant has the turn. A tenant that waits for its other cards does not have the turn, although
-    /// this card is reserved for it.
+    /// Returns true if a tenant has the turn. A tenant that waits for its other cards does not have the turn, even
+    /// though this card is reserved for it.
     pub(super) fn runs(&self, tenant: TenantId) -> bool {
         let gang = self.turns.gang_of(tenant).and_then(|gang| self.turns.view(gang));
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)
     }
 
-    /// Lets one submission of each process of a tenant pass.
+    /// Lets one submission of each of a tenant's processes pass.
     pub(super) fn step(&mut self, tenant: TenantId) {
         let terms = self.terms(tenant);
-        // Work of a process with an earlier version of the library waits for the tenant's next turn.
+        // With an earlier version of the library, a process's work waits for the tenant's next turn.
         let can_step = |id: &SessionId| {
             self.sessions.get(id).is_some_and(|session| {
                 session.version >= VERSION_GANGS && !session.stuck && session.stopped_in.is_none()

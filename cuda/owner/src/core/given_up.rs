@@ -1,4 +1,4 @@
-//! Records the abandoned programs with the reasons, and actions on tenants, for operators.
+//! Records abandoned programs with the reasons, and actions on tenants, for operators.
 
 use super::Core;
 use super::types::SessionId;
@@ -6,19 +6,19 @@ use cuda_control::{Action, Incident};
 use std::collections::VecDeque;
 use vram::TenantId;
 
-/// Number of recorded programs per tenant.
+/// Maximum number of recorded programs per tenant.
 const MAX_KEPT: usize = 4;
 /// Maximum number of incidents that are stored until they are read.
 const MAX_INCIDENTS: usize = 256;
 
-/// Reasons for abandoning a program.
+/// Reason for abandoning a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The program's work did not end within the limit of a turn.
     Turn,
     /// The program did not reply to an order about its memory in time.
     Order,
-    /// The program declined all orders to move its memory.
+    /// The program declined every order to move its memory.
     Declined,
     /// The program did not report its memory to this owner after the previous owner had ended.
     Adoption,
@@ -35,7 +35,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns true if the reason is that work on the card exceeded a limit. Such reasons count towards quarantine.
+    /// Returns true if the program's work on the card exceeded a limit. Such reasons count towards quarantine.
     const fn is_strike(self) -> bool {
         match self {
             Self::Turn | Self::Occupied | Self::HeldUp => true,
@@ -77,7 +77,7 @@ impl From<GivenUp> for cuda_control::GivenUp {
     }
 }
 
-/// Actions on tenants that have not been read yet.
+/// Unread actions on tenants.
 #[derive(Debug, Default)]
 pub(super) struct Incidents {
     unread: VecDeque<Incident>,
@@ -115,7 +115,7 @@ impl Core {
         self.incidents.to_kill.push_back((tenant, known.spec.name.clone(), program));
     }
 
-    /// Records that SIGKILL was sent to the oldest program of a tenant that was to be killed, or could not be sent.
+    /// Records whether SIGKILL was sent to the tenant's oldest program that is to be killed.
     pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             *(if done { &mut known.killed } else { &mut known.kill_failures }) += 1;
@@ -126,7 +126,7 @@ impl Core {
         self.incidents.add(&name, action);
     }
 
-    /// Records that the driver has suspended a process of a tenant.
+    /// Records that the driver has suspended a tenant's process.
     pub(super) fn record_suspension(&mut self, tenant: TenantId, pid: u32) {
         let Some(known) = self.tenants.get(&tenant) else { return };
         if let Some(program) = known.given_up.iter().rev().find(|program| program.pid == pid) {
@@ -141,7 +141,7 @@ impl Core {
         self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
-    /// Records that the program of a session was abandoned.
+    /// Records that a session's program was abandoned.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(tenant_id) = session.tenant else { return };

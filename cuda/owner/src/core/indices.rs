@@ -25,7 +25,7 @@ impl Indices {
         })
     }
 
-    /// Puts back an index that was taken.
+    /// Returns an index to the free ones.
     pub(super) fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }

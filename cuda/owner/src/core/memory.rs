@@ -11,15 +11,15 @@ use tenancy::Deadline;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
 /// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. The
-/// tenant then gets the memory that is free.
+/// tenant then gets the memory that is already free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time after the timeout of such a wait during which allocations do not wait, in ns.
+/// Time for which allocations do not wait after such a wait has timed out, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes to evict beyond the bytes of such an allocation. A program that fills its memory requests
-/// the next part soon, and tenants that wait for a quantum do not need their memory.
+/// Maximum number of bytes to evict beyond the size of such an allocation. A program that fills its memory will soon
+/// request more, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of pieces being made for one tenant, which bounds the wait of other tenants' next requests.
+/// Maximum number of pieces being allocated for one tenant. This bounds the waiting time of other tenants' requests.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
@@ -52,14 +52,15 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still allocate, which are neither in use nor reserved for a
-    /// request.
+    /// Returns the number of chunks that a tenant may still allocate: its limit without the chunks in use or reserved
+    /// for requests.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Assigns places to a process's requests, oldest first, limited by the free places and the event's budget.
+    /// Assigns places to a process's requests, oldest first, until no place is free or the event's work limit is
+    /// reached.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
@@ -73,8 +74,8 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Pieces for other tenants are made before the remaining ones. Each completed piece lets the next
-                    // one be ordered.
+                    // Allocate pieces for other tenants before the remaining ones. Each completed piece triggers the
+                    // next order.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }
@@ -82,8 +83,8 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Reclaim empty chunks before using host memory, because chunks in host memory would move to the card
-                // at once.
+                // Reclaim empty chunks before using host memory, because chunks in host memory would immediately move
+                // to the card.
                 if !has_asked && self.swaps_now(tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -115,7 +116,8 @@ impl Core {
         self.answer(id);
     }
 
-    /// Returns true if a tenant's next chunk goes to host memory although the tenant may have it on the card.
+    /// Returns true if a tenant's next chunk would be placed in host memory although the tenant may have it on the
+    /// card.
     fn swaps_now(&self, tenant: TenantId) -> bool {
         let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
         let swaps = |own: &vram::VmSummary| {
@@ -126,8 +128,8 @@ impl Core {
     }
 
     /// Returns true if chunks of the quantum's tenant must wait for the eviction of waiting tenants' memory, and starts
-    /// that eviction. In host memory, the program would access the chunks over the link, and the chunks would be moved
-    /// at once, for which the program must be quiesced.
+    /// that eviction. In host memory, the program would access the chunks over the link, and the program would be
+    /// quiesced immediately to move the chunks.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.machine.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -152,8 +154,8 @@ impl Core {
         true
     }
 
-    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if this is not possible now, in which
-    /// case the request may wait.
+    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if this is not possible now and the
+    /// request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
@@ -184,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Like [`vram::ChunkTable::place`], but first scrubs the places that wait for it.
+    /// Like [`vram::ChunkTable::place`], but first scrubs the places that need it.
     pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestVramAddr) -> Result<Place, Error> {
         loop {
             match self.table.place(tenant, address) {
@@ -199,8 +201,7 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. Such places no longer have a piece, and get a new, zeroed piece at
-    /// their next use.
+    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one at their next use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -210,7 +211,7 @@ impl Core {
         any
     }
 
-    /// Assigns one more place to a request.
+    /// Assigns a place to a request.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
@@ -233,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Records that a process's request waits for a piece.
+    /// Records that a process's request waits for a piece to be allocated.
     fn awaits(&mut self, id: SessionId, tenant: TenantId, piece: PieceId) {
         self.making.insert(piece, (id, tenant));
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -260,13 +261,13 @@ impl Core {
         }
     }
 
-    /// Delivers the existing chunks of a process's requests, and thereby completes the requests whose chunks all exist.
+    /// Delivers the existing chunks of a process's requests. A request completes when all of its chunks are delivered.
     fn answer(&mut self, id: SessionId) {
         let mut at = 0;
         while let Some(session) = self.sessions.get_mut(&id) {
             let Some(pending) = session.pending.get_mut(at) else { return };
             let rest = &pending.items[pending.delivered..];
-            // Skip the look-up, because most requests are complete.
+            // Skip the lookup in the common case that no piece is missing.
             let ready = if pending.missing.is_empty() {
                 rest.len()
             } else {
@@ -305,7 +306,7 @@ impl Core {
         self.actions.push(Action::Send { session: id, message, pieces });
     }
 
-    /// Returns a chunk's piece, and the memory that it is in.
+    /// Returns a chunk's piece and its memory (card or host).
     pub(super) fn where_is(&self, tenant: TenantId, index: u32) -> Option<(PieceId, Memory)> {
         let Body::Chunk { piece, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((*piece, self.pieces.memory(*piece)?))
@@ -319,7 +320,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Withdraws a removed request. The process keeps the chunks that were already delivered until it frees them.
+    /// Cancels a removed request. The process keeps the chunks that were already delivered until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -331,7 +332,7 @@ impl Core {
         self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
-    /// Records that a piece was made, or could not be made.
+    /// Records that a piece was allocated, or that its allocation failed.
     pub(super) fn made(&mut self, piece: PieceId, memory: Option<Memory>) {
         if self.adopted(piece, memory) {
             return;
@@ -351,7 +352,7 @@ impl Core {
         self.feed(tenant);
     }
 
-    /// Serves the processes of a tenant that wait for pieces, up to the limit.
+    /// Serves a tenant's processes that wait for pieces, up to the limit.
     fn feed(&mut self, tenant: TenantId) {
         let of_it = (tenant, SessionId(0))..=(tenant, SessionId(u64::MAX));
         while self.tenants.get(&tenant).is_some_and(|known| known.making < MAKING_MOST) {
@@ -361,9 +362,9 @@ impl Core {
         }
     }
 
-    /// Moves a new chunk to host memory because the driver has no card memory for its place: an abandoned process has
-    /// not exited yet, or a tenant has memory beyond its account. The chunk moves to the card when the card has memory.
-    /// Returns false in all other cases, in which an unmanaged process uses the card.
+    /// Moves a new chunk to host memory because the driver has no card memory for it: an abandoned process has not
+    /// exited yet, or a tenant uses memory beyond its account. The chunk moves to the card when memory becomes free.
+    /// Returns false if neither applies, because an unmanaged process then uses the card.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
@@ -371,7 +372,7 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        // Only undelivered chunks may lack a piece: the chunks of one message, and chunks that are being made.
+        // Only undelivered chunks may lack a piece: those of one message, and those being allocated.
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };
@@ -421,7 +422,7 @@ impl Core {
         }
     }
 
-    /// Releases an index of a tenant.
+    /// Releases one of a tenant's indices.
     pub(super) fn release_body(&mut self, tenant: TenantId, index: u32) {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
@@ -455,7 +456,7 @@ impl Core {
         self.tenants.get_mut(&tenant)?.bodies.get_mut(&index)
     }
 
-    /// Retries requests that wait for memory, starting after the process that was retried last.
+    /// Retries requests that wait for memory, starting after the most recently retried process.
     pub(super) fn retry_queued(&mut self) {
         let waits = |session: &super::Session| {
             !session.fixing.is_empty() || session.pending.iter().any(|pending| pending.wanted > 0)
@@ -479,7 +480,7 @@ impl Core {
     }
 }
 
-/// Returns true if a chunk's piece exists.
+/// Returns true if a chunk's piece has been allocated.
 fn is_there(tenants: &BTreeMap<TenantId, Tenant>, pieces: &Pieces, tenant: Option<TenantId>, index: u32) -> bool {
     let body = tenant.and_then(|tenant| tenants.get(&tenant)?.bodies.get(&index));
     matches!(body, Some(Body::Chunk { piece, .. }) if pieces.is_ready(*piece))

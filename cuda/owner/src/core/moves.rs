@@ -1,9 +1,9 @@
 //! Tenants that move to another card or come from one.
 //!
 //! The owner of the first card evicts the tenant's chunks. Then each program closes its gate and unmaps its chunks, and
-//! connects to the owner of the other card, which makes the driver restore the program there. The program reports its
-//! chunks to this owner as after the end of an owner. The daemon asks the owners, one after the other; an owner that it
-//! no longer asks keeps the tenant.
+//! connects to the owner of the other card, which makes the driver restore the program there. The program then reports
+//! its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending requests to both
+//! owners in turn. If its requests to the first owner stop, that owner keeps the tenant.
 
 use super::types::{Action, SessionId};
 use super::{Body, Core, TenantError};
@@ -11,11 +11,11 @@ use cuda_protocol::{End, FixedKind, FromOwner, Obstacle, VERSION_MOVES};
 use owner_driver::Memory;
 use vram::{Limits, OnFull, TenantId};
 
-/// Time limit for a program's work to end, in microseconds. The daemon repeats the request.
+/// Time limit for a program's work to complete, in microseconds. The daemon repeats the request.
 // TIMEOUT: as for relocations; the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
-/// Time after the daemon's last request after which a tenant stays, in ns.
-// TIMEOUT: the daemon repeats its request every few milliseconds, so it has ended or does not need the move.
+/// Time without a request from the daemon after which a tenant stays, in ns.
+// TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
 /// Progress of a process that moves to another card.
@@ -32,7 +32,7 @@ pub(super) enum Departure {
 /// Progress of a tenant that moves to another card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// The request must be repeated; the text is the reason.
+    /// The request must be repeated, for the given reason.
     Waits(String),
     /// All programs of the tenant have unmapped their chunks. Contains their process IDs.
     Left(Vec<u32>),
@@ -44,7 +44,7 @@ impl Core {
     /// calls [`Self::stay`].
     ///
     /// # Errors
-    /// Returns the reason for which a program cannot leave. The caller then calls [`Self::stay`].
+    /// Returns the reason why a program cannot leave. The caller then calls [`Self::stay`].
     pub fn leave(&mut self, id: TenantId) -> Result<Leaving, String> {
         let sessions: Vec<SessionId> = self.sessions_of(id).collect();
         for session in &sessions {
@@ -68,7 +68,7 @@ impl Core {
         if on_card > 0 || self.is_moving(&sessions) {
             self.needs_plan = true;
             self.follow_up();
-            return Ok(Leaving::Waits(format!("{} MiB of its memory are on the card", on_card * chunk_mib)));
+            return Ok(Leaving::Waits(format!("{} MiB of its memory are still on the card", on_card * chunk_mib)));
         }
         for session in sessions {
             self.ask_to_leave(session);
@@ -76,7 +76,7 @@ impl Core {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(id));
         Ok(match of_it().all(|session| session.departure == Departure::Left) {
             true => Leaving::Left(of_it().map(|session| session.pid).collect()),
-            false => Leaving::Waits("a program's work or one of its requests has not ended".to_owned()),
+            false => Leaving::Waits("a program's work or one of its requests has not completed".to_owned()),
         })
     }
 
@@ -95,8 +95,8 @@ impl Core {
         self.follow_up();
     }
 
-    /// Returns the processes of a tenant that are on this card and have reported their memory, and the last reason for
-    /// which a process could not come.
+    /// Returns a tenant's processes that are on this card and have reported their memory, and the last reason why a
+    /// process could not move here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here = of_it.filter(|(id, session)| !session.fetching && !self.adopts(**id));
@@ -104,7 +104,7 @@ impl Core {
         (here, self.tenants.get_mut(&id).and_then(|tenant| tenant.obstacle.take()))
     }
 
-    /// Checks that a process can leave.
+    /// Returns an error if a process cannot leave.
     fn check_leaves(&self, id: SessionId) -> Result<(), String> {
         let Some(session) = self.sessions.get(&id) else { return Ok(()) };
         let fixed = |kind| session.fixed.get(&kind).copied().unwrap_or(0) > 0;
@@ -122,7 +122,7 @@ impl Core {
         Err(named(session.pid, &session.program, why))
     }
 
-    /// Returns the number of a tenant's chunks on the card, without its fixed memory.
+    /// Returns the number of a tenant's chunks on the card, excluding its fixed memory.
     fn chunks_on_card(&self, id: TenantId) -> u64 {
         let bodies = self.tenants.get(&id).into_iter().flat_map(|tenant| tenant.bodies.values());
         let on_card = |body: &&Body| match body {
@@ -132,7 +132,7 @@ impl Core {
         bodies.filter(on_card).count() as u64
     }
 
-    /// Returns true if memory of one of the processes is being moved.
+    /// Returns true if memory is being moved for any of the processes.
     fn is_moving(&self, sessions: &[SessionId]) -> bool {
         sessions.iter().any(|session| self.machine.relocations.has_order(*session))
     }
@@ -147,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Handles a process's answer to a request to leave.
+    /// Handles a process's reply to a request to leave.
     pub(super) fn has_left(&mut self, id: SessionId, tenant: TenantId, obstacle: Option<Obstacle>) {
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.departure == Departure::Asked) else {
@@ -176,7 +176,7 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay if the daemon has ended during its move.
+    /// Lets a tenant stay if the daemon has exited or cancelled its move.
     pub(super) fn end_forgotten_moves(&mut self) {
         let late = |since: u64| self.clock.saturating_sub(since) >= FORGOTTEN_NS;
         let forgotten = self.tenants.iter().find(|(_, tenant)| !tenant.retired && tenant.leaving.is_some_and(late));
@@ -186,7 +186,7 @@ impl Core {
         }
     }
 
-    /// Handles a process that comes from another card.
+    /// Handles a process that arrives from another card.
     pub(super) fn elsewhere(&mut self, id: SessionId, from: [u8; 16]) {
         match self.sessions.get_mut(&id) {
             Some(session) if session.adopts && !session.fetching && session.version >= VERSION_MOVES => {

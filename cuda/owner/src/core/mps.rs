@@ -1,8 +1,8 @@
 //! MPS servers of share groups, as the state machine sees them: which groups need one, and which processes are clients.
 //!
-//! A group needs a server unless one of its members only accepts turns. The members of a group have one user, because a
-//! server serves one user. A server's own list decides which processes are clients; if a process reports that it is a
-//! client, the owner only asks the server.
+//! A group needs a server unless one of its members accepts only turns. All members must have the same user, because a
+//! server serves one user. The server's own list determines which processes are clients. If a process reports that it
+//! is a client, the owner only queries the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,15 +17,15 @@ use super::types::{Action, SessionId};
 /// A group's server.
 #[derive(Debug, Default)]
 struct Server {
-    /// User of the server and its clients, if the members name one.
+    /// User of the server and its clients, if the members specify one.
     user: Option<u32>,
-    /// False if no group needs the server, which then serves its clients until they end.
+    /// Set while a group needs the server. Otherwise, it serves its clients until they exit.
     needed: bool,
-    /// True from the order to start the server until the server has ended.
+    /// Set from the order to start the server until the server has exited.
     running: bool,
     state: ServerState,
     clients: BTreeSet<u32>,
-    /// Names of the programs of its last clients, because a program may exit before the loss of its server is noticed.
+    /// Program names of the last clients, because a program may exit before the loss of its server is noticed.
     names: BTreeMap<u32, String>,
     /// Processes of the server itself.
     processes: BTreeSet<u32>,
@@ -109,7 +109,7 @@ impl Core {
             Report::Serves { again } => {
                 server.set_state(ServerState::Serves);
                 if again {
-                    tracing::warn!(group, "the MPS control daemon of a group was started again");
+                    tracing::warn!(group, "the MPS control daemon of a group was restarted");
                     self.report_server(group, Done::ServerStarted);
                 }
             }
@@ -144,7 +144,7 @@ impl Core {
                 if !server.needed {
                     self.renew_servers();
                 } else {
-                    // The group came back while the daemon ended.
+                    // The group was added again while its control daemon exited.
                     let user = server.user;
                     self.actions.push(Action::StartServer { group: group.to_owned(), user });
                 }
@@ -181,7 +181,7 @@ impl Core {
         self.renew_concurrency(tenant);
     }
 
-    /// Records that a connection has ended: another process can get the number of its process.
+    /// Records that a client's connection has ended. Its process ID may be reused.
     pub(super) fn client_gone(&mut self, tenant: TenantId, pid: u32) {
         let group = self.group_of(tenant).map(str::to_owned);
         let Some(group) = group else { return };
@@ -191,7 +191,8 @@ impl Core {
         }
     }
 
-    /// Polls the server of a tenant's group when a process first reports that it is a client. A poll starts processes.
+    /// Polls the server of a tenant's group when a process first reports that it is a client. Later reports do not
+    /// cause polls, because a poll starts processes.
     pub(super) fn reports_client(&mut self, id: SessionId, tenant: TenantId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if std::mem::replace(&mut session.reported_client, true) {
@@ -204,7 +205,7 @@ impl Core {
         }
     }
 
-    /// Returns true if a process is an MPS server of a group, which works for its clients.
+    /// Returns true if a process is a group's MPS server, whose work belongs to its clients.
     pub(super) fn is_server(&self, pid: u32) -> bool {
         self.servers.0.values().any(|server| server.processes.contains(&pid))
     }

@@ -1,13 +1,13 @@
-//! Processes that occupy the card without a turn. Their work bypassed the gate, or was in flight when they ended their
-//! turn.
+//! Processes that occupy the card without a turn. Their work bypassed the gate, or was still in flight when their turn
+//! ended.
 //!
-//! The owner reads NVML's report of each process's use of the card every second. Two decisions depend on it:
+//! The owner reads NVML's report of each process's use of the card every second. Two rules depend on it:
 //!
-//! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls since that turn
-//!   began. That process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are
-//!   later than the first poll, when the process had no turn.
-//! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. The
-//!   process is abandoned if another tenant has a turn, because the limit also applies to work without a turn.
+//! - If a tenant's turn exceeds its limit and another tenant's process occupied the card at two polls during that turn,
+//!   that process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are later
+//!   than the first poll, when the process had no turn.
+//! - If a process occupied the card at all polls for as long as its own tenant's limit, without a turn, it is abandoned
+//!   while another tenant has a turn, because the limit also applies to work without a turn.
 
 use std::collections::{BTreeMap, VecDeque};
 use tenancy::Deadline;
@@ -20,19 +20,19 @@ use vram::TenantId;
 /// Number of polls during a turn at which a process must occupy the card to prove that it bypasses the gate.
 const MIN_LOOKS: usize = 2;
 
-/// The last polls and their consequences.
+/// Processes seen on the card without a turn.
 #[derive(Debug, Default)]
 pub(super) struct Occupations {
     /// Processes that occupied the card at the last poll and had no turn.
     seen: BTreeMap<u32, Occupation>,
 }
 
-/// Consecutive polls at which a process occupied the card, without having a turn at them or between them.
+/// A sequence of polls at which a process occupied the card, without a turn at or between them.
 #[derive(Debug)]
 struct Occupation {
-    /// Time of the first poll.
+    /// Time of the first poll, in ns.
     since: u64,
-    /// Times of the last polls, at most [`MIN_LOOKS`].
+    /// Times of the last polls in ns, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
     /// Number of turns that the process has had, which shows whether the process had a turn between two polls.
     turns: u64,
@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// Abandons processes that have occupied the card without a turn for as long as their tenants' limit on a turn, if
-    /// another tenant has a turn. The driver's limit applies if the driver is suspending the process.
+    /// another tenant has a turn. A process that the driver is suspending has the driver's time limit instead.
     fn give_up_occupants(&mut self) {
         let exceeds = |pid: u32, limit: u64| {
             let row = self.occupations.seen.get(&pid).filter(|row| row.last.len() == MIN_LOOKS);

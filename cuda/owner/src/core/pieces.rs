@@ -1,10 +1,10 @@
-//! Physical pieces, and the chunks that each piece may back.
+//! Physical pieces of memory, and the chunks that each piece may back.
 //!
 //! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
 //! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
-//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory, the same takes
-//! milliseconds, so the piece is kept for the next use by the same process, unless another process needs the memory. A
-//! piece that several processes have had is always released.
+//! users. On the card, a piece is released and a new one is allocated, which takes 15 us. In host memory, this takes
+//! milliseconds, so the piece is kept for the same process's next use, unless another process needs the memory. A piece
+//! that several processes have used is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use owner_driver::Memory;
@@ -13,12 +13,12 @@ use vram::TenantId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// The piece is being made for the stock.
+    /// The piece is being allocated for the stock.
     Stocking,
-    /// The piece is in the stock, and no tenant has had it.
+    /// The piece is in the stock, and no tenant has used it.
     Stocked,
-    /// The piece was given to a tenant, or is being made for one. `count` chunks and moves hold it. If `only` is unset,
-    /// several of the tenant's processes have or had the piece.
+    /// The piece was given to a tenant, or is being allocated for one. `count` chunks and moves hold it. If `only` is
+    /// unset, several of the tenant's processes have used the piece.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
     /// The piece is kept for its process's next use.
     Parked,
@@ -44,7 +44,7 @@ struct Piece {
     ready: bool,
 }
 
-/// Maximum number of pieces being made for the stock, because an urgent request waits for these pieces.
+/// Maximum number of concurrent allocations for the stock, because an urgent request must wait for them.
 const STOCKING_MOST: usize = 2;
 
 /// All pieces of a card.
@@ -52,16 +52,17 @@ const STOCKING_MOST: usize = 2;
 pub(super) struct Pieces {
     pieces: BTreeMap<PieceId, Piece>,
     stock: BTreeSet<PieceId>,
-    /// Number of pieces being made for the stock.
+    /// Number of pieces being allocated for the stock.
     stocking: usize,
     parked: BTreeMap<SessionId, Vec<PieceId>>,
     next: u64,
-    /// Maximum number of host pieces, and the current number.
+    /// Maximum number of host pieces.
     host_most: u32,
+    /// Current number of host pieces.
     host: u32,
-    /// Number of host pieces to make in advance.
+    /// Number of host pieces to allocate in advance.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being released: the tenant, and true if it had reported the
+    /// Card pieces of tenants that are being released. Each has its tenant, and true if the tenant had reported the
     /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection has ended.
@@ -75,20 +76,20 @@ impl Pieces {
         Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host, given_up, ends: false }
     }
 
-    /// Assigns a number to a piece that this owner did not make.
+    /// Assigns a number to a piece that this owner did not allocate.
     pub(super) fn number(&mut self) -> PieceId {
         self.next += 1;
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, with one hold: a piece that the process already had, a piece of the stock, or a
-    /// new piece.
+    /// Returns a piece for a process, with one hold: a piece kept for the process, a piece from the stock, or a new
+    /// piece.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
 
-    /// Like [`Self::take`], but for the target of a copy. The piece need not be zeroed, which would wait for the card,
-    /// because a piece of the card is released if the copy does not happen.
+    /// Like [`Self::take`], but for the target of a copy. A card piece need not be zeroed, which would wait for the
+    /// card, because it is released if the copy does not happen.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
@@ -116,21 +117,21 @@ impl Pieces {
         self.pieces.insert(piece, Piece { memory, used: by.holds(), ready: true });
     }
 
-    /// Records that another process also gets a piece.
+    /// Records that a second process gets a piece.
     pub(super) fn share(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { only, .. }, .. }) = self.pieces.get_mut(&id) {
             *only = None;
         }
     }
 
-    /// Adds a hold on a piece, for a chunk or a move.
+    /// Adds a chunk's or a move's hold on a piece.
     pub(super) fn hold(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { count, .. }, .. }) = self.pieces.get_mut(&id) {
             *count += 1;
         }
     }
 
-    /// Removes a hold on a piece, of a chunk or a move.
+    /// Removes a chunk's or a move's hold on a piece.
     pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Use::Held { only, count, .. } = &mut piece.used else { return };
@@ -147,7 +148,8 @@ impl Pieces {
         }
     }
 
-    /// Records that a piece was made, or could not be made. Returns the piece's holder, if it still has one.
+    /// Records that a piece was allocated, or that its allocation failed. Returns the piece's holder, if it still has
+    /// one.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -167,12 +169,12 @@ impl Pieces {
         None
     }
 
-    /// Returns true if a piece exists.
+    /// Returns true if a piece has been allocated.
     pub(super) fn is_ready(&self, id: PieceId) -> bool {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
-    /// Returns the tenant that has a piece, or that it is being made for.
+    /// Returns the tenant that uses a piece, or for which it is being allocated.
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
@@ -180,12 +182,12 @@ impl Pieces {
         }
     }
 
-    /// Returns the memory of a piece.
+    /// Returns the memory that a piece is in (card or host).
     pub(super) fn memory(&self, id: PieceId) -> Option<Memory> {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Makes a few host pieces in advance.
+    /// Allocates a few host pieces in advance.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
         while self.is_short() {
             self.stocking += 1;
@@ -193,20 +195,20 @@ impl Pieces {
         }
     }
 
-    /// Returns true if another piece should be made for the stock now.
+    /// Returns true if another piece should be allocated for the stock now.
     pub(super) fn is_short(&self) -> bool {
         self.stock.len() + self.stocking < self.ready_host as usize
             && self.stocking < STOCKING_MOST
             && self.host < self.host_most
     }
 
-    /// Returns the number of pieces being made for the stock.
+    /// Returns the number of pieces being allocated for the stock.
     #[cfg(test)]
     pub(super) fn stocking(&self) -> usize {
         self.stocking
     }
 
-    /// Releases the pieces that were kept for a process that has ended.
+    /// Releases the pieces kept for a process that has ended.
     pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
         for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
@@ -218,7 +220,7 @@ impl Pieces {
         self.parked.keys().copied().collect()
     }
 
-    /// Returns the number of pieces in a memory.
+    /// Returns the number of card or host pieces.
     pub(super) fn count(&self, memory: Memory) -> usize {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
     }
@@ -231,7 +233,7 @@ impl Pieces {
         id
     }
 
-    /// Releases pieces kept for other processes if there is no space for one more host piece.
+    /// Releases kept pieces while the maximum number of host pieces is reached.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
@@ -239,8 +241,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
-    /// release only once.
+    /// Returns the tenant that released a card piece, and true if it had reported the release. Returns each release
+    /// only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

@@ -1,5 +1,5 @@
-//! Empty chunks that programs keep. If memory is short, the owner requests them back before it refuses a request or
-//! moves memory.
+//! Empty chunks that programs keep. If memory is short, the owner reclaims them before it rejects a request or moves
+//! memory.
 
 use super::types::SessionId;
 use super::{Core, Session};
@@ -7,24 +7,25 @@ use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
 use tenancy::Deadline;
 use vram::TenantId;
 
-/// Maximum wait for replies, in ns.
-// TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for a process.
+/// Maximum time to wait for replies, in ns.
+// TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for any process.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Minimum time between two such orders to a process, in ns, because kept chunks make its next allocations faster.
+/// Minimum interval between two such orders to a process, in ns. Chunks that a process keeps make its next allocations
+/// faster.
 const INTERVAL_NS: u64 = 200_000_000;
 
-/// Orders to one process.
+/// Reclaim orders to one process.
 #[derive(Debug, Default)]
 pub(super) struct Reclaims {
     order: u32,
-    /// Time of the latest order.
+    /// Time of the latest order, in ns.
     since: Option<u64>,
     /// Set if the process has not replied to that order.
     is_owed: bool,
 }
 
 impl Core {
-    /// Requests empty chunks from the processes of one tenant or of all tenants, except `asking`. Returns true while
+    /// Reclaims empty chunks from all processes of one tenant or of all tenants, except `asking`. Returns true while
     /// replies may still arrive.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
@@ -65,7 +66,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Retries requests that waited for replies which did not arrive in time.
+    /// Retries requests after the time limit for replies.
     pub(super) fn end_reclaims(&mut self) {
         self.needs_plan |= self.deadlines.take(Deadline::Reclaims, self.clock);
     }

@@ -4,7 +4,7 @@
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece released -> Resume
 //! ```
 //!
-//! A process is a user of memory. This module chooses the pieces of a move and sends the messages.
+//! Here, the users of memory are processes. This module selects the pieces for a move and sends the messages.
 
 use super::given_up::Reason;
 use super::pieces::Receiver;
@@ -20,11 +20,11 @@ use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
 /// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that the receiving tenant
-/// gets memory soon. At a change of quanta, the last batch moves to the card only after the last batch was evicted.
+/// gets memory soon. When quanta change, the last batch can move to the card only after the last eviction.
 const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// Number of batches above which a process gets no new ones.
+/// Number of batches in progress above which a process gets no new ones.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
@@ -32,10 +32,10 @@ const MAX_PLANS_PER_EVENT: u32 = 8;
 /// A process's chunk that is being moved.
 type Chunk = relocation::Chunk<PieceId>;
 
-/// Memory of a card with processes as users.
+/// State machine of a card's memory, with processes as users.
 pub(super) type Machine = tenancy::Machine<SessionId, PieceId>;
 
-/// Creates the memory of an unused card.
+/// Returns the state of an unused card's memory.
 pub(super) fn machine(config: &CardConfig) -> Machine {
     let residency = Residency::new(config.balance, config.quanta);
     let batch_chunks = (BATCH_BYTES / config.chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
@@ -79,7 +79,7 @@ impl Core {
         let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
         let demand = Demand {
             unmet: std::mem::take(&mut self.unmet),
-            // Memory evicted for a guarantee must not move back before the guarantee is given.
+            // Memory evicted for a guarantee must not move back before the guarantee is granted.
             guarantee: promise,
             only_requests: false,
             // If a tenant is alone, its moves do not delay other tenants.
@@ -88,13 +88,12 @@ impl Core {
         self.machine.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step by reserving its destination, unless the step is already done or currently impossible.
+    /// Begins a step by reserving its destination, unless this is already done or currently impossible.
     fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
         match (body, self.misplaced.get(&(tenant, index))) {
-            // The piece already is where the driver put it. Only the accounts change, so that they match the real
-            // state.
+            // The driver has already placed this memory. Only update the accounts to match.
             (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
             // The piece is already at the destination.
             (Body::Chunk { .. }, Some(false)) => {
@@ -116,7 +115,7 @@ impl Core {
         }
     }
 
-    /// Adds a piece to the next order for its only process.
+    /// Adds a piece to the next order for the only process that uses it.
     fn move_piece(
         &mut self,
         session: SessionId,
@@ -142,7 +141,7 @@ impl Core {
         true
     }
 
-    /// Starts to move pieces to the memory in which their chunks have places.
+    /// Starts to move misplaced pieces to the memory in which their chunks are placed.
     fn put_in_place(&mut self) {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {
@@ -164,7 +163,7 @@ impl Core {
         self.machine.relocations.submit(&self.table, self.clock);
     }
 
-    /// Like [`vram::ChunkTable::start`], but first scrubs the places that wait for it.
+    /// Like [`vram::ChunkTable::start`], but first scrubs the places that need it.
     fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
         match self.table.start(step) {
             Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
@@ -172,13 +171,13 @@ impl Core {
         }
     }
 
-    /// Executes the steps of all relocations.
+    /// Executes the pending actions of all relocations.
     fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
             match action {
                 Action::Quiesce { user, tenant, order, decline_ns } => {
-                    // Another tenant has the turn in the meantime.
+                    // Another tenant can have the turn meanwhile.
                     self.pause_as_due(tenant);
                     let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
                     self.send(user, FromOwner::Quiesce { order, patience_us });
@@ -214,7 +213,7 @@ impl Core {
         }
     }
 
-    /// Records the end of an order, after which the tenant may have turns again.
+    /// Records the end of an order. The tenant may have turns again.
     fn has_stopped_moving(&mut self, tenant: TenantId) {
         self.pause_as_due(tenant);
         self.needs_plan = true;
@@ -251,7 +250,7 @@ impl Core {
         self.relocate();
     }
 
-    /// Records that a destination was made, or could not be made.
+    /// Records whether a destination was allocated.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
         self.machine.relocations.made(&self.table, piece, done);
         self.relocate();
@@ -288,7 +287,7 @@ impl Core {
         self.pieces.let_go(from, &mut self.actions);
     }
 
-    /// Records that a chunk is not moved.
+    /// Records that a chunk was not moved.
     fn give_back(&mut self, chunk: Chunk) {
         match chunk.id {
             Some(id) => self.table.abort_move(id),
@@ -298,7 +297,7 @@ impl Core {
         self.pieces.let_go(chunk.from, &mut self.actions);
     }
 
-    /// Records that a piece could not be moved to its chunk's place. The move is retried later.
+    /// Records that a piece could not be moved to the memory of its chunk's place. The move is retried later.
     fn stays_misplaced(&mut self, chunk: &Chunk) {
         let at = (chunk.tenant, chunk.index);
         let is_it = self.where_is(at.0, at.1).is_some_and(|(piece, _)| piece == chunk.from);
@@ -312,7 +311,7 @@ impl Core {
         }
     }
 
-    /// Abandons processes whose replies are overdue.
+    /// Abandons processes with overdue replies.
     pub(super) fn late_answers(&mut self) {
         self.machine.relocations.tick(self.clock);
         self.relocate();
@@ -320,7 +319,7 @@ impl Core {
     }
 }
 
-/// Returns the driver's type for a tier.
+/// Converts a tier into the driver's type.
 fn memory_in(tier: Tier) -> Memory {
     match tier {
         Tier::Card => Memory::Device,

@@ -1,4 +1,4 @@
-//! Connections of processes, from the first message to the last.
+//! Connections of processes, from their first message to their end.
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
@@ -14,23 +14,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tenancy::Deadline;
 use vram::TenantId;
 
-/// Maximum number of waiting requests per process; more are refused. The library sends at most [`MAX_PENDING`].
+/// Maximum number of pending requests per process. Further requests are rejected. The library sends at most
+/// [`MAX_PENDING`].
 const PENDING_MOST: usize = MAX_PENDING;
 
 /// A pending request for chunks.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) request: u32,
-    /// Number of chunks that do not have a place yet.
+    /// Number of chunks without a place.
     pub(super) wanted: u32,
-    /// Chunks of the request: the process's number for each, and its index.
+    /// The request's chunks: the process's number for each, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
-    /// Number of chunks delivered to the process, counted from the first. These chunks do not move until the request is
-    /// complete.
+    /// Number of leading chunks that were delivered to the process. They do not move until the request is complete.
     pub(super) delivered: usize,
-    /// Pieces of the request that do not exist yet.
+    /// Pieces of the request that are still being allocated.
     pub(super) missing: BTreeSet<PieceId>,
-    /// Time at which the request arrived.
+    /// Arrival time of the request, in ns.
     pub(super) since: u64,
 }
 
@@ -46,12 +46,12 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Tenant to whose own socket the process connected. The rights of the socket protect that tenant.
+    /// Tenant to whose socket the process connected. The socket's access rights protect that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the protocol.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Tenant of the connection, known after the first message.
+    /// Tenant of the connection, set by the first message.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
@@ -64,37 +64,38 @@ pub(super) struct Session {
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// Chunks that the process had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
-    /// Set if the process has more such chunks to report.
+    /// Set while the process has more such chunks to report.
     pub(super) adopts: bool,
     /// Number of the turn for which the process's gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// Time at which the gate opened, or at which work of an earlier turn ended while the gate was to open again.
+    /// Time in ns at which the gate opened, or at which an earlier turn ended although new terms had been sent.
     pub(super) opened_at: u64,
-    /// Limits of work in flight and of idle time, and the interval of reports, as last sent to the process.
+    /// Limit on work in flight, idle time and report interval last sent to the process, in microseconds.
     pub(super) told: (u32, u32, u32),
-    /// Set if the process's work can run at the same time as the work of other processes.
+    /// Set if the process's work can run concurrently with other processes' work.
     pub(super) concurrent: bool,
     /// Set once the process has reported that it is an MPS client.
     pub(super) reported_client: bool,
-    /// Set once the process has requested the card.
+    /// Set once the process has requested a turn or memory.
     pub(super) has_asked: bool,
-    /// Set if a thread of the process waits at a closed gate.
+    /// Set while a thread of the process waits at a closed gate.
     pub(super) waiting: bool,
-    /// Number of the turn that ended without a reply because the process is stopped. The process gets no turn before it
+    /// Number of the turn that ended without a reply because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
-    /// Time of the process's last message about memory that it had under an earlier owner.
+    /// Time of the process's last report of memory from an earlier owner, in ns.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time at which the driver was called to suspend the process. Unset once the driver has confirmed the suspension.
+    /// Time in ns at which the driver was called to suspend the process. Cleared when the driver has confirmed the
+    /// suspension.
     pub(super) suspends: Option<u64>,
     /// Progress of a move to another card.
     pub(super) departure: Departure,
     /// Set while the driver moves the process to this card.
     pub(super) fetching: bool,
-    /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
+    /// Set if the owner has abandoned the process: it has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
@@ -106,8 +107,8 @@ impl Session {
 }
 
 impl Core {
-    /// Adds processes of a previous owner. Other processes get no memory until these processes are back, or for
-    /// `within_ns`.
+    /// Adds processes of a previous owner. Other processes get no memory until these processes have reconnected, but at
+    /// most for `within_ns`.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);
@@ -124,7 +125,7 @@ impl Core {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// Returns the tenant for which a piece is made, or whose program has brought it.
+    /// Returns the tenant for which a piece is being allocated, or whose program has reported it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
@@ -149,10 +150,10 @@ impl Core {
         self.tenants.len()
     }
 
-    /// Returns true if a process has chunks.
+    /// Returns true if a process has chunks on this card.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
-        // A process that has left brings its chunks to the owner of its next card.
+        // A process that has left reports its chunks to the owner of its next card.
         self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty() && session.departure != Departure::Left)
     }
 
@@ -195,7 +196,7 @@ impl Core {
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
         if session.stuck {
-            // The process has no memory left, and gets none.
+            // The process has lost its memory, and gets no more.
             return self.drop_all(pieces);
         }
         let Some(tenant) = session.tenant else {
@@ -287,7 +288,7 @@ impl Core {
         self.renew_terms();
     }
 
-    /// Handles the end of a connection: releases everything that its process held.
+    /// Handles the end of a connection: releases all of its process's resources.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
@@ -304,7 +305,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Frees the memory of a process.
+    /// Frees a process's memory.
     fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
         self.abandon_relocation(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -328,7 +329,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles an unresponsive process that has the card or memory: the process loses both now.
+    /// Handles an unresponsive process: takes away its turn and its memory.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -352,8 +353,8 @@ impl Core {
         }
     }
 
-    /// Closes a process's connections, takes its turn and its memory immediately, and kills it. The state does not
-    /// depend on the success of the kill.
+    /// Kills a process, closes its connections, and immediately takes away its turn and its memory, even if the kill
+    /// fails.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
@@ -374,8 +375,8 @@ impl Core {
         self.sessions.iter().filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()
     }
 
-    /// Records that the driver has suspended a process, or has failed to, in which case the process is killed. The
-    /// process's memory is not kept, because driver 580 does not resume a process that had memory of another process.
+    /// Handles the result of suspending a process. If the driver failed, kills the process. Does not keep the process's
+    /// memory, because driver 580 does not resume a process that has imported memory from another process.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
@@ -387,8 +388,8 @@ impl Core {
         self.record_suspension(tenant, pid);
     }
 
-    /// Kills processes that the driver does not suspend in time, because the driver waits for a stopped process without
-    /// a limit. Abandons processes that began to report their memory and do not continue.
+    /// Kills processes that the driver does not suspend in time, because the driver waits indefinitely for a stopped
+    /// process. Abandons processes that began to report their memory but do not continue.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

@@ -8,7 +8,7 @@ use super::{Core, Nanos};
 use vram::TenantId;
 
 impl Core {
-    /// Moves a tenant to the group that its settings name.
+    /// Moves a tenant to the group named in its settings.
     pub(super) fn renew_share_group(&mut self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let group = tenant.spec.share_group.as_ref().map(|group| (group.name.as_str(), group.sharing));
@@ -18,7 +18,7 @@ impl Core {
         self.renew_clients_of(id);
     }
 
-    /// Updates the record if all programs of a tenant can run concurrently with others.
+    /// Updates whether all programs of a tenant can run concurrently with others.
     pub(super) fn renew_concurrency(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         let concurrent = of_it().any(|session| session.concurrent) && of_it().all(|s| s.concurrent || !s.has_asked);
@@ -26,7 +26,8 @@ impl Core {
         self.turns.with_turns(now, |turns| turns.set_concurrent(tenant, concurrent, now));
     }
 
-    /// Returns the programs that keep a group's member from running concurrently with others.
+    /// Returns the programs that prevent a group member from running concurrently with the others, as process IDs and
+    /// names.
     pub(super) fn not_concurrent(&self, tenant: TenantId) -> Vec<(u32, String)> {
         if self.turns.turns().membership(tenant).is_none() {
             return Vec::new();

@@ -9,18 +9,18 @@ impl Core {
         self.tenants.get(&tenant).map_or(0, |known| known.spec.memory_bytes) / self.table.chunk_bytes()
     }
 
-    /// Returns the largest memory limit that a tenant had, in chunks.
+    /// Returns the largest memory limit that a tenant has had, in chunks.
     pub(super) fn most_ever(&self, tenant: TenantId) -> u64 {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Returns true if a tenant has reached its limit of chunks, or exceeds it because the limit was lowered.
+    /// Returns true if a tenant has reached its memory limit, or exceeds it because the limit was lowered.
     pub(super) fn is_full(&self, tenant: TenantId) -> bool {
         self.tenants.get(&tenant).is_none_or(|known| known.bodies.len() as u64 >= self.most(tenant))
     }
 
-    /// Changes a tenant's memory limit and its limits on the card. Memory beyond a lower limit moves to host memory,
-    /// like memory beyond a lower quota.
+    /// Changes a tenant's memory limit and its limits on the card. Chunks beyond a reduced limit move to host memory,
+    /// as they do after a quota is reduced.
     pub(super) fn resize(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         let chunks = u32::try_from(spec.memory_bytes / self.table.chunk_bytes()).unwrap_or(u32::MAX);
         let quota = spec.limits.quota.min(chunks.max(spec.limits.guarantee));
@@ -28,7 +28,7 @@ impl Core {
     }
 
     /// Returns the number of chunks that a process may report to this owner. If the tenant's limit was lowered below
-    /// its use, a process that the previous owner served keeps its memory.
+    /// its current use, a process that the previous owner served keeps its memory.
     pub(super) fn most_adopted(&self, id: SessionId, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         if self.is_expected(id) { most.max(self.whole_bytes() / self.table.chunk_bytes()) } else { most }
@@ -49,7 +49,7 @@ impl Core {
         place.ok()
     }
 
-    /// Returns true if the previous owner served the process, and it has not reported all of its memory yet.
+    /// Returns true if the previous owner served the process and the process has not reported all of its memory yet.
     fn is_expected(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| self.expected.contains(&session.pid))
     }
@@ -58,8 +58,8 @@ impl Core {
         self.config.card_bytes.saturating_add(self.config.host_bytes)
     }
 
-    /// Checks that the card's host memory is sufficient for the windows of all tenants, if tenant `number` has a window
-    /// of `bytes`.
+    /// Checks that the card's host memory suffices for all tenants' windows if tenant `number` has a window of `bytes`
+    /// bytes.
     pub(super) fn check_windows(&self, number: u32, bytes: u64) -> Result<(), TenantError> {
         let others: u64 = self.windows().filter(|(id, _)| id.0 != number).map(|(_, bytes)| bytes).sum();
         match bytes == 0 || others.saturating_add(bytes) <= self.host_bytes {
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Sets the host memory for chunks: the part of the card's host memory that no window occupies.
+    /// Sets the size of the host memory for chunks to the card's host memory without the windows.
     pub(super) fn renew_host_budget(&mut self) {
         let windows: u64 = self.windows().map(|(_, bytes)| bytes).sum();
         let slots = self.host_bytes.saturating_sub(windows) / self.config.chunk_bytes;

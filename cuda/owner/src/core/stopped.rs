@@ -3,9 +3,9 @@
 //! A stopped process submits nothing and cannot reply. Its turn overruns, but the other tenants need not wait for it.
 //! The turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
 //! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not abandoned
-//! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. If the process has
-//! left a kernel in flight, `occupation` finds it. If the process holds memory that another tenant needs, `relocate`
-//! treats it like any unresponsive process.
+//! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. `occupation`
+//! detects kernels that the process has left in flight. If the process holds memory that another tenant needs,
+//! `relocate` treats it like any unresponsive process.
 
 use super::Core;
 use super::given_up::Reason;
@@ -13,8 +13,8 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Requests a check for stopped processes, for each process whose turn overruns and that had no work on the card
-    /// since the previous poll.
+    /// For each process whose turn overruns, and that had no work on the card since the previous poll, requests a check
+    /// whether it is stopped.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);
@@ -30,7 +30,7 @@ impl Core {
         self.idle_overruns = now_idle;
     }
 
-    /// Handles the state of a process whose turn overruns or has exceeded its limit.
+    /// Handles the result of checking a process whose turn overruns or has exceeded its limit.
     pub(super) fn looked_at(&mut self, id: SessionId, stopped: bool, is_overdue: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
         let (Some(turn), Some(tenant)) = (session.run, session.tenant) else { return };

@@ -1,4 +1,4 @@
-//! Runs the owner's state machine with programs and workers that execute its orders in any order.
+//! Tests of the owner's state machine, with programs and workers that execute its orders in any order.
 
 mod accounts;
 mod bounds;
@@ -55,7 +55,7 @@ fn memory_of_ended_program_is_free_and_not_leaked() {
     world.settle();
     let two = world.connect("two");
     world.ask(two, 1, 8);
-    // `World` checks if a piece belonged to another tenant before.
+    // `World` checks that no piece previously belonged to another tenant.
     assert_eq!(world.places(two), (8, 0));
     assert!(world.programs[&two].chunks.values().all(|(_, value)| *value == 0));
 }
@@ -359,7 +359,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
     for round in 0..2000 {
         let (before, short) = (world.core.pieces.stocking(), world.core.pieces.is_short());
         if round % 2 == 0 {
-            // Each step takes a long time.
+            // Make each step take a long time.
             world.now += 50 * MS;
             world.event(Event::Tick);
         } else {
@@ -371,7 +371,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
         }
         longest = longest.max(world.now - *since.get_or_insert(world.now));
         let stocking = world.core.pieces.stocking();
-        assert!(stocking <= before, "{stocking} pieces are being made for the stock, and {before} before");
+        assert!(stocking <= before, "{stocking} pieces are being allocated for the stock, and {before} before");
     }
     assert!(longest > 2 * RESTOCK_NS, "chunks move for {} ms while the stock is short", longest / MS);
 }

@@ -1,4 +1,4 @@
-//! Turns and quanta, which decide which gates are open.
+//! Turns and quanta, which determine the open gates.
 
 use super::Core;
 use super::types::{Action, SessionId};
@@ -10,28 +10,28 @@ use tenancy::Deadline;
 use tenancy::Holds;
 use vram::TenantId;
 
-/// Maximum time for which the owner polls at a turn's end, in microseconds. Announcing the end too often costs a
-/// program no more than this each time.
+/// Maximum time for which the owner polls before a turn ends, in microseconds. This also limits the cost of a program
+/// that announces the end of its turns falsely.
 const ATTENDED_US: u32 = 1000;
 
-/// Limit on work in flight while all other tenants wait for their quantum, in microseconds. With a high limit, events
-/// cost the card less time. The end of a quantum, which must drain the work, costs far more anyway.
+/// Limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit reduces the
+/// card time spent on events, and draining the work is cheap compared with a change of quanta.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This time is long
-/// for a working program, but short compared to a change of the quantum, which idleness can cause.
+/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is long for
+/// a program with work, but short compared with the change of quanta that idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds. The interval is a fraction of the lag in
-/// work for which other members wait.
+/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the difference in work
+/// after which other members wait.
 const REPORT_INTERVAL_US: u32 = 2000;
 
-/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. This
-/// time is longer than the pause of a program that reads one result and submits the next work.
+/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
+/// exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
 
 impl Core {
-    /// Executes orders about turns.
+    /// Executes the scheduler's orders.
     pub(super) fn carry_out_orders(&mut self) {
         loop {
             let orders = self.turns.take_orders();
@@ -96,8 +96,8 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the current terms of a tenant's turns. A lone process with all its memory on the card is not measured
-    /// and limits itself, because memory that returns from the host waits for all work in flight.
+    /// Returns the current terms of a tenant's turns. The work of a lone process is not measured if all of its memory
+    /// is on the card. Otherwise its work in flight is limited, because moving memory to the card waits for it.
     pub(super) fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -109,19 +109,19 @@ impl Core {
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
         let waits = |id: TenantId| self.machine.residency.is_held(id);
-        // No other tenant can use the card, so giving up the turn in each pause would only add the cost of starting the
+        // No other tenant can use the card, so ending the turn in each pause would only add the cost of starting the
         // next one.
         let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
-        // A member that has had more than its part of the group's work yields the card to the other members sooner.
+        // Limit a member that is ahead of its share of the group's work, so that the others get the card sooner.
         let ahead = if self.turns.turns().is_ahead(tenant) { ahead.min(urgently) } else { ahead };
         let group = |id| self.turns.turns().membership(id).filter(|of_it| of_it.joined).map(|of_it| of_it.group);
         let own = group(tenant);
         let waits_for_it = |other: TenantId| class(&other) > class(&tenant) && group(other) == own;
         let preferred = own.is_some() && present().any(waits_for_it);
         let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
-        // A member of a better class waits for such a report while it is ahead.
+        // While it is ahead, a member of a better class waits for these reports.
         let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -137,7 +137,7 @@ impl Core {
 
     /// Updates the terms of the processes of some tenants.
     fn renew_terms_of(&mut self, tenants: &[TenantId]) {
-        // Computing a tenant's terms takes time for each of its processes, so compute them once per tenant.
+        // Computing a tenant's terms visits all of its processes, so do it once per tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
         let mut concerned = Vec::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
@@ -169,7 +169,7 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Requests that the programs of a tenant give up the turn when they wait for a result.
+    /// Asks a tenant's programs to yield when they wait for a result.
     fn ask_to_yield(&mut self, tenant: TenantId) {
         let understands = |id: &SessionId| self.sessions.get(id).is_some_and(|s| s.version >= VERSION_CONCURRENT);
         let sessions: Vec<_> = self.sessions_of(tenant).filter(understands).collect();
@@ -187,7 +187,7 @@ impl Core {
         };
         let mut sessions: Vec<_> = self.sessions_of(tenant).filter_map(since).collect();
         if self.turns.gang_of(tenant).is_some() {
-            // A turn that overruns can include further turns, so the limit applies to the work of each process.
+            // An overrunning turn of a gang can include further turns, so the limit applies to each process's work.
             let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns).unwrap_or(u64::MAX);
             let later = sessions.extract_if(.., |(_, at)| self.clock.saturating_sub(*at) < limit);
             if let Some(next) = later.map(|(_, at)| at.saturating_add(limit)).min() {
@@ -232,7 +232,7 @@ impl Core {
             return;
         }
         if session.run != Some(turn) {
-            // The process stopped by itself while new terms were in transit. The new terms apply.
+            // The process stopped on its own while new terms were in transit. The new terms apply.
             session.opened_at = self.clock;
             return;
         }
@@ -244,9 +244,9 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Handles the notice that a recalled turn is about to end: notifies the next tenant, so that the card idles as
-    /// briefly as possible. If the next tenant's work started before the end, the hardware would switch back and forth
-    /// between the two tenants.
+    /// Handles the notice that a recalled turn is about to end: notifies the next tenant, to minimize the card's idle
+    /// time. The next tenant's work must not start before the end, or the hardware would switch back and forth between
+    /// both tenants.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
@@ -270,7 +270,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Records the use that a process reports, limited to the time for which its gate was open.
+    /// Charges the use that a process reports, limited to the time for which its gate was open.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
@@ -284,7 +284,7 @@ impl Core {
         self.turns.with_turns(now, |turns| turns.used(tenant, busy, usage.launches.into(), now));
     }
 
-    /// Records a report during a turn. The report may change the terms.
+    /// Handles a report during a turn. The report may change the terms.
     pub(super) fn reports(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         self.used(id, tenant, usage);
         if self.turns.turns().is_joined(tenant) {
@@ -357,7 +357,7 @@ impl Core {
         of_it.any(|session| !session.pending.is_empty())
     }
 
-    /// Stops tenants during another tenant's quantum, and lets them run again afterwards.
+    /// Stops tenants for another tenant's quantum, and lets them run again afterwards.
     pub(super) fn hold(&mut self, holds: Holds) {
         for (tenant, _) in holds {
             self.pause_as_due(tenant);
@@ -379,7 +379,7 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory moves, or while it waits for its quantum.
+    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {
             return;

@@ -10,7 +10,7 @@ use sched::VgpuParams;
 use sched::groups::Sharing;
 use vram::{Limits, TenantId};
 
-/// A process's connection, as numbered by the server. Numbers are never reused.
+/// Number of a process's connection. The server never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -18,7 +18,7 @@ pub struct SessionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// Action on an unresponsive process of a tenant that has the card or memory.
+/// Action on an unresponsive process that has a turn or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
     /// The process is killed.
@@ -28,12 +28,12 @@ pub enum OnStuck {
     Suspend,
 }
 
-/// An operator's settings of a tenant.
+/// The operator's settings for a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
-    /// Name by which programs identify the tenant.
+    /// Name with which programs select the tenant.
     pub name: String,
-    /// User whose processes may belong to this tenant. Processes of root always may.
+    /// User whose processes may belong to this tenant, in addition to root's.
     pub uid: Option<u32>,
     /// Size in bytes of the memory that the tenant sees.
     pub memory_bytes: u64,
@@ -41,7 +41,7 @@ pub struct TenantSpec {
     pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
-    /// The tenant's share of the card's time.
+    /// The tenant's scheduling settings.
     pub time: VgpuParams,
     /// Action on an unresponsive program.
     pub on_stuck: OnStuck,
@@ -51,18 +51,18 @@ pub struct TenantSpec {
     pub gang: Option<Gang>,
 }
 
-/// A tenant's group.
+/// Membership in a share group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareGroup {
     /// Name of the group.
     pub name: String,
-    /// Kind of sharing that the tenant accepts. The strictest kind among all members applies to the group.
+    /// Kind of sharing that the tenant accepts. The strictest kind that any member accepts applies to the group.
     pub sharing: Sharing,
-    /// User of the tenant's programs, if it is known. An MPS server serves one user.
+    /// User of the tenant's programs, if known. An MPS server serves one user.
     pub user: Option<u32>,
 }
 
-/// An event.
+/// Input of the state machine.
 #[derive(Debug)]
 pub enum Event {
     /// A process has connected.
@@ -73,7 +73,7 @@ pub enum Event {
         pid: u32,
         /// User ID from the same credentials.
         uid: u32,
-        /// The tenant to whose own socket the process connected, if any.
+        /// Tenant to whose socket the process connected, unless it is the common socket.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
@@ -90,37 +90,37 @@ pub enum Event {
         /// The process's connection.
         session: SessionId,
     },
-    /// A piece was made, zeroed if requested. `None` means that it could not be made or imported.
+    /// A piece was allocated or imported, or this failed.
     Made {
         /// The piece.
         piece: PieceId,
-        /// The memory of the piece.
+        /// Memory of the piece, or `None` if the piece could not be allocated or imported.
         memory: Option<Memory>,
     },
-    /// Copies have ended.
+    /// A batch of copies has ended.
     Copied {
-        /// The batch.
+        /// Number of the batch.
         batch: BatchId,
         /// Set if the copies succeeded.
         done: bool,
         /// Duration of the copies, in ns.
         ns: u64,
     },
-    /// The driver has suspended a process, or has failed to.
+    /// The driver has suspended a process or failed to do so.
     Suspended {
         /// The process's connection.
         session: SessionId,
         /// Set on success.
         done: bool,
     },
-    /// The driver has moved a process to this card, or has failed to.
+    /// The driver has moved a process to this card or failed to do so.
     Fetched {
         /// The process's connection.
         session: SessionId,
-        /// The driver's error.
+        /// The driver's error, or `None` on success.
         error: Option<String>,
     },
-    /// SIGKILL was sent to a process that was abandoned or has left, or could not be sent.
+    /// SIGKILL was sent to a process that was abandoned or has left, or sending it failed.
     Signalled {
         /// Tenant of the process.
         tenant: TenantId,
@@ -131,7 +131,7 @@ pub enum Event {
     Looked {
         /// The process's connection.
         session: SessionId,
-        /// Set if no thread of the process runs, because a signal, a debugger or a freezer has stopped it.
+        /// Set if a signal, a debugger or a freezer has stopped all threads of the process.
         stopped: bool,
         /// Same as `is_overdue` in [`Action::LookAt`].
         is_overdue: bool,
@@ -141,22 +141,22 @@ pub enum Event {
         /// Process ID.
         pid: u32,
     },
-    /// NVML's list of the processes that use the card, without the owner, which uses `own` bytes of the card, if known.
+    /// NVML's list of the processes that use the card, without the owner.
     Users {
         /// The other processes.
         users: Vec<User>,
-        /// Number of bytes of the card that the owner uses.
+        /// Card memory that the owner uses in bytes, if known.
         own: Option<u64>,
     },
     /// NVML or the driver can no longer list the processes that use the card.
     Blind,
-    /// Number of used bytes of the card that NVML does not attribute to any process.
+    /// Used card memory that NVML does not attribute to any process, in bytes.
     InUseForNobody(u64),
-    /// A piece of the card was released, and the card's free memory grew by less than its size.
+    /// A card piece was released, but the card's free memory grew by less than its size.
     Missing {
-        /// The tenant that had the piece.
+        /// Tenant that had the piece.
         tenant: TenantId,
-        /// Set if the tenant had reported the release. Otherwise, its program may just be exiting.
+        /// Set if the tenant had reported the release. Otherwise, its program may still be exiting.
         sure: bool,
         /// Number of missing bytes.
         bytes: u64,
@@ -168,16 +168,16 @@ pub enum Event {
         /// The change.
         report: cuda_mps::Report,
     },
-    /// The connection to the owner of another card has begun or ended, or a message has come from it.
+    /// The owner of another card has connected, disconnected or sent a message.
     Link(LinkEvent),
     /// Time has passed.
     Tick,
 }
 
-/// A process that bypasses the owner to use the card.
+/// A process that uses the card without the owner.
 pub type UnmanagedProcess = User;
 
-/// A process of a tenant that has card memory beyond its account.
+/// A tenant's process that uses card memory beyond its account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unaccounted {
     /// Process ID.
@@ -188,21 +188,21 @@ pub struct Unaccounted {
     pub bytes: u64,
 }
 
-/// Action on processes that bypass the owner, and on a tenant's processes whose memory beyond their accounts exceeds
-/// the tenant's limit.
+/// Action on processes that use the card without the owner, and on a tenant's processes whose unaccounted memory
+/// exceeds the tenant's limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStranger {
-    /// Report them.
+    /// Only report these processes.
     #[default]
     Report,
     /// Kill these processes, if the owner is permitted to.
     Kill,
 }
 
-/// An action to execute. Actions are executed in order.
+/// Output of the state machine. The server executes actions in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a message, with the descriptors of these pieces.
+    /// Send a message with the descriptors of the given pieces.
     Send {
         /// The process's connection.
         session: SessionId,
@@ -211,13 +211,13 @@ pub enum Action {
         /// The pieces.
         pieces: Vec<PieceId>,
     },
-    /// Make a piece: allocate, map and zero it. [`Event::Made`] reports the result.
+    /// Allocate and map a piece, and zero it if requested. [`Event::Made`] reports the result.
     Make {
         /// Number of the piece.
         piece: PieceId,
         /// Memory of the piece.
         memory: Memory,
-        /// Set if the piece must be zeroed. Otherwise the whole piece is overwritten before a process gets it.
+        /// Set if the piece must be zeroed. Otherwise, the whole piece is overwritten before a process gets it.
         zeroed: bool,
     },
     /// Map a piece that a tenant has sent. [`Event::Made`] reports the result.
@@ -225,21 +225,21 @@ pub enum Action {
         /// Number of the piece.
         piece: PieceId,
     },
-    /// Release a piece. Later actions do not use it.
+    /// Release a piece. Later actions do not refer to it.
     Drop {
         /// Number of the piece.
         piece: PieceId,
     },
     /// Copy pieces. [`Event::Copied`] reports the result.
     Copy {
-        /// Number that identifies the result.
+        /// Number of the batch.
         batch: BatchId,
         /// Pairs of source and destination.
         pieces: Vec<(PieceId, PieceId)>,
         /// Memory of the destinations.
         to: Memory,
     },
-    /// Check if a process is stopped. [`Event::Looked`] reports the result.
+    /// Check whether a process is stopped. [`Event::Looked`] reports the result.
     LookAt {
         /// The process's connection.
         session: SessionId,
@@ -259,38 +259,39 @@ pub enum Action {
         /// UUID of the other card.
         from: [u8; 16],
     },
-    /// Kill a process that has no connection.
+    /// Kill a process that uses the card without a connection.
     KillStranger {
         /// Process ID.
         pid: u32,
     },
     /// Kill an abandoned process, which has no turn and no memory. [`Event::Signalled`] reports the result, and
-    /// [`Event::Ended`] that the process has exited.
+    /// [`Event::Ended`] the exit of the process.
     Kill {
-        /// The process's connection, which is closed.
+        /// The process's connection, which is already closed.
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
     },
-    /// A process has reported all memory that it had before this connection. Its entry as a process without a
-    /// connection is no longer needed.
+    /// Forget the entry for the process's earlier connection, because the process has reported all memory from that
+    /// connection.
     Adopted {
         /// The process's connection.
         session: SessionId,
     },
-    /// Poll without sleeping for a while, because a turn is about to change and the card is idle until then.
+    /// Poll without sleeping for a while, because the current turn is about to end and the card then idles until the
+    /// next one.
     Attend {
         /// Duration of the polling, in ns.
         ns: u64,
     },
-    /// Start the MPS server of a group, or keep one that was to be retired. [`Event::Mps`] reports the result.
+    /// Start a group's MPS server, or keep one that was to be retired. [`Event::Mps`] reports the result.
     StartServer {
         /// Name of the group.
         group: String,
-        /// User of the server and its clients, if it is known.
+        /// User of the server and its clients, if known.
         user: Option<u32>,
     },
-    /// End the MPS server of a group as soon as it has no clients.
+    /// End a group's MPS server as soon as it has no clients.
     RetireServer {
         /// Name of the group.
         group: String,
@@ -300,7 +301,7 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
-    /// Ask the owner of another card whether it responds.
+    /// Probe the owner of another card.
     Probe {
         /// The other card.
         card: CardId,
@@ -312,18 +313,18 @@ pub enum Action {
         /// The message.
         message: Message,
     },
-    /// Close a connection after the queued messages were sent.
+    /// Close a connection after its queued messages have been sent.
     Close {
         /// The process's connection.
         session: SessionId,
     },
 }
 
-/// Reasons for which a tenant cannot be added or changed.
+/// Reason why a tenant cannot be added or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// The name is taken.
-    #[error("there is a tenant `{0}` already")]
+    #[error("tenant `{0}` already exists")]
     Exists(String),
     /// The tenant does not exist.
     #[error("there is no tenant {0}")]
@@ -336,7 +337,7 @@ pub enum TenantError {
         /// Number of its processes.
         sessions: usize,
     },
-    /// The cards of a tenant with several cards do not fit this owner.
+    /// The cards of a tenant with several cards are invalid for this owner.
     #[error("tenant `{0}` cannot have these cards: {1}")]
     Cards(String, &'static str),
     /// The card's host memory is too small for the tenant's window.
@@ -345,17 +346,17 @@ pub enum TenantError {
          are for windows of other VMs"
     )]
     Window {
-        /// Size of the window.
+        /// Size of the window, in bytes.
         bytes: u64,
-        /// Total size of the other windows.
+        /// Total size of the other windows, in bytes.
         others: u64,
-        /// Host memory of the card.
+        /// Size of the card's host memory, in bytes.
         host_bytes: u64,
     },
-    /// The memory cannot be divided in this way.
+    /// The memory settings are invalid or cannot be met.
     #[error(transparent)]
     Memory(#[from] vram::Error),
-    /// The time cannot be divided in this way.
+    /// The scheduling settings are invalid.
     #[error(transparent)]
     Time(#[from] sched::ConfigError),
 }

@@ -11,34 +11,34 @@ use vram::TenantId;
 /// The engine whose time is accounted.
 const ENGINE: Engine = Engine::Compute;
 
-/// The present state of a tenant, except its memory and its time.
+/// Current state of a tenant, except its memory and time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
     /// Number of the tenant.
     pub id: TenantId,
-    /// The operator's settings.
+    /// The operator's settings for the tenant.
     pub spec: TenantSpec,
     /// Process ID and name of each program of the tenant.
     pub programs: Vec<(u32, String)>,
-    /// Part of its turns during which its work was in flight according to its own events, in ns.
+    /// Part of its turns during which it had work in flight, as measured by its events, in ns.
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Number of counted submissions. Submissions are not counted while the tenant is alone.
+    /// Number of submissions. They are not counted while the tenant is alone.
     pub launches: u64,
-    /// Number of its programs that were killed because they did not reply.
+    /// Number of its programs that were killed, mostly because they did not reply.
     pub killed: u64,
     /// Number of its programs that could not be killed. They run without connection, turns and accounted memory.
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,
-    /// The tenant's last abandoned programs, oldest first.
+    /// The tenant's most recently abandoned programs, oldest first.
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun, in ns.
     pub overrun_ns: u64,
-    /// The tenant's processes that have card memory beyond their accounts.
+    /// The tenant's processes that use card memory beyond their accounts.
     pub unaccounted: Vec<Unaccounted>,
-    /// Number of bytes of the card that the tenant has released and that are still in use.
+    /// Card memory that the tenant has released but that is still in use, in bytes.
     pub kept_bytes: u64,
     /// Part of this memory that exceeds the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
@@ -46,20 +46,21 @@ pub struct TenantView {
     pub membership: Option<Membership>,
     /// State of a tenant with several cards.
     pub gang: Option<GangView>,
-    /// Process ID and name of each program that keeps a group's member from running concurrently with others.
+    /// Process ID and name of each program that prevents the tenant from running concurrently with other members of its
+    /// group.
     pub not_concurrent: Vec<(u32, String)>,
     /// State of the MPS server of the tenant's group.
     pub server: cuda_control::ServerState,
 }
 
-/// The present state of a card.
+/// Current state of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardView {
-    /// Division of the card's memory.
+    /// Distribution of the card's memory.
     pub memory: MemoryView,
-    /// Division of the card's time.
+    /// Distribution of the card's time.
     pub time: TimeView,
-    /// Number of pieces that exist on the card, and in host memory.
+    /// Number of pieces on the card and in host memory.
     pub pieces: (usize, usize),
     /// Number of turns granted so far.
     pub turns: u64,
@@ -67,16 +68,16 @@ pub struct CardView {
     pub relocations: u64,
     /// Number of orders that processes have declined.
     pub declined: u64,
-    /// Number of polls of NVML and the driver.
+    /// Number of polls of NVML and the driver so far.
     pub looks: u64,
-    /// Number of used bytes that cannot be charged to any process or tenant.
+    /// Used card memory that cannot be charged to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
     /// The card's tenants.
     pub tenants: Vec<TenantView>,
 }
 
 impl Core {
-    /// Returns the present state of the card. Includes the use of its time in intervals that start at or after
+    /// Returns the current state of the card. Includes the time accounts of intervals that start at or after
     /// `since_ns`.
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
@@ -84,7 +85,7 @@ impl Core {
         let mut time = TimeView::new(turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
         let settings = |id| self.tenants.get(&id).map(|tenant| tenant.spec.time);
         time.divide_among(settings, turns.scheduler().config().queues);
-        // A member of a group has an account of its own work.
+        // For a group member, show the account of its own work.
         for (&id, of_it) in &mut time.tenants {
             if turns.membership(id).is_some() {
                 if let Some(engine) = of_it.engines.get_mut(&ENGINE) {

@@ -1,11 +1,11 @@
-//! Reasons why a tenant waits.
+//! Determines why a tenant waits.
 
 use super::Core;
 use tenancy::{Standing, Wait};
 use vram::TenantId;
 
 impl Core {
-    /// Returns the reason for which a tenant waits, or `None` if it has the card or has no work.
+    /// Returns the reason why a tenant waits, or `None` if it has the card or has no work.
     pub(super) fn wait(&self, id: TenantId) -> Option<Wait> {
         let tenant = self.tenants.get(&id)?;
         let mut sessions = self.sessions.values().filter(|session| session.tenant == Some(id));

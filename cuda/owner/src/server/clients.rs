@@ -1,7 +1,7 @@
 //! Accepts, reads and closes connections.
 //!
-//! The serving thread does a bounded amount of work for each tenant before it serves the other tenants, however many
-//! connections the tenant has.
+//! The serving thread does a bounded amount of work for each tenant before it serves the other tenants, regardless of
+//! the tenant's number of connections.
 
 use super::Cause;
 use super::limits::{Admission, FULL_NS, SILENT_NS};
@@ -36,7 +36,7 @@ impl Serving {
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Processes that want to connect wait in the listener's queue.
+                // Until then, connecting processes wait in the listener's queue.
                 self.accepts_from = self.now() + FULL_NS;
                 return self.warn(Some(Cause::User(0)), |left_out| {
                     tracing::warn!(left_out, "no descriptor for a connection: raise the limit of open files");
@@ -74,8 +74,8 @@ impl Serving {
         let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
     }
 
-    /// Handles messages from the processes that have sent some. Alternates between tenants, and between the processes
-    /// of a tenant.
+    /// Handles messages from the processes that have sent some, in rotation between tenants and between the processes
+    /// of each tenant.
     pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
         let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
         for session in ready {
@@ -109,7 +109,7 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // The process may have exited since it connected, and may have passed the connection to another
+                    // The process may have exited after it connected, and may have passed the connection to another
                     // process.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
@@ -137,7 +137,7 @@ impl Serving {
         MESSAGES_AT_ONCE
     }
 
-    /// Stores a descriptor of a message as a piece, until the state machine decides about the piece.
+    /// Stores a descriptor from a message as a piece until the state machine uses or drops the piece.
     fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
         let piece = self.core.piece_number();
         self.vault.receive(piece, descriptor);
@@ -174,7 +174,7 @@ impl Serving {
         }
     }
 
-    /// Returns the time until connections need attention even without a message, in ns.
+    /// Returns the time until a connection needs attention without having sent a message, in ns.
     pub(super) fn next_retry(&self) -> Option<u64> {
         let now = self.now();
         let silent = self.silent().map(|(_, since)| since + SILENT_NS).min();

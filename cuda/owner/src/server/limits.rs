@@ -6,32 +6,32 @@ use crate::core::SessionId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::BTreeMap;
 
-/// Maximum number of connections of all tenants.
+/// Maximum total number of connections.
 const CONNECTIONS_MOST: usize = 2048;
 /// Time limit for a connection to send `Hello`, in ns.
-// TIMEOUT: the library sends `Hello` at once; a busy host may need a second to run the library.
+// TIMEOUT: the library sends `Hello` immediately, but a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
-/// Time for which no connections are accepted after the system had no descriptor left, in ns.
-// TIMEOUT: a connection may end in the meantime; to a connecting program this is like waiting for the owner.
+/// Time for which no connections are accepted after descriptors have run out, in ns.
+// TIMEOUT: other connections may end in this time. Connecting programs only wait a little longer.
 pub(super) const FULL_NS: u64 = 100_000_000;
-/// Number of descriptors for other uses: logs, sockets, the driver's own files.
+/// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Limits that divide the process's descriptors.
+/// Division of the process's descriptor limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of connections. Each connection uses two descriptors.
     pub(super) connections: usize,
     /// Maximum number of pieces of memory. Each piece uses one descriptor.
     pub(super) pieces: usize,
-    /// Maximum number of descriptors in flight to programs. The limit is half of the kernel's limit for one user, to
-    /// leave some for other owners of the same user.
+    /// Maximum number of descriptors in flight to programs. This is half of the kernel's limit per user, to leave some
+    /// for the same user's other owners.
     unread: usize,
 }
 
 impl Limits {
-    /// Raises the process's limit to the maximum that the system allows, because each chunk has a descriptor, and
-    /// divides it.
+    /// Raises the process's descriptor limit to the maximum that the system allows, because each chunk needs a
+    /// descriptor, and divides this limit.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -40,14 +40,14 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // Processes that have left count like connected ones, and need one descriptor each.
+        // A process that has disconnected is counted like a connected one, and needs one descriptor.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
     }
 
-    /// Returns the number of connections that one tenant, or one user without a tenant, may have if there are this many
-    /// tenants.
+    /// Returns the maximum number of connections of each tenant, and of each user without a tenant, if `tenants`
+    /// tenants exist.
     pub(super) fn of_cause(&self, tenants: usize) -> usize {
         (self.connections / (tenants + 1)).max(2)
     }
@@ -56,8 +56,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about a new connection. If no place is free, the new connection replaces the oldest one that has not
-    /// sent `Hello`: one of the same tenant or user if that one has no place left, otherwise any.
+    /// Decides whether to admit a new connection. If the limit is reached, the new connection replaces the oldest one
+    /// that has not sent `Hello`: one of the same tenant or user if its own limit is reached, otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(own as usize, limits.of_cause(1));
         assert_eq!(limits.admit(&connections, |id| id.0 < 5, cause(1), 1), Admission::Replaces(SessionId(5)));
         assert_eq!(limits.admit(&connections, |_| false, cause(2), 1), Admission::Admitted);
-        // Many users connect, a few times each.
+        // Many users connect a few times each.
         while connections.len() < limits.connections {
             number += 1;
             connections.insert(SessionId(number), connection(number as u32, number));

@@ -3,7 +3,7 @@
 use super::{Event, Serving};
 
 impl Serving {
-    /// Handles changes and messages of the owners of other cards.
+    /// Handles connections to, and messages from, the owners of other cards.
     pub(super) fn serve_links(&mut self, is_ready: bool) {
         for news in self.links.serve(self.now(), is_ready) {
             self.handle(Event::Link(news));

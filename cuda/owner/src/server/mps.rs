@@ -1,4 +1,4 @@
-//! MPS servers of share groups: a supervisor for each.
+//! Supervisors of the share groups' MPS servers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use cuda_mps::{GroupServer, MpsConfig, Report};
 use super::{Note, Notes};
 use crate::core::Event;
 
-/// Maximum length of a group's name that is also the name of its folder, because paths of sockets are short.
+/// Maximum length of a group name that is used as a folder name, because socket paths are limited in length.
 const MAX_FOLDER_NAME: usize = 24;
 
-/// Program and folder of the servers, and the name of the card.
+/// Options for the MPS servers of a card.
 #[derive(Clone, Debug)]
 pub struct MpsOptions {
     /// Path of `nvidia-cuda-mps-control`.
     pub program: PathBuf,
-    /// Folder of the servers' folders.
+    /// Parent folder of the servers' folders.
     pub folder: PathBuf,
-    /// Name of the card for `CUDA_VISIBLE_DEVICES`.
+    /// Name of the card in `CUDA_VISIBLE_DEVICES`.
     pub card: String,
 }
 
 /// The servers of a card, by group.
 pub(super) struct MpsServers {
     options: Option<MpsOptions>,
-    /// The servers, each with the user of its clients.
+    /// The running servers, each with the user of its clients.
     running: BTreeMap<String, (GroupServer, Option<u32>)>,
     notes: Notes,
 }
@@ -48,10 +48,10 @@ impl MpsServers {
         }
     }
 
-    /// Starts a group's server, or keeps one.
+    /// Starts a group's server, or keeps a running one.
     pub(super) fn start(&mut self, group: &str, user: Option<u32>) {
         match self.running.get(group) {
-            // A server of another user ends first; the state machine then asks again.
+            // A server of another user ends first, and the state machine then requests a new one.
             Some((server, of)) => server.set_needed(*of == user),
             None => self.begin(group, user, true),
         }
@@ -91,29 +91,29 @@ impl MpsServers {
         }
     }
 
-    /// Forgets a server that has ended because no group needs it.
+    /// Forgets a retired server that has ended.
     pub(super) fn retired(&mut self, group: &str) {
         self.running.remove(group);
     }
 }
 
-/// Name of the file with the user and the name of the group, in its folder.
+/// Name of the file in a group's folder with the group's user and name.
 const RECORD: &str = "group";
 
-/// Returns the contents of a [`RECORD`] file. A group without a known user has the mark `-`.
+/// Returns the contents of a [`RECORD`] file. The user is `-` if it is not known.
 fn record(group: &str, user: Option<u32>) -> String {
     let user = user.map_or_else(|| "-".to_owned(), |user| user.to_string());
     format!("{user} {group}")
 }
 
-/// Returns the folder of a group's server: with the group's name, if that is a short name of a file.
+/// Returns the folder of a group's server. It has the group's name if that is short and safe in a path.
 #[must_use]
 pub fn group_folder(folder: &Path, group: &str) -> PathBuf {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if group.len() <= MAX_FOLDER_NAME && group.chars().all(is_plain) {
         return folder.join(group);
     }
-    // The name is the 64-bit FNV-1a hash. It has a dot, so no other group's folder has this name.
+    // The name contains the 64-bit FNV-1a hash. It has a dot, so no other group's folder has this name.
     let hash = group
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

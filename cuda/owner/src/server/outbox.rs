@@ -1,12 +1,12 @@
-//! Messages in transit to processes, and the descriptors that no process has received yet.
+//! Messages in transit to processes, and descriptors that the processes have not received yet.
 //!
-//! The kernel counts the descriptors that a user has sent and that no process has received, and refuses more than the
+//! The kernel counts the descriptors that a user has sent and that have not been received, and rejects more than the
 //! sender's limit on open files (`ETOOMANYREFS`). Therefore this module keeps the number of such descriptors below that
 //! limit, for each connection, for each tenant, and in total. A message beyond a limit waits here, like a message that
 //! does not fit into the socket. A process that does not read delays only messages to its own tenant. A full queue
 //! closes a connection only if its process does not read replies that it has requested.
 //!
-//! UNSAFETY: queries the unread bytes of a socket, which no library supports.
+//! UNSAFETY: queries the number of unread bytes in a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::Cause;
@@ -19,14 +19,14 @@ use std::sync::Arc;
 /// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
 /// messages with descriptors.
 const WAITING_MOST: usize = 256;
-/// Maximum number of unread descriptors of one connection. At this number, the next message with descriptors waits.
+/// Maximum number of unread descriptors per connection. At this limit, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
-/// The same limit for one tenant.
+/// The same limit per tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
 /// Delay before a deferred message is first retried, in ns. The delay doubles with each retry.
-// TIMEOUT: a process that reads receives 256 descriptors in less time; the longest delay is a tenth of a second.
+// TIMEOUT: a process that reads its messages receives 256 descriptors in less time. The longest delay is about 64 ms.
 const AGAIN_NS: u64 = 1_000_000;
-/// Maximum number of times that this delay doubles.
+/// Maximum number of doublings of this delay.
 const DOUBLINGS_MOST: u32 = 6;
 
 /// A message with its descriptors.
@@ -38,17 +38,18 @@ pub(super) struct Connection {
     pub(super) link: Link,
     /// The tenant or user to which the connection is attributed.
     pub(super) cause: Cause,
-    /// Time at which the connection was made, in ns.
+    /// Time at which the connection was established, in ns.
     pub(super) since: u64,
-    /// Messages about turns, which may overtake messages about chunks: no other message depends on their order.
+    /// Messages about turns. They may overtake messages about chunks, because no other message depends on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Number of messages without descriptors in `waiting`.
     plain: usize,
     /// Upper bound on the number of descriptors that the process has not read.
     unread: usize,
-    /// Number of failed attempts, and the time of the next attempt.
+    /// Number of failed attempts to send.
     tries: u32,
+    /// Time of the next attempt, in ns.
     again: u64,
 }
 
@@ -62,13 +63,13 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Returns the maximum number of unread descriptors of one tenant. One message is always allowed.
+    /// Returns the maximum number of unread descriptors per tenant. One message is always allowed.
     fn of_tenant(self) -> usize {
         (self.all / self.tenants.max(1)).min(TENANT_UNREAD_MOST)
     }
 }
 
-/// Descriptors in transit by tenant, and the connections that have such descriptors or queued messages.
+/// Descriptors in transit by tenant, and the connections with such descriptors or queued messages.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     unread: BTreeMap<Cause, usize>,
@@ -161,7 +162,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be descriptors of this or of other connections; the owner cannot determine which.
+                // Unread descriptors of this or of other connections may be the cause. The owner cannot tell which.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -203,7 +204,7 @@ impl Outboxes {
         self.waiters.remove(&id);
     }
 
-    /// Attributes a connection to another tenant or user from now on.
+    /// Attributes a connection to another tenant or user.
     pub(super) fn belongs(&mut self, connection: &mut Connection, cause: Cause) {
         let unread = connection.unread;
         self.forget(connection);
@@ -214,12 +215,12 @@ impl Outboxes {
         }
     }
 
-    /// Returns the time at which a queued message is due, in ns.
+    /// Returns the time of the next attempt to send a queued message, in ns.
     pub(super) fn due(&self, connections: &BTreeMap<SessionId, Connection>) -> Option<u64> {
         self.waiters.iter().filter_map(|id| connections.get(id)).map(|connection| connection.again).min()
     }
 
-    /// Retries the messages that are due. Returns the connections that have failed.
+    /// Retries the messages that are due. Returns the failed connections with their errors.
     pub(super) fn retry(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -229,7 +230,7 @@ impl Outboxes {
         if self.due(connections).is_none_or(|due| due > now) {
             return Vec::new();
         }
-        // A process of the same tenant may have read in the meantime.
+        // A process of the same tenant may have read its messages meanwhile.
         for id in self.readers.clone() {
             match connections.get_mut(&id) {
                 Some(connection) if connection.unread > 0 && !is_read(connection.link.as_fd()) => {}
@@ -257,7 +258,7 @@ impl Outboxes {
     }
 }
 
-/// Returns true if the other end has received all messages.
+/// Returns true if the peer has received all messages.
 fn is_read(socket: BorrowedFd<'_>) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and the kernel writes one integer.
@@ -330,7 +331,7 @@ mod tests {
         assert_eq!(sides.unread(1), BOUNDS.of_tenant());
         sides.send(8, grant(&file)).expect("sent");
         assert_eq!(sides.programs[8].receive().expect("received").descriptors.len(), MAX_CHUNKS);
-        // Once the process reads, it receives all messages in order.
+        // Once the process reads its messages, it receives all of them in order.
         let mut received = 0;
         for _ in 0..1000 {
             for program in &sides.programs[..8] {

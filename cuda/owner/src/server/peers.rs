@@ -1,4 +1,4 @@
-//! The processes at the other ends of connections: their identity, their state, and signals to them.
+//! Peer processes of connections: their identity, their state, and signals to them.
 //!
 //! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
 //! already taken its turn and memory. A failed signal is reported and retried for a while.
@@ -16,11 +16,12 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Time between two polls of processes that have left, in ns.
+/// Interval between polls of the processes without a connection, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process that has left but still runs is killed, because the process would keep
-/// uncounted chunks.
-// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; the limit is 5 s.
+/// Number of polls after which a process without a connection is killed, because it would keep chunks that are in no
+/// account.
+// TIMEOUT: a program that lost its connection accidentally reconnects within `cuda_protocol::RECONNECT_MS`; the limit
+// is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
@@ -31,7 +32,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// Maximum number of exited processes that are handled at a time.
 const ENDS_AT_ONCE: usize = 64;
 
-/// A process that has connected.
+/// A connected process.
 #[derive(Debug)]
 pub(super) struct Peer {
     pid: Pid,
@@ -40,10 +41,10 @@ pub(super) struct Peer {
     handle: OwnedFd,
 }
 
-/// Reasons for refusing a connection immediately.
+/// Reason for rejecting a connection immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    /// Another, unknown process uses the connection.
+    /// The process that connected has exited, so an unknown process uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
     /// The process cannot be signalled or identified.
@@ -64,28 +65,28 @@ struct Left {
     tenant: Option<TenantId>,
     looks: u32,
     signals: u32,
-    /// Set if the owner has abandoned the process. The process is signalled at once, and never served again.
+    /// Set if the owner has abandoned the process. The process is signalled immediately, and never served again.
     given_up: bool,
-    /// Set if a failure to signal the process was reported.
+    /// Set if a failure to signal the process has been reported.
     failed: bool,
 }
 
 /// Report about a process that was abandoned or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// SIGKILL was sent to the process of this tenant, or could not be sent.
+    /// SIGKILL was sent to a process of the tenant, if the flag is set; otherwise it could not be sent.
     Signalled(Option<TenantId>, bool),
     /// An abandoned process has exited.
     Ended(u32),
 }
 
-/// All processes, including those that have left but still run.
+/// All processes, including those without a connection that still run.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
     left: Vec<Left>,
     looked: Option<Instant>,
-    /// Readable when a process of `peers` has exited.
+    /// Epoll descriptor that is readable when a process in `peers` has exited.
     ends: OwnedFd,
 }
 
@@ -100,7 +101,7 @@ impl Peer {
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
             // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-            // Before Linux 6.5, the process ID may belong to another process by now, if the first process has exited.
+            // Before Linux 6.5, the process ID may already belong to another process, if the first one has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
             Err(error) => return Err(refused(error)),
         };
@@ -130,8 +131,7 @@ impl Peer {
 /// Reads an option of a socket into `value`.
 fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers are to local variables of the callers, and have the given length; any bytes are valid for
-    // both types.
+    // SAFETY: the pointers refer to local variables of the given length. Any bytes are valid for both types.
     let done = unsafe {
         let value = std::ptr::from_mut(value).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut length)
@@ -141,7 +141,7 @@ fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result
 
 fn refused(error: Errno) -> Refused {
     match error {
-        // The kernel's version determines the error.
+        // The error depends on the kernel version.
         Errno::SRCH | Errno::INVAL | Errno::NODATA => Refused::Exited,
         other => Refused::System(other),
     }
@@ -169,7 +169,7 @@ impl Peers {
         self.ends.as_fd()
     }
 
-    /// Returns connections whose processes have exited and that other processes keep open.
+    /// Returns connections that other processes keep open although the processes that connected have exited.
     pub(super) fn ended(&self) -> Vec<SessionId> {
         let mut events = Vec::with_capacity(ENDS_AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -205,7 +205,8 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each process uses one of the owner's descriptors. Many such processes at a time are not an accident.
+            // Each such process uses one of the owner's descriptors. Many at a time are deliberate, so signal them at
+            // the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -218,17 +219,17 @@ impl Peers {
         }
     }
 
-    /// Adds a process that has left another owner and must connect to this one.
+    /// Adds a process that has left another card's owner and must connect to this one.
     pub(super) fn expect(&mut self, pid: u32, tenant: TenantId) {
         let connected = self.peers.values().any(|peer| peer.pid() == pid);
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| !connected) else { return };
-        // If this fails, the process has exited.
+        // This fails if the process has exited.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         let (given_up, failed, peer) = (false, false, Peer { pid, uid: 0, handle });
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });
     }
 
-    /// Forgets the processes of a tenant that have left.
+    /// Forgets a tenant's processes without a connection, except abandoned ones.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.left.retain(|left| left.given_up || left.tenant != Some(tenant));
     }
@@ -239,13 +240,13 @@ impl Peers {
         Some(peer)
     }
 
-    /// Returns the time of the next poll of processes that have left, in ns.
+    /// Returns the time until the next poll of the processes without a connection, in ns.
     pub(super) fn next_look(&self) -> Option<u64> {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Forgets processes that have exited, and kills those that have left but still run. `adopts` returns true if the
-    /// process of a connection is reporting its memory to the owner.
+    /// Forgets processes that have exited, and kills those that still run without a connection. `adopts` returns true
+    /// if the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
             return Vec::new();
@@ -284,8 +285,7 @@ impl Peers {
 }
 
 impl Left {
-    /// Sends SIGKILL, unless it has already been sent or has failed too often. Returns a report of the first failure,
-    /// and of success.
+    /// Sends SIGKILL, unless it was already sent or has failed too often. Reports the first failure, and success.
     fn signal(&mut self) -> Option<News> {
         if self.signals >= SIGNALS_MOST {
             return None;
@@ -296,7 +296,7 @@ impl Left {
                 self.signals = SIGNALS_MOST;
                 Some(News::Signalled(self.tenant, true))
             }
-            // The process has exited in the meantime. The next poll detects this.
+            // The process has exited. The next poll detects this.
             Err(Errno::SRCH) => None,
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failed, true);
@@ -314,7 +314,7 @@ impl Left {
     }
 }
 
-/// Kills a process whose process ID was just read.
+/// Kills the process with a process ID that was just read.
 pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));

@@ -1,5 +1,5 @@
-//! Tests the threads over a real socket with the model of a driver. Programs are threads of this process that act like
-//! the library and access their chunks through the descriptors.
+//! Tests the threads over a real socket with a driver model. Programs are threads of this process that act like the
+//! library and access their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // Chunks are shared in these tests, without quanta.
+        // These tests share memory in chunks, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }
@@ -43,7 +43,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
     server
 }
 
-/// Memory of a program: the place of each chunk, and the descriptor of its mapping.
+/// A program's chunks, each with its place and the file that is mapped for it.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
 /// A program whose library replies to orders on a separate thread.
@@ -147,7 +147,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
 
 /// Waits for a condition.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
-    // TIMEOUT: on an idle host all of this takes less than a second; a minute allows for busy hosts.
+    // TIMEOUT: each condition takes less than a second on an idle host. A minute allows for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < limit, "{what} did not happen");
@@ -277,7 +277,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
             break share;
         }
     };
-    // The descriptors of 20 times 100 times 16 chunks would be in transit, which exceeds the limit.
+    // Without limits, 20 * 100 * 16 descriptors would be in transit, more than the kernel allows.
     for request in 0..100 {
         for link in &deaf {
             link.send(&FromTenant::Open { request, share }, &[]).expect("sent");

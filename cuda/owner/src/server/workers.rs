@@ -13,8 +13,8 @@ use vram::TenantId;
 
 /// Maximum number of pieces that are released together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
-/// Maximum number of zeroed card pieces that are awaited together. Zeroing a piece takes less time than waiting for the
-/// card.
+/// Maximum number of card pieces whose zeroing is awaited together. Zeroing a piece takes less time than waiting for
+/// the card.
 const MAX_ZEROED_PER_WAIT: usize = 16;
 
 /// A worker's task.
@@ -31,13 +31,13 @@ enum Job {
 const SUSPENDING_MOST: usize = 16;
 /// Maximum number of processes that the driver moves to this card concurrently.
 const FETCHING_MOST: usize = 16;
-/// Time limit for moves of processes when the owner ends. A process that is not finished then stays suspended until the
-/// next owner.
-// TIMEOUT: the daemon waits as long for an owner that it ends.
+/// Time limit for unfinished moves of processes when the owner ends. A process whose move is then unfinished stays
+/// suspended until the next owner handles it.
+// TIMEOUT: the daemon waits for the same time when it ends an owner.
 const FETCHES_END: Duration = Duration::from_secs(2);
 
-/// The workers. On drop, each worker completes its orders and ends. Suspensions are not awaited, because the driver
-/// waits for a stopped process without a limit. Moves of processes are awaited for [`FETCHES_END`].
+/// The workers. On drop, each worker completes its orders and exits. Suspensions are not awaited, because the driver
+/// waits indefinitely for a stopped process. Moves of processes are awaited for at most [`FETCHES_END`].
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -75,12 +75,12 @@ impl Workers {
         put(&self.card, Job::Import(piece));
     }
 
-    /// Releases a piece after the earlier orders for its memory.
+    /// Releases a piece after the earlier orders for the same memory.
     pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>, by: Option<(TenantId, bool)>) {
         self.vault.cancel(piece);
         match memory {
             Some(memory) => put(self.maker(memory), Job::Drop(piece, by)),
-            // Either worker may be making the piece. The second one finds no order.
+            // Either worker may be allocating the piece. The other one ignores this order.
             None => {
                 put(&self.card, Job::Drop(piece, None));
                 put(&self.host, Job::Drop(piece, None));
@@ -112,8 +112,8 @@ impl Workers {
         self.call(&self.fetching, FETCHING_MOST, move |vault| vault.driver().fetch(pid, from), report);
     }
 
-    /// Calls the driver on a separate thread, so that a call that hangs does not delay others. `report` gets the result
-    /// or the reason for which no call was made.
+    /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` gets the result, or
+    /// the reason why no call was made.
     fn call(
         &self,
         running: &Arc<AtomicUsize>,
@@ -162,7 +162,7 @@ impl Drop for Workers {
 
 fn put(worker: &Option<Sender<Job>>, job: Job) {
     if let Some(worker) = worker {
-        // A worker ends only together with all other workers.
+        // A worker exits only together with all others.
         let _ = worker.send(job);
     }
 }
@@ -180,7 +180,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                         Err(_) => break,
                     }
                 }
-                // Requests of a closed connection are no longer served.
+                // Skip pieces that were released before their allocation began.
                 together.retain(|new| vault.begins(new.piece));
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {

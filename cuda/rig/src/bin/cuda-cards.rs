@@ -1,4 +1,4 @@
-//! A CUDA program for tests that uses all the devices that it sees in one process.
+//! A CUDA test program that uses all visible devices in one process.
 
 use std::sync::mpsc::{Receiver, channel};
 
@@ -14,17 +14,17 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Prints the devices as JSON: identity, PCI address, MiB in total, and free and total MiB of the context.
+    /// Prints the devices as JSON: UUID, PCI address, total memory, and free and total memory in the context, in MiB.
     Look,
     /// Runs the same workload on each device, and prints checksums.
     Train {
-        /// Memory of each thread on its device, in MiB.
+        /// Memory per thread on its device, in MiB.
         #[arg(long, default_value_t = 12)]
         mib: u64,
         /// Number of rounds.
         #[arg(long, default_value_t = 40)]
         rounds: u64,
-        /// Number of threads in the context of each device; 0 is one thread for all devices.
+        /// Number of threads in each device's context; 0 means one thread for all devices.
         #[arg(long, default_value_t = 1)]
         threads: u64,
     },
@@ -34,32 +34,32 @@ enum What {
         #[arg(long, default_value_t = 24)]
         rounds: u64,
     },
-    /// Uses memory of the second device on the first.
+    /// Uses the second device's memory on the first device.
     Peers {
         /// Number of rounds.
         #[arg(long, default_value_t = 24)]
         rounds: u64,
     },
-    /// Uses memory of the second device on the first without access.
+    /// Uses the second device's memory on the first device without access rights.
     Trespass {
-        /// Enables the access first, and disables it again.
+        /// First enables the access and disables it again.
         #[arg(long)]
         disables: bool,
     },
-    /// Maps memory of all devices in one range.
+    /// Maps memory of all devices in one address range.
     Ranges {
         /// Number of rounds.
         #[arg(long, default_value_t = 12)]
         rounds: u64,
     },
-    /// Allocates on each device until the driver refuses.
+    /// Allocates memory on each device until an allocation fails.
     Fill {
         /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 4)]
         step_mib: u64,
     },
     /// Works on each device until standard input ends. A line `N` prints the progress of device N, and `alloc N`
-    /// allocates there.
+    /// allocates memory there.
     Live {
         /// Memory on each device in MiB.
         #[arg(long, default_value_t = 6)]

@@ -1,12 +1,12 @@
 //! Emulates NVIDIA's `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server` on the fake driver.
 //!
 //! With `-f`, the program is the control daemon. Without arguments, it sends the lines of its standard input to the
-//! daemon, as NVIDIA's program does, and prints the answers. A daemon has one server, which serves one user. Clients of
-//! another user wait until all clients of that server have ended. After an illegal access of one client, the server
-//! rejects new clients until all of its clients have ended. A server ends with its daemon. `FAKE_MPS_CLIENTS` limits
+//! daemon, like NVIDIA's program, and prints the replies. A daemon has one server, which serves one user. Clients of
+//! another user wait until all of the server's clients have exited. After an illegal access by one client, the server
+//! rejects new clients until all of its clients have exited. A server exits with its daemon. `FAKE_MPS_CLIENTS` limits
 //! the clients of a server.
 //!
-//! `cuda-fake` implements the other side, and defines the lines that both sides exchange.
+//! `cuda-fake` implements the other side, and defines the protocol.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
@@ -19,13 +19,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::net::sockopt::socket_peercred;
 
-/// Environment variable with the maximum number of clients of a server.
+/// Environment variable with the maximum number of a server's clients.
 const LIMIT: &str = "FAKE_MPS_CLIENTS";
 /// The default limit of NVIDIA's servers.
 const DEFAULT_LIMIT: usize = 48;
-/// Interval at which a client of another user polls for a free server.
+/// Interval at which another user's client polls for a free server.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of polls after which the client is rejected.
+/// Number of polls after which such a client is rejected.
 const MAX_POLLS: u32 = 3000;
 
 fn main() -> Result<()> {
@@ -57,11 +57,11 @@ fn send(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon's state of a server.
+/// The daemon's record of a server.
 struct Server {
     process: Child,
     user: u32,
-    /// Active thread percentage of the server's next clients.
+    /// Active thread percentage for the server's next clients.
     threads: f32,
 }
 
@@ -111,7 +111,7 @@ fn control(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Answers one line.
+/// Replies to one line.
 fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream) -> Result<()> {
     let mut line = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut line)?;
@@ -166,7 +166,7 @@ fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream)
             {
                 std::thread::sleep(POLL_INTERVAL);
             }
-            // The server ends with this process.
+            // The server exits with this process.
             std::process::exit(0);
         }
         _ => writeln!(stream, "Unknown command")?,
@@ -174,14 +174,14 @@ fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream)
     Ok(())
 }
 
-/// Removes the state of a server that has ended.
+/// Removes the record of a server that has exited.
 fn reap(server: &mut Option<Server>) {
     if server.as_mut().is_some_and(|server| server.process.try_wait().is_ok_and(|ended| ended.is_some())) {
         *server = None;
     }
 }
 
-/// Returns the server of a user as soon as no other user has a server.
+/// Returns a user's server, once no other user has a server.
 fn server_of(folder: &Path, server: &Mutex<Option<Server>>, user: u32) -> Result<u32> {
     for _ in 0..MAX_POLLS {
         let mut current = guard(server);
@@ -207,11 +207,11 @@ fn server_of(folder: &Path, server: &Mutex<Option<Server>>, user: u32) -> Result
     bail!("another user has the server")
 }
 
-/// State of a server process.
+/// A server's clients and fault state.
 #[derive(Default)]
 struct Clients {
     connected: Vec<(i32, UnixStream)>,
-    /// True after an illegal access, until all clients have ended.
+    /// Set after an illegal access, until all clients have exited.
     faulty: bool,
 }
 
@@ -221,7 +221,7 @@ fn serve(folder: &Path) -> Result<()> {
     let listener = UnixListener::bind(&path)?;
     println!("ready");
     std::thread::spawn(move || {
-        // The pipe is closed when the daemon ends.
+        // Standard input is closed when the daemon exits.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = std::fs::remove_file(path);
         std::process::exit(0);
@@ -278,7 +278,7 @@ fn client(clients: &Mutex<Clients>, limit: usize, mut stream: UnixStream) -> Res
     Ok(())
 }
 
-/// Reads a client's messages until the client ends.
+/// Reads a client's messages until it exits.
 fn attached(clients: &Mutex<Clients>, reader: BufReader<UnixStream>) {
     for line in reader.lines().map_while(Result::ok) {
         if line == "fault" {

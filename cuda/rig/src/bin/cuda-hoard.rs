@@ -1,5 +1,5 @@
-//! Takes as much card memory as possible in excess of its account, through ordinary calls or by bypassing the library.
-//! Another mode searches for cards. The `hostile` tests use this program.
+//! Uses as much card memory as possible beyond its account, through ordinary calls or by bypassing the library. Another
+//! mode lists the visible cards. The `hostile` tests use this program.
 //!
 //! UNSAFETY: none; [`cuda_rig::Cuda`] makes the calls.
 
@@ -18,22 +18,22 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum What {
-    /// Maps memory that only the driver can provide, and releases its handle, until an allocation fails or a limit is
-    /// reached.
+    /// Repeatedly maps memory that only the driver can provide and releases its handle, until an allocation fails or a
+    /// limit is reached.
     Released {
-        /// Maximum size in MiB.
+        /// Maximum total size in MiB.
         #[arg(long, default_value_t = 96)]
         mib: u64,
     },
-    /// Bypasses the library, and calls the driver after becoming a program of the tenant.
+    /// Becomes a program of the tenant, and then calls the driver directly, bypassing the library.
     Past {
         /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Bypasses the library to occupy the card, and requests a turn while it does so.
+    /// Bypasses the library to occupy the card, and requests a turn meanwhile.
     Occupy {
-        /// Time in milliseconds.
+        /// Duration in milliseconds.
         #[arg(long)]
         ms: u64,
     },
@@ -43,7 +43,7 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Raises the limits of the context that consume memory: stack, heap and `printf` buffer.
+    /// Raises the context's limits that consume memory: stack, heap and `printf` buffer.
     Limits {
         /// Size of each limit in MiB.
         #[arg(long)]
@@ -59,14 +59,14 @@ enum What {
     Pool,
     /// Allocates managed memory until an allocation fails.
     Managed,
-    /// Prints the visible cards as JSON: through the driver, through NVML, and by the identities of the first machine's
-    /// cards.
+    /// Prints the visible cards as JSON, as found through the driver, through NVML, and by the UUIDs of the fake
+    /// machine's cards.
     Cards,
 }
 
 fn main() -> Result<()> {
     let what = Args::parse().what;
-    // numba, warp and ffmpeg open the library under both names. The second name must refer to the same library.
+    // numba, warp and ffmpeg open the library under both names, which must refer to the same library.
     let first = Cuda::load("libcuda.so")?;
     if let What::Cards = what {
         return cards(first);
@@ -93,8 +93,8 @@ fn main() -> Result<()> {
         })?,
         What::Past { mib } => {
             let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
-            // This process already uses the card. Open another library with the same name, or open the driver by its
-            // path.
+            // This process already uses the card. Now open the driver by its path, although a library with the same
+            // name is loaded.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
         }
@@ -115,7 +115,7 @@ fn main() -> Result<()> {
             taken = mib;
         }
         What::Limits { mib } => {
-            // The stack limit takes memory for each of 1024 threads beyond the first KiB. The other limits are totals.
+            // The stack limit applies to each of 1024 threads, and its first KiB is free. The other limits are totals.
             cuda.limit(0, 1024 + (mib << 10))?;
             cuda.limit(1, (mib << 20) + (1 << 20))?;
             cuda.limit(2, (mib << 20) + (8 << 20))?;

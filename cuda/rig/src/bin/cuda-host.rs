@@ -1,6 +1,6 @@
-//! A CUDA program for tests. The program uses pinned memory, host functions in a stream, large copies of pageable
-//! memory, the thread's own default stream and events. The program checks each result and prints a checksum. With the
-//! argument `fill`, it instead allocates pinned memory until the library refuses, and prints the number of allocations.
+//! A CUDA test program. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
+//! per-thread default stream and events, checks each result, and prints a checksum. With the argument `fill`, it
+//! instead allocates pinned memory until an allocation fails, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words in the buffers. The buffers exceed any staging memory.
+/// Number of words per buffer. A buffer is larger than any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum to which the host functions add their arguments. It is static, because these functions have only one argument.
+/// Sum to which the host functions add their arguments. Static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -28,7 +28,7 @@ fn function<T: Copy>(library: *mut c_void, name: &str) -> Result<T> {
     // SAFETY: the library is loaded.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "function {name:?} does not exist");
-    // SAFETY: the caller specifies the type of the function, which has the size of a pointer.
+    // SAFETY: the caller specifies the function's type, which has the size of a pointer.
     Ok(unsafe { std::mem::transmute_copy(&found) })
 }
 
@@ -41,13 +41,13 @@ type Alloc = unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int;
 type Free = unsafe extern "C" fn(*mut u64) -> c_int;
 type Launch = unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
 
-/// Allocates pinned memory until the library refuses, and again after one allocation was freed. Returns the number of
+/// Allocates pinned memory until an allocation fails, and again after one allocation was freed. Returns the number of
 /// allocations.
 fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
     const MAX_PARTS: usize = 64;
     let pin = || {
         let mut part = std::ptr::null_mut::<u64>();
-        // SAFETY: the pointer points to a local.
+        // SAFETY: the pointer refers to a local variable.
         match unsafe { alloc(&raw mut part, 128 << 20, 0) } {
             0 => Ok(part),
             code => Err(code),
@@ -63,7 +63,7 @@ fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
     ensure!(refusal == Err(2), "after {} allocations: {refusal:?}, expected error 2", parts.len());
     let count = parts.len();
     let last = parts.pop().ok_or_else(|| anyhow::anyhow!("no allocation succeeded"))?;
-    // SAFETY: no work uses the memory.
+    // SAFETY: no work in flight uses the memory.
     good("cuMemFreeHost", unsafe { free(last) })?;
     parts.push(pin().map_err(|code| anyhow::anyhow!("freed memory cannot be allocated: {code}"))?);
     ensure!(pin() == Err(2), "more memory than before");
@@ -74,7 +74,7 @@ fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
 
 fn main() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
-    // SAFETY: the library is already loaded, and the call adds a reference.
+    // SAFETY: the library is already loaded, and the call only adds a reference.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     let alloc: Alloc = function(library, "cuMemHostAlloc")?;
     let free: Free = function(library, "cuMemFreeHost")?;
@@ -87,28 +87,28 @@ fn main() -> Result<()> {
     let (fill, add, sum) = (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?);
     let (at, result) = (cuda.alloc(BYTES as u64)?, cuda.alloc(4096)?);
 
-    // Copy pageable memory in many pieces, in both directions.
+    // Copy pageable memory in both directions, in many chunks.
     let data: Vec<u64> = (0..WORDS as u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     cuda.write(at, &data)?;
     ensure!(cuda.read(at, WORDS)? == data, "pageable bytes changed");
 
-    // Pinned memory: the card and the program access the same bytes at the same address.
+    // The card and the program access pinned memory at the same address.
     let mut pinned = std::ptr::null_mut::<u64>();
-    // SAFETY: the pointer points to a local variable.
+    // SAFETY: the pointer refers to a local variable.
     good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
-    // SAFETY: the memory has this many words, and no other code uses it now.
+    // SAFETY: the memory has `WORDS` words, and no other code uses it now.
     unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);
     cuda.copy(at, pinned as u64, BYTES as u64, stream)?;
     cuda.launch(add, &[at, WORDS as u64, 5], stream)?;
     cuda.copy(pinned as u64, at, BYTES as u64, stream)?;
-    // A host function runs after the copy and sees its bytes, and later work waits for the function. SAFETY: the
-    // function accepts any argument.
+    // A host function runs after earlier work in the stream, and later work waits for it. SAFETY: the function accepts
+    // any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 3 as *mut c_void) })?;
     // SAFETY: as above.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 7, "host functions ran: {SEEN:?}");
-    // A host function in a graph runs at each launch; any other host function runs only once.
+    // A host function in a graph runs once per launch of the graph.
     cuda.begin_capture(stream)?;
     // SAFETY: the function accepts any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 100 as *mut c_void) })?;
@@ -127,7 +127,7 @@ fn main() -> Result<()> {
     // A kernel writes pinned memory directly.
     cuda.launch(fill, &[pinned as u64, 1000, 42], stream)?;
     cuda.finish(stream)?;
-    // SAFETY: the kernel has finished.
+    // SAFETY: the kernel has completed.
     ensure!(unsafe { pinned.add(999).read_volatile() } == 1041, "the kernel wrote elsewhere");
     // SAFETY: the memory is no longer used.
     good("cuMemFreeHost", unsafe { free(pinned) })?;

@@ -1,9 +1,9 @@
-//! A CUDA program that manages processes itself: it forks, handles signals, starts children, and closes descriptors and
-//! libraries.
+//! A CUDA program that does its own process management: it forks, handles signals, starts children, and closes
+//! descriptors and libraries.
 //!
 //! Each subcommand prints the same output as without the library, or it fails.
 //!
-//! UNSAFETY: calls driver functions of which only the number of arguments is known, and the C library's process and
+//! UNSAFETY: calls driver functions knowing only their maximum number of arguments, and the C library's process and
 //! signal functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
@@ -24,51 +24,51 @@ struct Args {
     what: What,
 }
 
-/// Method of creating a child.
+/// Method of creating a child process.
 #[derive(Clone, Copy, ValueEnum)]
 enum Way {
-    /// `fork`, which runs the handlers that libraries have registered.
+    /// `fork`, which runs the libraries' `pthread_atfork` handlers.
     Fork,
-    /// The bare system call.
+    /// The raw `clone` system call.
     Clone,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// Forks after the driver was initialised, and calls each function in the child, with each method of finding the
-    /// function.
+    /// Forks after the driver has been initialized, and calls each function in the child, looked up in each possible
+    /// way.
     Fork {
         /// Method of creating the child.
         #[arg(long, default_value = "fork")]
         way: Way,
     },
-    /// Forks after the driver was found but before it is initialised, and works in a grandchild.
+    /// Forks after the driver has been loaded but before it is initialized, and uses the card in a grandchild.
     ForkBefore,
-    /// Receives SIGTERM through a descriptor. The signal was blocked during the driver's initialisation. Prints the
-    /// threads that do not block signals.
+    /// Receives SIGTERM through a signalfd. The signal is blocked before the driver is initialized. Fails if another
+    /// thread does not block signals.
     Signals,
-    /// Prints the limit on open files of this process and of its children, and the descriptors that a child inherits.
+    /// Checks the limit on open files in this process and in its children, and the descriptors that a child inherits.
     Children {
-        /// Amount of memory to allocate first, in MiB.
+        /// Memory to allocate first, in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Closes the standard descriptors, then initialises the driver and works. Writes the standard descriptors that are
-    /// open afterwards to a file.
+    /// Closes the standard descriptors, and then initializes the driver and uses the card. Writes the standard
+    /// descriptors that are open afterwards to a file.
     Closed {
-        /// The file.
+        /// Path of the file.
         file: String,
     },
-    /// Frees all memory except one word, in a stream and directly, and then works without a pause until standard input
-    /// ends. Prints the free memory in MiB.
+    /// Frees almost all of its memory, in stream order and directly, and then submits work without pauses until
+    /// standard input ends. Prints the free memory in MiB.
     Freed {
-        /// Amount of memory to free, in MiB.
+        /// Memory to free, in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Clears its environment, changes its working directory, waits for a line on standard input, and allocates.
+    /// Clears its environment, changes its working directory, waits for a line on standard input, and allocates memory.
     Forgets,
-    /// Loads the library explicitly, initialises the driver, and closes the library while the library's thread runs.
+    /// Loads the library explicitly, initializes the driver, and closes the library while its thread runs.
     Unload,
 }
 
@@ -79,7 +79,7 @@ const CHILD_S: u32 = 20;
 /// A driver function, called with at least as many arguments as any driver function has.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// Functions that the library replaces, functions that pass its gate, and other functions. All need an initialised
+/// Functions that the library replaces, functions that wait at its gate, and other functions. All need an initialized
 /// driver.
 const FUNCTIONS: [&str; 24] = [
     "cuInit",
@@ -121,7 +121,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Returns the driver's library, found through the loader. Only [`unload`] closes it.
+/// Loads the driver's library through the loader. Only [`unload`] closes it.
 fn library() -> Result<*mut c_void> {
     // SAFETY: every program loads this library in the same way.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -131,21 +131,21 @@ fn library() -> Result<*mut c_void> {
 
 fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
     let name = CString::new(name)?;
-    // SAFETY: the handle is valid and the name ends with a zero byte.
+    // SAFETY: the handle is valid, and the name is NUL-terminated.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     ensure!(!found.is_null(), "no {name:?}");
     Ok(found)
 }
 
 fn call(function: *mut c_void) -> c_int {
-    // SAFETY: every function rejects zeros and ignores surplus arguments.
+    // SAFETY: every function rejects zeros as arguments, and ignores surplus ones.
     unsafe {
         let function: Function = std::mem::transmute(function);
         function(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     }
 }
 
-/// Runs `work` in a child and returns its result. Fails if a signal killed the child.
+/// Runs `work` in a child and returns its result. Fails if the child was killed by a signal.
 fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: the child calls the driver and the system, and exits without running the parent's code.
     let child = unsafe {
@@ -185,7 +185,7 @@ fn fork(way: Way) -> Result<()> {
     let status = in_child(way, || {
         let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
         let mut text = String::new();
-        // The descriptor numbers that the library used now belong to the child's own sockets.
+        // Reuse the library's former descriptor numbers for the child's own sockets.
         let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
         for (name, how, code) in said.filter(|said| said.2 != 3) {
             let _ = writeln!(text, "{name} by {how}: {code}");
@@ -218,7 +218,7 @@ fn fork_before() -> Result<()> {
     let library = library()?;
     let version = symbol(library, "cuDriverGetVersion")?;
     ensure!(call(version) == 1, "a null pointer is refused, by the driver");
-    // A server that has loaded the library starts workers, which start their own workers.
+    // Like a server that has loaded the library and whose workers start workers.
     let work = || {
         let works = || -> Result<()> {
             let cuda = Cuda::open("libcuda.so.1")?;
@@ -243,7 +243,7 @@ fn fork_before() -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of this process's threads, each with the signals that the thread blocks.
+/// Returns the names of this process's threads, each with its signal mask.
 fn threads() -> Result<Vec<(String, u64)>> {
     let mut threads = Vec::new();
     for entry in std::fs::read_dir("/proc/self/task")? {
@@ -258,7 +258,7 @@ fn threads() -> Result<Vec<(String, u64)>> {
 fn signals() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;
-    // SAFETY: only this thread blocks the signal, as in a program with a single thread.
+    // SAFETY: all structures are local variables, and the program has no other thread yet.
     let mut taken = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -275,8 +275,8 @@ fn signals() -> Result<()> {
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Signals that can be blocked. The C library reserves two signals. A sandbox around the program answers a thread's
-    // own system call with SIGSYS.
+    // Ignore signals that cannot be blocked, the two that the C library reserves, and SIGSYS, with which a sandbox
+    // around the program may answer system calls.
     let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGSYS - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
@@ -293,13 +293,13 @@ fn limit() -> Result<(u64, u64)> {
     Ok((limit.rlim_cur, limit.rlim_max))
 }
 
-/// Returns the descriptors of this process.
+/// Returns the open descriptors of this process.
 fn open_descriptors() -> Result<Vec<i32>> {
     let numbers = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name().to_string_lossy().parse()?));
     numbers.collect()
 }
 
-/// Returns the limit on open files in a new program, and the number of its descriptors.
+/// Returns the limit on open files in a child program, and the number of its descriptors.
 fn child() -> Result<Vec<String>> {
     let script = "ulimit -n; ls /proc/self/fd | wc -l";
     let child = Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output()?;
@@ -320,7 +320,7 @@ fn children(mib: u64) -> Result<()> {
     ensure!(limit()? == (soft, limits.rlim_max), "the limit is now {:?}", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
-    // After a `fork` without `exec`, the child has no descriptor that keeps card memory or the connection alive.
+    // After a `fork` without `exec`, no descriptor in the child keeps card memory or the connection alive.
     let (mut reader, writer) = std::io::pipe()?;
     let status = in_child(Way::Fork, || {
         let sockets = open_descriptors().unwrap_or_default();
@@ -333,7 +333,7 @@ fn children(mib: u64) -> Result<()> {
     let mut text = String::new();
     reader.read_to_string(&mut text)?;
     ensure!(status == 0 && text == format!("0 {soft}"), "a forked child has {text}");
-    // Programs that use `select` need the low numbers.
+    // Programs that use `select` need descriptor numbers below 1024.
     let low: Vec<_> =
         open_descriptors()?.into_iter().filter(|number| *number < 1024 && !before.contains(number)).collect();
     let names = low.iter().map(|number| std::fs::read_link(format!("/proc/self/fd/{number}")));
@@ -407,13 +407,13 @@ fn forgets() -> Result<()> {
 
 fn unload() -> Result<()> {
     let library = library()?;
-    // SAFETY: no other code has initialised the driver, and each load has a matching close.
+    // SAFETY: no other code has initialized the driver, and each load has a matching close.
     unsafe {
         let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol(library, "cuInit")?);
         ensure!(init(0) == 0, "cuInit");
         libc::dlclose(library);
     }
-    // In the meantime, the library's thread tries to connect to its owner.
+    // Meanwhile, the library's thread tries to connect to its owner.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;

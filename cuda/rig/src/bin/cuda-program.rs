@@ -1,7 +1,7 @@
-//! A CUDA program for tests. The program finds `libcuda.so.1` through the loader, runs a workload, and prints a
-//! checksum of all its memory.
+//! A CUDA test program. It finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all its
+//! memory.
 //!
-//! The results depend only on the arguments, so two runs under different conditions can be compared.
+//! The results depend only on the arguments, so runs under different conditions can be compared.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Allocates memory, adds to all words in several rounds, through launches and through a graph, and checks each
-    /// word.
+    /// Allocates memory, increments all words in several rounds, with launches and with a graph, and checks each word.
     Train {
         /// Total size of large allocations of 5 MiB each, in MiB.
         #[arg(long, default_value_t = 40)]
@@ -30,7 +29,7 @@ enum What {
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
     },
-    /// Keeps the card busy for some wall time. Prints the card time that it got, in microseconds.
+    /// Keeps the card busy for a given wall time. Prints the card time that it got, in microseconds.
     Busy {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -45,14 +44,14 @@ enum What {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
         kernel_us: u64,
-        /// Submits to the thread's own default stream, one kernel at a time, and waits for each kernel.
+        /// Submits to the per-thread default stream, one kernel at a time, and waits for each kernel.
         #[arg(long)]
         own: bool,
-        /// Amount of memory that the program also allocates, in MiB.
+        /// Memory that the program also allocates, in MiB.
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
-    /// Prints a line; after a line of input, makes an illegal access and prints the driver's error.
+    /// Prints a line. After a line of input, makes an illegal access and prints the driver's error.
     Fault,
     /// Allocates memory until an allocation fails. Prints the total size in MiB.
     Fill {
@@ -60,20 +59,20 @@ enum What {
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
-    /// Allocates and frees memory of all kinds and sizes at random.
+    /// Randomly allocates and frees memory of all kinds and sizes.
     Churn {
         /// Number of steps.
         #[arg(long, default_value_t = 300)]
         steps: u64,
     },
-    /// Creates a one-chunk handle in each of many threads at the same time.
+    /// Creates a one-chunk handle in each of many threads concurrently.
     Burst {
         /// Number of threads.
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Allocates and frees memory of five sizes alternately after a long kernel in a stream. Prints how often an
-    /// allocation got a previous address.
+    /// Alternately allocates and frees memory of five sizes in a stream, behind a long kernel. Prints how often an
+    /// allocation reused a previous address.
     Cycle {
         /// Number of rounds.
         #[arg(long, default_value_t = 5)]
@@ -85,20 +84,20 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Like `hold`, but after a line on standard input, the library's thread no longer replies to its owner.
+    /// Like `hold`, but after a line of input, the library's thread no longer replies to the owner.
     Stall {
         /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Measures single calls. Prints the duration of each in nanoseconds as JSON.
+    /// Measures individual calls. Prints each call's duration in nanoseconds as JSON.
     Calls {
-        /// Number of calls of each kind.
+        /// Number of repetitions of each call.
         #[arg(long, default_value_t = 2000)]
         count: u32,
     },
-    /// Works on all of its memory and prints its progress until standard input ends. For each line of input, allocates
-    /// 4 MiB more.
+    /// Works on all of its memory until standard input ends. For each line of input, allocates 4 MiB more and prints
+    /// its progress.
     Live {
         /// Initial size of the memory in MiB.
         #[arg(long)]
@@ -107,7 +106,7 @@ enum What {
         #[arg(long)]
         own: bool,
     },
-    /// Maps its memory itself at several addresses, and works on it while mappings are created and removed.
+    /// Maps its memory itself at several addresses, and works on it while it creates and removes mappings.
     Own {
         /// Size of the memory in MiB.
         #[arg(long, default_value_t = 44)]
@@ -118,11 +117,11 @@ enum What {
         /// Additional card time per round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
-        /// Requests memory that can be exported and accessed over the network, as PyTorch does.
+        /// Requests memory that can be exported and accessed through RDMA, like PyTorch.
         #[arg(long)]
         shareable: bool,
     },
-    /// Shares memory. Prints a handle. For each line of standard input, adds 1 to every word and prints the first word.
+    /// Shares memory. Prints a handle. For each line of input, adds 1 to every word and prints the first word.
     Share {
         /// Size of the memory in KiB.
         #[arg(long)]
@@ -131,69 +130,70 @@ enum What {
     /// Opens memory that another process shares, and works on it like `share`. Prints the error code if the memory
     /// cannot be opened.
     Attach {
-        /// The handle.
+        /// Handle that `share` has printed.
         handle: String,
         /// Size of the memory in KiB.
         #[arg(long)]
         kib: u64,
     },
-    /// Uses objects of all kinds that survive a restart of its worker, and checks all results. Prints a line for each
-    /// round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`,
+    /// Uses objects of all kinds that survive a restart of the program's worker, and checks all results. Prints a line
+    /// for each round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`,
     /// `address`, `pointer`, `pinned`, `unreadable`, `missing`, `pointers`, `heap`, `captured` or `capture`; `end` ends
     /// them.
     Objects,
-    /// Runs graphs that allocate. Prints how much the free memory shrinks in MiB, and the results of graphs that
+    /// Runs graphs that allocate memory. Prints the decrease in free memory in MiB, and the results of graphs that
     /// request too much.
     Graphs,
     /// Builds a graph from nodes, encodes a tensor map, and queries the occupancy of clusters. Prints the results.
     Nodes,
-    /// Copies boxes and arrays, and uses textures and surfaces. Prints digests, elements, and results of invalid calls.
+    /// Copies boxes and arrays, and uses textures and surfaces. Prints digests, array elements, and the results of
+    /// invalid calls.
     Boxes,
-    /// Builds graphs from kernels, copies and functions, and prints their effects.
+    /// Builds graphs from kernels, copies and host functions, and prints their effects.
     Work,
-    /// Registers memory of the program and copies it. Prints the results.
+    /// Registers its own memory and copies it. Prints the results.
     Register,
-    /// Reads beyond the end of pinned memory. Only a guest's library rejects this. Prints the results.
+    /// Reads beyond the end of pinned memory. Only the guest library rejects this. Prints the results.
     Beyond,
-    /// Links inputs at run time. Prints the result's size and digest.
+    /// Links two inputs at run time. Prints the size and digest of the result.
     Link {
         /// Size of the first input in KiB.
         #[arg(long, default_value_t = 200)]
         kib: usize,
-        /// File with the second input.
+        /// Path of the second input.
         file: std::path::PathBuf,
     },
-    /// For each line of standard input, prints properties that programs often query. `capture` begins a capture first,
-    /// `end` ends it, and `copy` copies pageable memory in the capturing stream.
+    /// For each line of input, prints properties that programs often query. The line `capture` first begins a capture,
+    /// `end` ends it, and `copy` copies pageable memory in the captured stream.
     Facts,
-    /// Prints the results of invalid calls, and of queries about memory that it maps itself.
+    /// Prints the results of invalid calls, and of queries about memory that the program maps itself.
     Wrong,
-    /// Maps its memory itself until a request fails, frees the memory, and repeats this. Prints the amount in MiB for
-    /// both rounds.
+    /// Maps memory itself until a request fails, frees the memory, and does both again. Prints the amount mapped in
+    /// each round, in MiB.
     OwnFill {
-        /// Size of a handle in MiB.
+        /// Size of the memory per handle, in MiB.
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
-    /// Forks after the driver was initialised. The child exits at once, and the parent continues.
+    /// Forks after the driver has been initialized. The child exits immediately, and the parent continues.
     Fork,
     /// Prints the results of `cuGetProcAddress` and of memory queries.
     Look,
     /// Keeps the card busy and requests memory until standard input ends. For each line of input, prints its progress
-    /// since the last line.
+    /// since the previous line.
     Neighbour {
         /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
         kernel_us: u64,
-        /// Amount of memory that the program keeps allocated, in MiB.
+        /// Memory that the program keeps allocated, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
-        /// Interval between two requests for memory, in milliseconds.
+        /// Interval between requests for memory, in milliseconds.
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work, opens a capture, and prints a line. After a line of standard input, the program ends the capture,
-    /// launches the captured work, and prints the card time of its work, in microseconds.
+    /// Submits work, opens a capture, and prints a line. After a line of input, ends the capture, launches the captured
+    /// work, and prints the card time of its work in microseconds.
     OpenCapture {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -204,23 +204,22 @@ enum What {
         /// Stream of the work before the capture.
         #[arg(long, value_enum, default_value_t = Where::Other)]
         stream: Where,
-        /// Number of kernels to submit one at a time during the capture, in another stream, after a line of standard
-        /// input.
+        /// Number of kernels to submit one at a time in another stream during the capture, after a line of input.
         #[arg(long, default_value_t = 0)]
         beside: u64,
     },
-    /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork. Never calls the
-    /// driver.
+    /// Prints the card's memory as reported by NVML, in MiB, and checks that a forked child gets the same result. Never
+    /// calls the driver.
     Nvml,
-    /// Loads a library from a file, and prints the names and the numbers of parameters of its functions.
+    /// Loads a library from a file, and prints its functions' names and numbers of parameters.
     Names { file: std::path::PathBuf },
     /// Makes system calls in the driver's process through a kernel of the fake driver, and prints their results. Calls
-    /// are separated by `/`. Each call consists of its number and up to six arguments: numbers, `last` for the result
-    /// of the previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address,
-    /// and `program` for this program's process ID.
+    /// are separated by `/`. Each call consists of its number and up to six arguments: numbers, `last` for the previous
+    /// call's result, `text:TEXT` for the address of a string, `unix:PATH` for the address of a socket address, and
+    /// `program` for this program's process ID.
     #[command(allow_negative_numbers = true)]
     Syscalls {
-        /// The calls.
+        /// Words that describe the calls.
         #[arg(required = true)]
         words: Vec<String>,
     },
@@ -228,10 +227,10 @@ enum What {
     Processes,
 }
 
-/// Stream of the work before a capture.
+/// Stream for the work before a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Where {
-    /// A stream other than the capturing one.
+    /// A stream other than the captured one.
     Other,
     /// The default stream.
     Default,
@@ -239,7 +238,7 @@ enum Where {
     Thread,
     /// The per-thread default stream of another thread.
     OtherThread,
-    /// The capturing stream.
+    /// The captured stream.
     Same,
     /// A stream that is destroyed afterwards.
     Destroyed,
@@ -361,8 +360,8 @@ fn facts(cuda: Cuda) -> Result<()> {
         let result = match line?.as_str() {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
-            // A later call of the thread returns the error of the copy. This is the second call at the latest, because
-            // the first call waits for a reply while a capture is open.
+            // The thread's first or second next call returns the copy's error, because the first one waits for a reply
+            // while a capture is open.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
@@ -445,7 +444,7 @@ fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: 
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     cuda.finish_all()?;
-    // While a stream that synchronizes with the default stream captures, the default stream cannot be used.
+    // The default stream cannot be used while a stream that synchronizes with it is being captured.
     let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
     let other = cuda.stream()?;
     let stream = match place {
@@ -582,7 +581,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
     let input = lines();
     let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
     let stream = cuda.stream()?;
-    // Buffers, each with the expected value of its first word.
+    // Addresses of buffers, each with the expected value of its first word.
     let mut buffers: Vec<(u64, u64)> = Vec::new();
     let mut wanted = (mib << 20) / EACH;
     let mut step = 0u64;
@@ -618,7 +617,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
 
 fn share(cuda: Cuda, kib: u64) -> Result<()> {
     let words = kib * 128;
-    // The part of the chunk before the shared memory is not shared.
+    // This part of the chunk precedes the shared memory, and is not shared.
     let before = cuda.alloc(4096)?;
     let at = cuda.alloc(kib << 10)?;
     cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
@@ -635,7 +634,7 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
     Ok(())
 }
 
-/// For each line of standard input, adds 1 to every word. Prints the first word if all other words are consistent with
+/// For each line of input, adds 1 to every word and prints the first word. Fails if the last word is inconsistent with
 /// it.
 fn rounds(cuda: Cuda, at: u64, words: u64) -> Result<()> {
     let add = cuda.kernel("add")?;

@@ -1,8 +1,8 @@
-//! A process of a program that uses several cards with one process for each card, as programs of NCCL do.
+//! A process of a program that uses several cards with one process per card, like NCCL programs.
 //!
-//! All processes submit the same kernels, each of which spins until its peers on the other cards run. The kernels
-//! announce their rounds in a file of one word for each process, which all processes map. Runs until standard input
-//! ends, and then prints its number of rounds.
+//! All processes submit the same kernels, and each kernel spins until its peers on the other cards run. The kernels
+//! announce their rounds in a file that all processes map, with one word per process. Runs until standard input ends,
+//! and then prints the number of rounds.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,7 +21,7 @@ struct Args {
     /// File with the words.
     #[arg(long)]
     words: PathBuf,
-    /// Number of this process.
+    /// Index of this process.
     #[arg(long)]
     rank: u64,
     /// Number of processes.
@@ -30,18 +30,18 @@ struct Args {
     /// Card time of one kernel, in microseconds.
     #[arg(long)]
     kernel_us: u64,
-    /// Number of kernels that are submitted before the program waits for the first of them.
+    /// Number of kernels to submit before waiting for the first of them.
     #[arg(long, default_value_t = 2)]
     ahead: u64,
 }
 
-/// Maps the words of all processes. The mapping exists until the process ends.
+/// Maps the words of all processes. The mapping exists until the process exits.
 fn map(args: &Args) -> Result<u64> {
     let bytes = 8 * args.ranks;
     let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&args.words)?;
     file.set_len(bytes)?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file of this size.
+    // SAFETY: creates a new mapping of a file of this size.
     let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     ensure!(at != libc::MAP_FAILED, "the words cannot be mapped");
     Ok(at as u64)
@@ -67,8 +67,8 @@ fn main() -> Result<()> {
         }
         cuda.finish(stream)?;
     }
-    // The other processes may have submitted further rounds, which must not wait for this process.
-    // SAFETY: the mapping has a word for each process, and no other process writes this word.
+    // Other processes may have submitted further rounds, which must not wait for this one. SAFETY: the mapping has a
+    // word for each process, and no other process writes this word.
     unsafe { (words as *mut u64).add(args.rank as usize).write_volatile(u64::MAX) };
     println!("rounds {round}");
     Ok(())

@@ -1,5 +1,4 @@
-//! Runs a client of the owner's protocol as a separate process that a test controls through commands; see
-//! [`cuda_rig::raw`].
+//! Speaks the owner's protocol as a client that a test controls through commands; see [`cuda_rig::raw`].
 
 use std::path::PathBuf;
 
@@ -8,10 +7,10 @@ use clap::Parser;
 
 #[derive(Parser)]
 struct Args {
-    /// The owner's socket.
+    /// Path of the owner's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// User ID that the process switches to first.
+    /// User ID to which the process switches first.
     #[arg(long)]
     uid: Option<u32>,
 }

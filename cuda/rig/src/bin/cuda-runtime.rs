@@ -1,5 +1,5 @@
-//! A test program that uses NVIDIA's CUDA runtime. The program loads the given `libcudart.so`, uses each part of it,
-//! verifies all results, and prints its actions.
+//! A test program that uses NVIDIA's CUDA runtime. It loads the given `libcudart.so`, uses each part of its API, and
+//! verifies all results.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use cuda_rig::runtime::Runtime;
 
 #[derive(Parser)]
 struct Args {
-    /// The runtime library.
+    /// Path of the runtime library.
     library: OsString,
     /// Number of words per buffer.
     #[arg(long, default_value_t = 100_000)]
@@ -67,7 +67,7 @@ fn work(runtime: &Runtime, words: u64, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that each word exceeds the first word by its index.
+/// Checks that the words count up from `first`.
 fn check(words: &[u64], first: u64, source: &str) -> Result<()> {
     let wrong = words.iter().zip(first..).filter(|(word, expected)| *word != expected).count();
     ensure!(wrong == 0, "{wrong} words of {source} are wrong");

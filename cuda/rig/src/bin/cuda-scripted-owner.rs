@@ -1,4 +1,4 @@
-//! Runs the scripted owner until standard input ends, then prints its counts as JSON.
+//! Runs the scripted owner until standard input ends, and then prints its counters as JSON.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use cuda_rig::owner::{Owner, Script};
 
 #[derive(Parser)]
 struct Args {
-    /// Path of the socket to serve.
+    /// Path of the socket on which to listen.
     #[arg(long)]
     socket: PathBuf,
     /// Path of the driver's library.
@@ -33,7 +33,7 @@ struct Args {
     /// Limit on work in flight in microseconds; 0 means no limit.
     #[arg(long, default_value_t = 0)]
     run_ahead_us: u32,
-    /// Length in microseconds of turns and of the pauses between them; 0 means one endless turn.
+    /// Length of turns and of the pauses between them in microseconds; 0 means one endless turn.
     #[arg(long, default_value_t = 0)]
     turn_us: u32,
 }

@@ -1,4 +1,4 @@
-//! Names of functions, numbers of their parameters, and libraries in files.
+//! Libraries in files, and their functions' names and numbers of parameters.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -8,14 +8,14 @@ use std::path::Path;
 
 use super::{Cuda, Failed, check};
 
-/// Names of functions, each with the number of its parameters.
+/// Function names, each with the number of parameters.
 type Named = Vec<(String, usize)>;
 type Count = unsafe extern "C" fn(*mut usize, u64) -> c_int;
 
-/// Returns a function that the library exports, but that a driver of CUDA 13.0 does not return by name.
+/// Returns a function that the library exports, but that `cuGetProcAddress` of a CUDA 13.0 driver does not return.
 fn count(name: &CStr) -> Result<Count, Failed> {
-    // SAFETY: the library is already loaded, and the call adds a reference. The header declares the function with these
-    // arguments.
+    // SAFETY: the library is already loaded, and the call only adds a reference. NVIDIA's header declares the function
+    // with these arguments.
     unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
         let found = libc::dlsym(library, name.as_ptr());
@@ -27,7 +27,7 @@ fn count(name: &CStr) -> Result<Count, Failed> {
 }
 
 impl Cuda {
-    /// Loads a library from a file. Returns names and numbers of parameters of some of its kernels and of their
+    /// Loads a library from a file. Returns the names and numbers of parameters of some of its kernels and of their
     /// functions, and the results of invalid calls.
     pub fn name_functions(&self, file: &Path) -> Result<(Named, Vec<c_int>), Failed> {
         let load = function!(
@@ -43,7 +43,7 @@ impl Cuda {
         let (kernel_count, function_count) = (count(c"cuKernelGetParamCount")?, count(c"cuFuncGetParamCount")?);
         let path = CString::new(file.as_os_str().as_encoded_bytes()).map_err(|_| Failed { call: "path", code: 1 })?;
         let (mut library, mut found) = (0u64, Vec::new());
-        // SAFETY: the pointers point to local variables, and the texts end with a zero byte.
+        // SAFETY: the pointers refer to local variables, and the strings are NUL-terminated.
         unsafe {
             check("cuLibraryLoadFromFile", load(&raw mut library, path.as_ptr(), 0, 0, 0, 0, 0, 0))?;
             for wanted in [c"checksum", c"fill", c"checksum"] {

@@ -1,4 +1,4 @@
-//! Graphs built from nodes, tensor maps, and the occupancy of clusters. Programs look up these functions by name.
+//! Graphs built from nodes, tensor maps, and cluster occupancy. Programs look up these functions by name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arrays::Copy3d;
 use super::{Cuda, Failed, check};
 
-/// `CUDA_MEMSET_NODE_PARAMS` for bytes in one row.
+/// `CUDA_MEMSET_NODE_PARAMS` for one row of bytes.
 #[repr(C)]
 struct Fill {
     at: u64,
@@ -61,9 +61,9 @@ pub(super) struct HostNode {
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
-/// Sum of the arguments of all called functions. This value is static, because a function gets only its argument.
+/// Sum of the arguments of all host functions called so far. Static, because a host function gets only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
-/// The stream of the last callback; static for the same reason.
+/// Stream of the last callback. Static for the same reason.
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
@@ -87,8 +87,8 @@ impl Fill {
 }
 
 impl Cuda {
-    /// Builds a graph of a fill, a child graph with another fill, and an event record. Launches it, and launches it
-    /// again with a changed fill. Returns the first words of both parts after each launch.
+    /// Builds a graph of a fill, a child graph with another fill, and an event record. Launches it twice, the second
+    /// time with a modified fill. Returns the first words of both filled ranges after each launch.
     pub fn build_graph(&self) -> Result<[u64; 4], Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -109,7 +109,7 @@ impl Cuda {
         self.raw_event(&raw mut event, 0)?;
         let mut parameters = Instantiation { flags: UPLOAD, stream, node: 0, result: 0 };
         let none = std::ptr::null();
-        // SAFETY: all pointers point to local variables of the structures' sizes.
+        // SAFETY: all pointers refer to local variables of the right types.
         unsafe {
             check("cuGraphCreate", create(&raw mut graph, 0))?;
             check("cuGraphCreate", create(&raw mut child, 0))?;
@@ -129,7 +129,7 @@ impl Cuda {
         check("cuEventQuery", unsafe { query(event) })?;
         let [a, b] = look()?;
         let changed = Fill::new(at, 0x33);
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         let result = unsafe { change(made, nodes[0], &raw const changed, self.context) };
         check("cuGraphExecMemsetNodeSetParams", result)?;
         self.raw_graph(made, stream)?;
@@ -138,10 +138,10 @@ impl Cuda {
         Ok([a, b, c, d])
     }
 
-    /// Builds a graph from a kernel, a copy, and a host function of the program. Launches the graph unchanged, with
-    /// changed parameters of the executable graph, and after a change of the graph itself. Returns several values: the
-    /// words that the kernel filled and the copy copied after each launch, the sum of the functions' arguments, the
-    /// result of a call without parameters, an attribute, and the argument of a callback.
+    /// Builds a graph from a kernel, a copy, and a host function. Launches the graph unmodified, with modified
+    /// parameters in the executable graph, and after modifying the graph itself. Returns several values: the words that
+    /// the kernel filled and the copy copied after each launch, the sum of the functions' arguments, the result of a
+    /// call without parameters, an attribute, and the argument of a callback.
     pub fn build_work(&self) -> Result<Vec<u64>, Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -187,7 +187,7 @@ impl Cuda {
             Ok::<(), Failed>(())
         };
         self.set(at, 0, 4096)?;
-        // SAFETY: all pointers point to local variables of the structures' sizes.
+        // SAFETY: all pointers refer to local variables of the right types.
         unsafe {
             let [a, b, c, d] = &mut nodes;
             check("cuGraphCreate", create(&raw mut graph, 0))?;
@@ -214,7 +214,7 @@ impl Cuda {
         Ok(seen)
     }
 
-    /// Adds a callback to a stream. Returns the callback's count.
+    /// Adds a callback to a stream. Returns the increase of [`COUNTED`].
     fn call_back(&self, stream: u64, data: u64) -> Result<u64, Failed> {
         let add = function!(self, c"cuStreamAddCallback", 12_000, fn(u64, StreamCallback, u64, u32));
         COUNTED.store(0, Ordering::SeqCst);
@@ -227,8 +227,8 @@ impl Cuda {
         Ok(COUNTED.load(Ordering::SeqCst))
     }
 
-    /// Encodes a three-dimensional tensor map. Returns true if the same arguments give the same result, and a different
-    /// address gives a different result.
+    /// Encodes three-dimensional tensor maps. Returns true if equal arguments produce equal maps, and a different
+    /// address produces a different map.
     pub fn encode_map(&self) -> Result<bool, Failed> {
         let encode = function!(
             self,
@@ -258,7 +258,7 @@ impl Cuda {
         let map = |at| {
             let mut map = Map([0; 16]);
             // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill. SAFETY: all
-            // pointers point to local variables of the right lengths.
+            // pointers refer to local variables of the right lengths.
             let code = unsafe {
                 encode(
                     &raw mut map.0,
@@ -281,10 +281,10 @@ impl Cuda {
         Ok(one == same && one != other && one != [0; 16])
     }
 
-    /// Returns how many clusters of two blocks of a kernel fit on the card.
+    /// Returns the maximum number of a kernel's clusters of two blocks that are active on the card concurrently.
     pub fn clusters(&self, function: u64) -> Result<i32, Failed> {
         let count = function!(self, c"cuOccupancyMaxActiveClusters", 12_000, fn(*mut c_int, u64, *const Configuration));
-        // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the number of the attribute, four bytes of padding, three sizes.
+        // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the attribute's number, four bytes of padding, and three dimensions.
         let mut attribute = [0u32; 18];
         attribute[..5].copy_from_slice(&[4, 0, 2, 1, 1]);
         let configuration = Configuration {
@@ -295,7 +295,7 @@ impl Cuda {
             count: 1,
         };
         let mut clusters = 0;
-        // SAFETY: the pointers point to local variables.
+        // SAFETY: the pointers refer to local variables.
         check("cuOccupancyMaxActiveClusters", unsafe { count(&raw mut clusters, function, &raw const configuration) })?;
         Ok(clusters)
     }

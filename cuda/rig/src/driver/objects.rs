@@ -10,40 +10,42 @@ use super::nodes::{HostNode, KernelNode};
 use super::variables::Counters;
 use super::{Cuda, Failed, check};
 
-/// Number of words of each buffer.
+/// Number of words per buffer.
 const WORDS: u64 = 100_000;
 const BYTES: u64 = WORDS * 8;
-/// Words of pinned memory.
+/// Number of words in pinned memory.
 const PINNED_WORDS: usize = 1000;
 
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Number of calls of [`count`]. This value is static, because the function gets only its argument.
+/// Sum of the arguments with which [`count`] was called. Static, because the function gets only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
     CALLED.fetch_add(data, Ordering::SeqCst);
 }
 
-/// Objects of a program, with the expected contents of its memory.
+/// A program's objects, with the expected contents of its memory.
 #[derive(Debug)]
 pub struct Objects {
-    /// Buffers, and the expected value of the first word of each. Further words count up.
+    /// Buffers, each with the expected value of its first word. The following words count up.
     buffers: Vec<(u64, u64)>,
-    /// A buffer of one word for each thread of a test kernel, allocated in the order of a stream.
+    /// A stream-ordered allocation.
     small: u64,
     pinned: u64,
     streams: [u64; 2],
     event: u64,
     add: u64,
-    /// A graph that can be launched, and its node that adds. The graph adds to the first buffer and calls a function.
+    /// An executable graph, which adds to the first buffer and calls a host function.
     exec: u64,
+    /// The graph's node that adds.
     node: u64,
-    /// A captured graph that can be launched. The graph adds 3 to the second buffer and calls a function.
+    /// An executable graph from a capture, which adds 3 to the second buffer and calls a host function.
     captured: u64,
-    /// Another context with a buffer.
+    /// A second context.
     other: u64,
+    /// A buffer in the second context.
     far: u64,
     called: u64,
     counters: Counters,
@@ -66,7 +68,7 @@ impl Cuda {
         let fill = self.kernel("fill")?;
         let add = self.kernel("add")?;
         let (mut second, mut event, mut pinned) = (0, 0, 0);
-        // SAFETY: the pointers point to local variables. The event has no timing.
+        // SAFETY: the pointers refer to local variables.
         unsafe {
             check("cuStreamCreateWithPriority", priority(&raw mut second, 1, 0))?;
             check("cuEventCreate", create_event(&raw mut event, 2))?;
@@ -76,7 +78,7 @@ impl Cuda {
         let mut buffers = Vec::new();
         let mut freed = Vec::new();
         for value in 0..4u64 {
-            // Holes between the buffers: their addresses depend on the order of allocations.
+            // Leave holes between the buffers, so that their addresses depend on the order of allocations.
             freed.push(self.alloc(BYTES / 2)?);
             let at = self.alloc(BYTES)?;
             self.launch(fill, &[at, WORDS, 1000 * value], streams[0])?;
@@ -114,7 +116,8 @@ impl Cuda {
         })
     }
 
-    /// Captures a graph that adds 3 to a buffer and calls a function. The graph and an event are destroyed.
+    /// Captures a graph that adds 3 to a buffer and calls a host function. Destroys the graph and an event that the
+    /// capture used, and returns the executable graph.
     fn captured(&self, stream: u64, add: u64, at: u64) -> Result<u64, Failed> {
         let launch_host = function!(self, c"cuLaunchHostFunc", 12_000, fn(u64, unsafe extern "C" fn(u64), u64));
         let create_event = function!(self, c"cuEventCreate", 12_000, fn(*mut u64, u32));
@@ -124,7 +127,7 @@ impl Cuda {
         let (mut event, mut graph, mut exec) = (0, 0, 0);
         self.begin_capture(stream)?;
         self.launch(add, &[at, WORDS, 1], stream)?;
-        // SAFETY: the pointers point to local variables, and the objects exist.
+        // SAFETY: the pointers refer to local variables, and the objects exist.
         unsafe {
             check("cuEventCreate", create_event(&raw mut event, 2))?;
             check("cuEventRecord", (self.functions.raw_record)(event, stream))?;
@@ -140,7 +143,8 @@ impl Cuda {
         Ok(exec)
     }
 
-    /// Builds a graph that adds 5 to a buffer, and calls a function.
+    /// Builds a graph that adds 5 to a buffer and calls a host function. Returns the executable graph and the node that
+    /// adds.
     fn graph_of(&self, add: u64, at: u64) -> Result<[u64; 2], Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -154,7 +158,7 @@ impl Cuda {
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
         let kernel = kernel_node(add, pointers.as_ptr());
         let host = HostNode { function: count, data: 1 };
-        // SAFETY: all pointers point to local variables of the structures' sizes.
+        // SAFETY: all pointers refer to local variables of the right types.
         unsafe {
             check("cuGraphCreate", create(&raw mut graph, 0))?;
             check("cuGraphAddKernelNode", add_kernel(&raw mut node, graph, std::ptr::null(), 0, &raw const kernel))?;
@@ -170,7 +174,7 @@ fn kernel_node(function: u64, parameters: *const *const u64) -> KernelNode {
 }
 
 impl Objects {
-    /// Works with all objects, and checks all results. Returns a sum of the memory's contents.
+    /// Uses all objects, and checks all results. Returns a checksum of the memory contents.
     ///
     /// # Errors
     /// Returns an error if a call fails or a result is wrong.
@@ -183,7 +187,7 @@ impl Objects {
         let capturing = self.obstacles.iter().any(|(kind, _)| kind == "capture");
         let mut added = 5;
         if round.is_multiple_of(3) && !capturing {
-            // The graph that can be launched differs from its graph from now on.
+            // From now on, the executable graph differs from the graph.
             added = round;
             self.change_exec(added, change)?;
         }
@@ -212,10 +216,10 @@ impl Objects {
                 self.change_exec(5, change)?;
             }
         }
-        // Pinned memory, which the card writes.
+        // Make the card write to pinned memory.
         cuda.copy(self.pinned, self.buffers[0].0, PINNED_WORDS as u64 * 8, second)?;
         cuda.finish(second)?;
-        // SAFETY: the copy has ended.
+        // SAFETY: the copy is complete.
         let seen = unsafe { std::slice::from_raw_parts(self.pinned as *const u64, PINNED_WORDS) };
         let expected = self.buffers[0].1;
         if !seen.iter().zip(expected..).all(|(seen, expected)| *seen == expected) {
@@ -256,14 +260,14 @@ impl Objects {
         let arguments = [self.buffers[0].0, WORDS, added];
         let pointers = arguments.each_ref().map(std::ptr::from_ref);
         let kernel = kernel_node(self.add, pointers.as_ptr());
-        // SAFETY: the pointers point to local variables.
+        // SAFETY: the pointers refer to local variables.
         check("cuGraphExecKernelNodeSetParams", unsafe { change(self.exec, self.node, &raw const kernel) })
     }
 
-    /// Creates an object that prevents a restart, or ends all such objects.
+    /// Creates an object that prevents a restart, or destroys all such objects.
     ///
     /// # Errors
-    /// Returns an error if a call fails, or no such kind of object exists.
+    /// Returns an error if a call fails or the kind is unknown.
     pub fn obstruct(&mut self, cuda: Cuda, kind: &str) -> Result<(), Failed> {
         let create_event = function!(cuda, c"cuEventCreate", 12_000, fn(*mut u64, u32));
         let end_event = function!(cuda, c"cuEventDestroy", 12_000, fn(u64));
@@ -275,7 +279,7 @@ impl Objects {
         let pin = function!(cuda, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
         let unpin = function!(cuda, c"cuMemFreeHost", 12_000, fn(u64));
         let mut made = 0u64;
-        // SAFETY: the pointers point to local variables of the right sizes, and the objects exist.
+        // SAFETY: the pointers refer to local variables of the right sizes, and the objects exist.
         unsafe {
             match kind {
                 "event" => {
@@ -323,7 +327,7 @@ impl Objects {
                             }
                             "pointer" => cuda.free(made)?,
                             "pinned" => {
-                                // The library may keep the memory for later allocations.
+                                // Clear the address, because the library may keep the memory for later allocations.
                                 (made as *mut u64).add(1).write(0);
                                 check("cuMemFreeHost", unpin(made))?;
                             }

@@ -1,4 +1,4 @@
-//! Memory that programs register, links at run time, and queries that the guest's library answers itself.
+//! Registered memory, run-time linking, and queries that the guest library answers itself.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -7,19 +7,19 @@ use std::ffi::{CString, c_char, c_int, c_void};
 
 use super::{Cuda, Failed, check};
 
-/// Results of calls about registered memory, and digests of its copies.
+/// Results of calls about registered memory, and of its copies.
 #[derive(Debug)]
 pub struct Registration {
     /// Results in the order of the calls.
     pub codes: Vec<c_int>,
-    /// Types of the memory, as `cuPointerGetAttribute` reports them during the registration and afterwards.
+    /// Results of `cuPointerGetAttribute` and memory types, during the registration and afterwards.
     pub kinds: Vec<(c_int, u32)>,
-    /// True if the memory was copied to the card and back without changes.
+    /// Set if the memory was copied to the card and back correctly.
     pub is_equal: bool,
 }
 
 impl Cuda {
-    /// Registers memory of the program, copies it to the card and back, and unregisters it. Also prefetches managed
+    /// Registers the program's memory, copies it to the card and back, and unregisters it. Also prefetches managed
     /// memory.
     pub fn register_memory(&self) -> Result<Registration, Failed> {
         let register = function!(self, c"cuMemHostRegister", 12_000, fn(u64, usize, u32));
@@ -34,11 +34,11 @@ impl Cuda {
         let card = self.alloc(bytes as u64)?;
         let kind = |at| {
             let mut kind = 0u32;
-            // SAFETY: the pointer points to a local variable.
+            // SAFETY: the pointer refers to a local variable.
             (unsafe { (self.functions.raw_attribute)((&raw mut kind).cast::<c_void>(), 2, at) }, kind)
         };
         let (mut device, mut supported) = (0, [0; 2]);
-        // SAFETY: the memory exists, and the pointers point to local variables.
+        // SAFETY: the memory exists, and the pointers refer to local variables.
         let codes = unsafe {
             check("cuDeviceGetAttribute", attribute(&raw mut supported[0], 99, 0))?;
             check("cuDeviceGetAttribute", attribute(&raw mut supported[1], 91, 0))?;
@@ -57,7 +57,7 @@ impl Cuda {
         };
         let prefetch = function!(self, c"cuMemPrefetchAsync", 12_000, fn(u64, usize, c_int, u64));
         let managed = self.alloc_managed(8192)?;
-        // SAFETY: a hint does not read memory.
+        // SAFETY: prefetching does not change memory.
         let hints = unsafe {
             [prefetch(managed, 8192, 0, stream), prefetch(managed, 8193, 0, stream), prefetch(card, 8, 0, stream)]
         };
@@ -72,15 +72,15 @@ impl Cuda {
         Ok(Registration { codes: [&codes[..], &ends, &hints].concat(), kinds, is_equal })
     }
 
-    /// Reads beyond the end of pinned memory several times. Returns the results.
+    /// Reads beyond the end of pinned memory several times. Returns the result codes.
     pub fn read_too_much(&self) -> Result<Vec<c_int>, Failed> {
         let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
         let (bytes, mut pinned) = (8usize << 20, 0u64);
         let mut back = vec![0u8; bytes + (4 << 20)];
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         check("cuMemHostAlloc", unsafe { pin(&raw mut pinned, bytes, 0) })?;
         let read = |back: &mut Vec<u8>| {
-            // SAFETY: the buffer has this size; a guest's library refuses to read beyond the pinned memory.
+            // SAFETY: the buffer has this size, and the guest library rejects reads beyond the pinned memory.
             unsafe { (self.functions.raw_read)(back.as_mut_ptr().cast(), pinned, back.len()) }
         };
         let codes = (0..20).map(|_| read(&mut back)).collect();
@@ -89,7 +89,7 @@ impl Cuda {
         Ok(codes)
     }
 
-    /// Links two inputs, one of which is a file. Returns the bytes of the result, and results of invalid calls.
+    /// Links `data` and a file. Returns the linked image, and the results of invalid calls.
     pub fn link(&self, data: &[u8], file: &std::path::Path) -> Result<(Vec<u8>, Vec<c_int>), Failed> {
         type Options = *const c_int;
         type Values = *const u64;
@@ -105,11 +105,11 @@ impl Cuda {
         let destroy = function!(self, c"cuLinkDestroy", 12_000, fn(u64));
         let path = CString::new(file.as_os_str().as_encoded_bytes()).map_err(|_| Failed { call: "path", code: 1 })?;
         let (mut link, mut result, mut bytes) = (0u64, std::ptr::null(), 0usize);
-        // The buffer for a log and its size, the duration, and an optimization level.
+        // Options: the log buffer and its size, the wall time, and the optimization level.
         let mut log = [0u8; 64];
         let (kinds, values) = ([3, 4, 2, 7], [log.as_mut_ptr().addr() as u64, 64, 0, 3]);
         let none = (std::ptr::null(), std::ptr::null());
-        // SAFETY: the arguments are local variables of these sizes, and the result is valid until the link is
+        // SAFETY: the arguments are local variables of the right sizes, and the result is valid until the link is
         // destroyed.
         unsafe {
             check("cuLinkCreate", create(4, kinds.as_ptr(), values.as_ptr(), &raw mut link))?;
@@ -122,8 +122,8 @@ impl Cuda {
         }
     }
 
-    /// Returns properties that programs query in each step: a stream's capture state (twice), a limit of the context,
-    /// an occupancy, and true if an address is in memory of the first card.
+    /// Returns properties that programs query in each step: a stream's capture state (from two calls), a context limit,
+    /// an occupancy, and 1 if an address is in the first card's memory.
     pub fn facts(&self, stream: u64, function: u64, at: u64) -> Result<[u64; 5], Failed> {
         let is_capturing = function!(self, c"cuStreamIsCapturing", 12_000, fn(u64, *mut c_int));
         let information = function!(
@@ -137,7 +137,7 @@ impl Cuda {
             function!(self, c"cuOccupancyMaxActiveBlocksPerMultiprocessor", 12_000, fn(*mut c_int, u64, c_int, usize));
         let (mut state, mut detail, mut stack, mut count) = (7, 7, 0usize, 0);
         let none = std::ptr::null_mut();
-        // SAFETY: the pointers point to local variables.
+        // SAFETY: the pointers refer to local variables.
         unsafe {
             check("cuStreamIsCapturing", is_capturing(stream, &raw mut state))?;
             check("cuStreamGetCaptureInfo", information(stream, &raw mut detail, none, none, none, none))?;
@@ -152,12 +152,12 @@ impl Cuda {
         Ok([state as u64, detail as u64, stack as u64, count as u64, u64::from(is_card)])
     }
 
-    /// Begins a capture in a stream.
+    /// Begins a capture in relaxed mode.
     pub fn begin(&self, stream: u64) -> Result<(), Failed> {
         self.raw_begin(stream, 2)
     }
 
-    /// Ends a capture. Returns the result.
+    /// Ends a capture. Returns the result code.
     pub fn end(&self, stream: u64) -> c_int {
         let mut graph = 0;
         self.raw_end(stream, &raw mut graph).err().map_or(0, |failed| failed.code)

@@ -7,30 +7,30 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::{Cuda, Failed, check};
 
-/// Code with the variable of the kernels `tally` and `locate`, and with another variable.
+/// PTX with the variable that the kernels `tally` and `locate` use, and another variable.
 const TEXT: &str = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .global .align 8 .u64 tally;\n\
     .global .align 4 .b8 other[64];\n.visible .entry tally() { ret; }\n";
 
-/// Compression of an entry.
+/// Compression of a container entry.
 #[derive(Clone, Copy, Debug)]
 enum Packing {
     Lz4,
     Zstandard,
-    /// The entry claims to be compressed.
+    /// Flagged as compressed, but contains invalid data.
     Broken,
 }
 
-/// Returns a container with one entry of PTX.
+/// Returns a container with one PTX entry.
 fn container(text: &str, packing: Packing) -> Vec<u8> {
     let text = text.as_bytes();
     let (flags, packed) = match packing {
-        // Only literals: 15, and the rest in parts of 255.
+        // An LZ4 block of literals only: the length is 15, plus the rest in bytes of at most 255.
         Packing::Lz4 => {
             let rest = text.len() - 15;
             let lengths = std::iter::repeat_n(255, rest / 255).chain([(rest % 255) as u8]);
             (0x2000u64, [0xf0].into_iter().chain(lengths).chain(text.iter().copied()).collect())
         }
-        // One segment with a size of four bytes, and one block that is not compressed.
+        // A Zstandard frame with a single segment, a four-byte content size, and one raw block.
         Packing::Zstandard => {
             let mut bytes = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
             bytes.extend((text.len() as u32).to_le_bytes());
@@ -63,12 +63,12 @@ fn container(text: &str, packing: Packing) -> Vec<u8> {
 pub struct Counters {
     kernels: Vec<u64>,
     sums: Vec<u64>,
-    /// Memory for results.
+    /// Address of the memory for results.
     result: u64,
 }
 
 impl Cuda {
-    /// Loads modules with counters: PTX, a module from a container, and a library from a container.
+    /// Loads modules with counters: one from PTX, one from a container, and a library from a container.
     ///
     /// # Errors
     /// Returns an error if a call fails.
@@ -86,7 +86,7 @@ impl Cuda {
         let (lz4, zstd) = (container(TEXT, Packing::Lz4), container(TEXT, Packing::Zstandard));
         let (mut module, mut library, mut kernel) = (0, 0, 0);
         let none = std::ptr::null();
-        // SAFETY: the containers have the sizes in their headers, and the other pointers point to local variables.
+        // SAFETY: the containers have the sizes in their headers, and the other pointers refer to local variables.
         unsafe {
             check("cuModuleLoadFatBinary", load_container(&raw mut module, lz4.as_ptr()))?;
             check("cuLibraryLoadData", load_library(&raw mut library, zstd.as_ptr(), none, none, 0, none, none, 0))?;
@@ -97,19 +97,19 @@ impl Cuda {
         Ok(Counters { sums: vec![0; kernels.len()], kernels, result })
     }
 
-    /// Returns a kernel of a module.
+    /// Returns a module's kernel.
     fn kernel_of(&self, module: u64, name: &str) -> Result<u64, Failed> {
         let name = std::ffi::CString::new(name).map_err(|_| Failed { call: "kernel", code: 1 })?;
         let mut function = 0;
         self.raw_function(&raw mut function, module, name.as_ptr()).map(|()| function)
     }
 
-    /// Loads a module whose code has the text `extra` in addition.
+    /// Loads a module from the code with `extra` appended.
     pub(super) fn module_with(&self, extra: &str) -> Result<u64, Failed> {
         self.module(&format!("{TEXT}{extra}"))
     }
 
-    /// Loads a module from a container that cannot be unpacked.
+    /// Loads a module from a container that cannot be decompressed.
     pub(super) fn broken_module(&self) -> Result<u64, Failed> {
         let load_container = function!(self, c"cuModuleLoadFatBinary", 2000, fn(*mut u64, *const u8));
         let (mut module, broken) = (0, container(TEXT, Packing::Broken));
@@ -118,11 +118,11 @@ impl Cuda {
         Ok(module)
     }
 
-    /// Loads a module, requests the address of its variable, and uses the variable through this address.
+    /// Loads a module, queries the address of its variable, and uses the variable through this address.
     pub(super) fn addressed_module(&self) -> Result<u64, Failed> {
         let find = function!(self, c"cuModuleGetGlobal", 3020, fn(*mut u64, *mut usize, u64, *const c_char));
         let (module, mut address, mut bytes) = (self.module_with("")?, 0, 0);
-        // SAFETY: the pointers point to local variables.
+        // SAFETY: the pointers refer to local variables.
         check("cuModuleGetGlobal", unsafe { find(&raw mut address, &raw mut bytes, module, c"tally".as_ptr()) })?;
         self.write(address, &[5])?;
         let result = self.alloc(8)?;
@@ -132,7 +132,7 @@ impl Cuda {
         if (bytes, sum) == (8, 6) { Ok(module) } else { Err(Failed { call: "a variable by its address", code: -1 }) }
     }
 
-    /// Makes a kernel write the address of its module's variable to the second word of this memory.
+    /// Makes a kernel write the address of its module's variable to the second word at `place`.
     pub(super) fn store_address(&self, place: u64) -> Result<(), Failed> {
         let module = self.module_with("")?;
         self.launch(self.kernel_of(module, "locate")?, &[place + 8], 0)?;
@@ -141,7 +141,7 @@ impl Cuda {
 }
 
 impl Counters {
-    /// Counts once with each kernel, and checks the sums.
+    /// Increments each counter by launching its kernel, and checks the sums.
     ///
     /// # Errors
     /// Returns an error if a call fails or a sum is wrong.

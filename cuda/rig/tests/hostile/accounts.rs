@@ -1,4 +1,4 @@
-//! Tests memory and time beyond the accounts. The owner must notice, charge and report both.
+//! Tests memory and time beyond the accounts. The owner must detect, charge and report both.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, owner};
 
-/// A third tenant with 16 MiB.
+/// Owner arguments for a third tenant with 16 MiB.
 const SMALL: [&str; 2] = ["--tenant", "h:16"];
 const H: usize = 2;
-/// Returns a value of a tenant's account in MiB.
+/// Returns a value from the third tenant's account, in MiB.
 fn mib(view: &Value, key: &str) -> u64 {
     account(view, H, key) >> 20
 }
@@ -27,13 +27,13 @@ fn hoard(rig: &Rig, tenant: &str, arguments: &[&str]) -> Program {
     Program::start(command.args(arguments))
 }
 
-/// Returns the amount in MiB that the program reports in its first line.
+/// Returns the amount of memory that the program reports in its first line, in MiB.
 fn taken(program: &mut Program) -> u64 {
     let line = program.line();
     line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
 }
 
-/// Returns the amount of a tenant's memory in excess of its accounts, according to NVML, in MiB.
+/// Returns the third tenant's memory beyond its accounts according to NVML, in MiB.
 fn past(view: &Value) -> u64 {
     let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
     list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20
@@ -70,8 +70,8 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each release. The owner tolerates one excess before the
-    // measurement, and a second one if a neighbour releases memory at the same time.
+    // The owner measures the card's free memory around each release. One excess is possible before the measurement, and
+    // a second one if a neighbour releases memory at the same time.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "the tenant is charged", |view| {
@@ -81,7 +81,6 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour is not charged: {view}");
     }
-    // This memory is in addition to cached chunks, and to requests that are rejected because of them.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let asks = || {
         raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);
@@ -129,7 +128,7 @@ fn program_bypassing_library_is_charged_and_named() {
     assert_eq!(mib(&view, "over_quota_bytes"), 90 - 16, "{view}");
     assert_eq!(account(&view, H, "chunks_on_card"), 8, "the tenant uses its quota: {view}");
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // The library's further requests are refused.
+    // Further requests from the library are rejected.
     let mut second = hoard(&rig, "h", &["released"]);
     assert_eq!(taken(&mut second), 0);
     second.kill();

@@ -1,4 +1,4 @@
-//! Tests that one message, or many messages of one tenant, do not delay any other tenant.
+//! Tests that neither one message nor many messages from one tenant delay any other tenant.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use cuda_protocol::{FixedKind, FromOwner, FromTenant, Share};
 use crate::support::hostile::*;
 use crate::support::{Rig, describe, owner, owner_by};
 
-/// Arguments for an owner: see [`NEVER_IDLE`].
+/// Owner arguments that disable quanta and idle turn ends; see [`NEVER_IDLE`].
 const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
 
-/// Connects a client that does not read, sends `Hello`, and opens a token `times` times.
+/// Connects a client that sends `Hello`, opens a token `times` times, and does not read replies.
 fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     let deaf = raw.connect(Through::Itself, None);
     raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
@@ -19,7 +19,7 @@ fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     deaf
 }
 
-/// Returns a sharing token for `chunks` chunks of a client.
+/// Allocates `chunks` chunks for a client, and returns their sharing token.
 fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
     let chunks = raw.allocate(link, 1, chunks);
     raw.say(link, FromTenant::Export { request: 2, chunks }, 1);
@@ -32,8 +32,8 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 #[test]
 fn unread_chunks_do_not_disconnect_neighbour() {
     let rig = Rig::new(256);
-    // The limit on unread descriptors does not apply to root. The owner must run without root's privileges, and with so
-    // few descriptors that the attack reaches the limit.
+    // The limit on unread descriptors does not apply to root. Run the owner unprivileged, with so few descriptors that
+    // the attack reaches the limit.
     let open = |mode| std::fs::Permissions::from_mode(mode);
     for folder in [rig.folder.path(), rig.socket().parent().expect("a folder")] {
         std::fs::set_permissions(folder, open(0o777)).expect("its own folder");
@@ -54,7 +54,7 @@ fn unread_chunks_do_not_disconnect_neighbour() {
         open_deaf(&mut raw, share, 60);
     }
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // Use a new process each time, because a process that continues without its connections is killed.
+    // Use a new process each time, because the owner kills processes that continue without their connections.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
@@ -76,10 +76,10 @@ fn silent_connections_leave_a_neighbour_its_own() {
     let mut raw = Raw::start(&rig, None);
     let links: Vec<usize> = (0..187).map(|_| raw.connect(Through::Itself, Some(Manner::default()))).collect();
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // A program that connects now replaces a silent connection.
+    // A new connection replaces a silent one.
     let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
     assert_has_share(&mut serving, &mut second, 1000);
-    // All of the connections are closed after a while, without a message.
+    // The owner closes the remaining silent connections after a while, without a message.
     for link in [links[0], links[186]] {
         let (_, closed) = raw.hear(link, 1, Duration::from_secs(30));
         assert!(closed);
@@ -105,14 +105,14 @@ fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
     let mut raw = Raw::start(&rig, None);
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
-    // Use a new process each time, because a process that continues without its connections is killed.
+    // Use a new process each time, because the owner kills processes that continue without their connections.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
             let (link, _) = other.hello("a", Through::Itself, Some(Manner::honest()));
             other.say(link, FromTenant::Open { request: 3, share }, times);
         }
-        // This ends 65,536 ranges of 16 chunks at the same time.
+        // Dropping `other` ends connections with up to 65,536 chunk numbers at the same time.
     };
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(2_500));
     drop(raw);
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A well-behaved client requests the available chunks once. The chunks are freed when it exits.
+    // A well-behaved client requests the available chunks only once. They are freed when it exits.
     assert_keeps(
         &mut serving,
         &mut neighbour,
@@ -156,11 +156,11 @@ fn many_threads_allocating_at_once_get_all_available_memory() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The card has 64 MiB in chunks of 2 MiB. The remaining threads get an out-of-memory error.
+    // The card has 64 MiB in chunks of 2 MiB. The other threads get an out-of-memory error.
     let burst = |threads: &str| rig.program("a", &["burst", "--threads", threads]).end();
     assert_eq!(burst("100").trim(), "32 32");
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // The neighbour keeps requesting 2 MiB, so a program that takes the whole card leaves it only host memory.
+    // The neighbour's requests for 2 MiB get only host memory while a program occupies the whole card.
     assert_keeps(&mut serving, &mut neighbour, || drop(burst("2")), || drop(burst("100")));
     neighbour.end();
     describe(serving);

@@ -1,4 +1,4 @@
-//! Tests that programs cannot find cards that their tenant does not have, on a machine with several cards.
+//! Tests that programs cannot find other tenants' cards on a machine with several cards.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn second() -> (Rig, Program) {
     (rig, serving)
 }
 
-/// Returns the results of a search for cards. `seen` is the value of NVIDIA's environment variable.
+/// Returns the cards that a program finds. `seen` is the value of `CUDA_VISIBLE_DEVICES`.
 fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
     let mut command = rig.command(built("cuda-hoard"), library);
     if library == "shim" {
@@ -36,8 +36,7 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
-    // The variable selects among the tenant's cards, by number or by name. The value of the variable does not change in
-    // the program.
+    // The variable selects among the tenant's cards by number or by name. The program sees its value unchanged.
     for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
         let found = cards(&rig, "shim", seen);
         assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");

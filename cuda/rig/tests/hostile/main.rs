@@ -1,4 +1,4 @@
-//! Tests hostile programs next to an honest neighbour, under the real owner on the fake driver, as real processes.
+//! Tests hostile programs next to an honest neighbour, under the real owner on the fake driver. All are real processes.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! Tests a program's own process: children, signals, limits, descriptors, and memory that it has freed.
+//! Tests the library's effects on a program's process: children, signals, limits, descriptors, and freed memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +11,7 @@ use super::support::{Program, Rig, describe, owner};
 
 const PROCESS: &str = env!("CARGO_BIN_EXE_cuda-process");
 
-/// Runs the program as tenant `a` of an owner, and checks that it succeeds. Returns the program's output.
+/// Runs the program as tenant `a` of an owner, and checks that it succeeds. Returns its output.
 fn run(rig: &Rig, arguments: &[&str]) -> String {
     let owner = owner(rig, 64, &[]);
     let text = text(&as_tenant(rig, arguments).output().expect("starts"));
@@ -32,7 +32,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// Returns the output of the program without the library.
+/// Returns the program's output without the library.
 fn plain(rig: &Rig, arguments: &[&str]) -> String {
     text(&rig.command(PROCESS, "plain").args(arguments).output().expect("starts"))
 }
@@ -95,7 +95,7 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
     assert_eq!(free, 64 - 2, "all memory is free except the chunk of its word");
     let mut other = rig.program("b", &["hold", "--mib", "48"]);
     assert_eq!(other.line(), "holds");
-    // The first program was alone, so it may have had a tenth of a second of work in flight.
+    // While the first program was alone, it may have submitted a tenth of a second of work.
     let view = until_accounts(&mut serving, "free chunks are kept", |view| account(view, 1, "chunks_on_card") == 24);
     assert_eq!(account(&view, 0, "moved_out"), 0, "empty chunks were copied: {view}");
     other.end();
@@ -107,12 +107,12 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
 fn memory_freed_by_busy_program_returns_without_demand() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &[&["--quanta", "off"], &NEVER_IDLE[..]].concat());
-    // Turns alternate, so the first program's library keeps receiving messages.
+    // The turns alternate, so the first program's library keeps receiving messages.
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
     until_accounts(&mut serving, "free chunks are kept", |view| account(view, 0, "chunks_on_card") == 1);
-    // Both tenants always request the card.
+    // Both tenants always have work.
     assert_has_share(&mut serving, &mut neighbour, 500);
     neighbour.end();
     assert_eq!(busy.end(), "worked");
@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Allocates chunks in host memory for a program. Returns the chunks with their files.
+/// Allocates chunks in host memory for a program. Returns them with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();
@@ -176,7 +176,7 @@ fn host_memory_is_not_shared_between_programs_of_tenant() {
         file.write_all_at(MINE, 4096).expect("written");
     }
     first.send(&FromTenant::Free { chunks: had.iter().map(|(id, _)| *id).collect() }, &[]).expect("sent");
-    // The second program may belong to another user of this tenant. The first program keeps its descriptors.
+    // The second program may belong to another user of the tenant. The first program has kept its descriptors.
     let second = connected(&rig);
     let mut text = [0; MINE.len()];
     for (id, file) in host_chunks(&second, 1, 16) {

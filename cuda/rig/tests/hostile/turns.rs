@@ -1,4 +1,4 @@
-//! Tests turns and memory that depend on a signal, or on a program that lies, stops or exits.
+//! Tests that programs that lie, stop, exit or cannot be killed keep neither turns nor memory from others.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use cuda_protocol::{End, FromOwner, FromTenant, Usage};
 use crate::support::hostile::*;
 use crate::support::{Program, Rig, describe, owner, owner_by};
 
-/// Starts a neighbour, and then a raw client of tenant `a` that gets the turn and does not give it up.
+/// Starts a neighbour, and a raw client of tenant `a` that gets the turn and never ends it.
 fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> (usize, Neighbour) {
     let mut neighbour = Neighbour::start(rig, "b", &[]);
     let (link, answer) = raw.hello("a", through, Some(Manner::default()));
     assert!(matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
-    // The neighbour runs next to a client that has no work yet.
+    // The client has no work yet.
     assert_has_share(serving, &mut neighbour, 1000);
     neighbour.report();
     raw.say(link, FromTenant::Waiting { card: 0 }, 1);
@@ -20,7 +20,7 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
     (link, neighbour)
 }
 
-/// Checks that the neighbour works with its full share, and that the accounts no longer contain the attacker.
+/// Checks that the neighbour makes progress, and that the attacker has lost its turn and memory.
 fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     neighbour.works();
     until_accounts(serving, "the attacker has no turn and no memory", |view| {
@@ -29,7 +29,7 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Waits until an overrun turn of the attacker has ended. After that, the attacker is no longer charged.
+/// Waits until the attacker's overrun turn has ended, that is, until the attacker is no longer charged.
 fn until_turn_ends(serving: &mut Program) {
     let last = std::cell::Cell::new((0, 0));
     until_accounts(serving, "the attacker's turn ends", |view| {
@@ -39,19 +39,19 @@ fn until_turn_ends(serving: &mut Program) {
     });
 }
 
-/// The owner's limit on turns in these tests, in ms.
+/// Owner's limit on turns in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
-/// Checks that the neighbour waited exactly once, until the limit of the attacker's turn, as designed.
+/// Checks that the neighbour never waited longer than the limit on the attacker's turn.
 fn waited_once_for_the_limit(neighbour: &mut Neighbour) {
     let report = neighbour.report();
     let limit = f64::from(LIMIT_MS);
-    // The additional time covers closing the connection on a busy host.
+    // The extra second allows for a busy host.
     assert!(report.longest_wait_ms <= limit + 1000.0, "{report:?}");
     assert!(report.refused == 0, "requests for memory do not wait for the turn: {report:?}");
 }
 
-/// Waits until no thread of a process runs. On a busy host this may be some time after the signal.
+/// Waits until no thread of a process runs. On a busy host, this may take some time after the signal.
 fn until_stopped(pid: &str) {
     let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").flatten();
     let runs = |task: std::fs::DirEntry| {
@@ -88,7 +88,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
         let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
         assert!(closed && !welcome, "{through:?}: {messages:?}");
     }
-    // The owner logs a warning if the process had already exited when the owner checked.
+    // The process has exited before the owner accepts the connection.
     for through in [Through::Child, Through::Zombie] {
         let pid = serving.child.id().to_string();
         crate::support::daemon::signal("-STOP", &pid);
@@ -106,14 +106,14 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // The turn must not end because of the limit on its work.
+    // Use a high limit on work, so that it does not end the turn.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
     until_accounts(&mut serving, "the client has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
-    // From now on, the client's child replies and keeps the connection open.
+    // From now on, the client's child keeps the connection open.
     raw.desert();
     until_accounts(&mut serving, "its connection is closed", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -128,7 +128,7 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The privileges of the packaged unit, without the permission to signal other users' processes.
+    // The privileges of the packaged unit, without `CAP_KILL`.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -141,7 +141,7 @@ fn unkillable_program_of_other_user_is_given_up() {
     assert!(closed, "its connection is closed");
     let view = accounts(&mut serving);
     assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
-    // The process continues, but is not served again.
+    // The process still runs, but is not served again.
     let (_, answer) = raw.hello("a", Through::Itself, Some(Manner::default()));
     assert!(!matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -167,8 +167,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// Runs a client that fills the card and replies to orders with this manner, next to a neighbour that requests the same
-/// amount of memory. Checks that the neighbour gets its turns and its part of the memory.
+/// Runs a client that fills the card and replies to orders according to `manner`, next to a neighbour that also needs
+/// most of the card. Checks that the neighbour gets its share of turns and memory.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -177,7 +177,7 @@ fn decline(manner: Manner) {
     let (link, _) = raw.hello("a", Through::Itself, Some(manner));
     assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
     let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
-    // The neighbour gets all its turns while the client declines, and eventually its part of the memory.
+    // The neighbour gets all its turns while the client declines, and eventually its share of the memory.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
     until_accounts(&mut serving, "the neighbour gets its part of the card", half);
@@ -202,7 +202,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut program = rig.program("a", &["live", "--mib", "8"]);
     program.steps(3);
-    // The shutdown has the same effect as a full queue: the connection ends, and both sides continue.
+    // Like a full queue, shutting down the socket ends the connection, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
     until_accounts(&mut serving, "the program is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
@@ -222,7 +222,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
     stopped.report();
     crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
-    // The neighbour's allocations and turns, and the owner's accounts, do not wait for the stopped program.
+    // The neighbour's allocations and turns, and queries of the owner's accounts, do not wait for the stopped program.
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
     let asked = std::time::Instant::now();
@@ -233,7 +233,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     neighbour.works();
-    // The attacker occupies the card for longer than its limit.
+    // The attacker then occupies the card for longer than its limit.
     let charged = account(&accounts(&mut serving), 1, "charged_ns");
     until_accounts(&mut serving, "the neighbour works", |view| {
         account(view, 1, "charged_ns") > charged + 4_000_000_000
@@ -253,8 +253,8 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     describe(serving);
 }
 
-/// Creates a program that has 0.6 s of work in flight while it is alone on the card, and then opens a capture. The
-/// neighbour starts after that.
+/// Starts a program that, while alone on the card, submits 0.6 s of work and then opens a capture. The neighbour starts
+/// afterwards.
 fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", max_run_ms];
@@ -266,20 +266,20 @@ fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour)
     (rig, serving, program, neighbour)
 }
 
-/// Streams of the work before the capture in which the end of this work can be observed while the capture is open.
+/// Streams in which the completion of earlier work can be observed while a capture is open.
 const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
 
 #[test]
 fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
     for stream in STREAMS {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "60000");
-        // The neighbour does not wait for the work to end: the card switches between both tenants, and each tenant is
+        // The neighbour does not wait for the work to complete: the card switches between both tenants, and each is
         // charged for half of the time.
         neighbour.works();
         until_turn_ends(&mut serving);
         let charged = account(&accounts(&mut serving), 0, "charged_ns");
         assert!(charged >= 500_000_000, "{stream}: {charged} ns");
-        // The capture is still open and valid, and takes no turns from the neighbour.
+        // The capture is still open and valid, and does not cost the neighbour any turns.
         if stream == STREAMS[0] {
             assert_has_share(&mut serving, &mut neighbour, 1000);
         }
@@ -294,8 +294,7 @@ fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
 
 #[test]
 fn a_capture_that_stays_open_gets_its_own_program_killed() {
-    // Work in another thread's per-thread stream cannot be observed, so the program's tenant keeps the turn up to the
-    // limit.
+    // Work in another thread's per-thread stream cannot be observed, so the program's turn lasts until its limit.
     for stream in ["other", "other-thread"] {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "1000");
         neighbour.works();
@@ -319,8 +318,8 @@ fn work_submitted_during_open_capture_is_charged() {
     program.say("more");
     assert_eq!(program.line(), "launched");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The neighbour does not wait for the work to end: the card switches between both tenants, and each tenant is
-    // charged for half of the time.
+    // The neighbour does not wait for the work to complete: the card switches between both tenants, and each is charged
+    // for half of the time.
     until_turn_ends(&mut serving);
     let charged = account(&accounts(&mut serving), 0, "charged_ns");
     assert!(charged >= 500_000_000, "{charged} ns");
@@ -333,13 +332,13 @@ fn work_submitted_during_open_capture_is_charged() {
 
 #[test]
 fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
-    // A fault would appear in every round.
+    // A defect would appear in every round, so one fair round suffices.
     const ROUNDS: usize = 5;
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The work takes longer than a slice. An event that another thread records completes before this work, so the turn
-    // ends too early.
+    // A kernel takes longer than a slice. An event recorded by another thread would complete before it and end the turn
+    // too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -347,8 +346,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     };
     us(&mut program);
     let mut shares = Vec::new();
-    // If the host runs the program late after each kernel, the program requests its next turn late, and the neighbour
-    // works instead.
+    // If the host runs the program late after a kernel, it requests its next turn late, and the neighbour works
+    // meanwhile.
     let is_fair = (0..ROUNDS).any(|_| {
         let (before, used_before) = (accounts(&mut serving), us(&mut program));
         neighbour.during(Duration::from_secs(2));
@@ -359,8 +358,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
         assert!(mine / 1000 * 10 >= used * 9, "{used} us were used, {} charged", mine / 1000);
         let [mine, all] = [mine, mine + other].map(|ns| ns / 1_000_000);
         shares.push(format!("{mine} of {all} ms"));
-        // Both tenants always request the card. The neighbour gets at least 96 % of its half, except for a slice that a
-        // kernel overruns.
+        // Both tenants always have work. The program gets at least 96 % of its half, except for one slice that a kernel
+        // overruns.
         mine + 55 >= all * 48 / 100
     });
     assert!(is_fair, "{shares:?}");
@@ -373,8 +372,7 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 fn unsuspendable_program_does_not_block_other_suspensions() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
-    // A program that is not alone gives up the card after 300 us without work. On a busy host this may be before it
-    // stalls.
+    // Disable idle turn ends, which could end a program's turn before it stalls on a busy host.
     let mut serving = owner(&rig, 64, &[&limits[..], &NEVER_IDLE].concat());
     let stuck = |tenant| {
         let mut program = rig.program(tenant, &["stall", "--mib", "8"]);
@@ -383,8 +381,8 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both programs have the card while no tenant waits, and they do not reply. The neighbour needs the first program's
-    // memory. The first program is stopped, and the driver waits for it forever.
+    // Both programs have the turn and do not reply. The neighbour needs the first program's memory. The first program
+    // is also stopped, so the driver would wait for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &["--mib", "60"]);

@@ -1,4 +1,4 @@
-//! Runs a daemon with CUDA cards of the fake driver as a process, and sends requests to it.
+//! Runs a daemon with the fake driver's cards as a process, and sends requests to it.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -33,8 +33,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Returns the processes of the owners that the daemon started when it started itself, in the order of the cards in
-    /// its configuration.
+    /// Returns the process IDs of the owners that the daemon started first, in the order of the configured cards.
     pub fn owners(&self) -> Vec<String> {
         let children = format!("/proc/{0}/task/{0}/children", self.0.id());
         let children = std::fs::read_to_string(children).expect("readable");
@@ -42,8 +41,7 @@ impl Daemon {
     }
 }
 
-/// Sends a signal. After SIGSTOP, waits until every thread has stopped, because a running thread handles the signal
-/// only later.
+/// Sends a signal. After SIGSTOP, waits until every thread has stopped, because threads handle the signal with a delay.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
     // TIMEOUT: only a failing test waits this long.
@@ -86,7 +84,7 @@ pub fn tenant(name: &str, card: &str, more: &str) -> String {
     format!("[[tenant]]\nname = \"{name}\"\ncard = \"{card}\"\nvram_mib = 64\n{more}")
 }
 
-/// Creates a rig with a daemon that has these tables.
+/// Creates a rig with a daemon configuration that contains `tables`.
 pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     let rig = Rig::new(512);
     let folder = rig.folder.path().display().to_string();
@@ -98,7 +96,7 @@ pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     rig
 }
 
-/// Creates a rig with two tenants of one card, `a` and `b`.
+/// Creates a rig with two tenants, `a` and `b`, on one card.
 pub fn pair() -> Rig {
     rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "") + &tenant("b", "fake", "time.weight = 300\n"))
 }
@@ -110,7 +108,7 @@ pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with an exit code. Returns the command's output.
+/// Runs a command that must fail with the exit code `code`. Returns its output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -134,7 +132,7 @@ pub fn json(rig: &Rig, arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// Starts the program through `mediatorctl run`.
+/// Starts a program through `mediatorctl run`.
 pub fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Program {
     let mut command = rig.command(built("mediatorctl"), "plain");
     command.env(cuda_protocol::DRIVER_VARIABLE, &rig.fake);
@@ -143,7 +141,7 @@ pub fn run(rig: &Rig, tenant: &str, more: &[&str], arguments: &[&str]) -> Progra
     Program::start(&mut command)
 }
 
-/// Polls a tenant until its state is as expected.
+/// Polls a tenant's state until `done` returns true.
 pub fn until(rig: &Rig, tenant: &str, what: &str, done: impl Fn(&serde_json::Value) -> bool) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {

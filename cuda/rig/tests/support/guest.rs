@@ -1,4 +1,4 @@
-//! Runs programs as in a guest: with the guest library, and one worker per program over the loopback transport.
+//! Runs programs like in a guest: with the guest library, and one worker per program over the loopback transport.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
@@ -7,16 +7,16 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::{Rig, built};
 
-/// A running `cuda-loopback`, whose workers are programs of a tenant.
+/// A running `cuda-loopback`, whose workers are tenant programs.
 pub struct Loopback {
     child: Child,
-    /// Kept open because `cuda-loopback` prints a line for each worker.
+    /// Standard output of `cuda-loopback`. Kept open because it prints a line for each worker.
     _output: BufReader<ChildStdout>,
     socket: PathBuf,
     control: PathBuf,
 }
 
-/// Permits workers to use the fake card, which is a folder, and the libraries, which are links.
+/// Permits workers to access the fake card's folder and the libraries, which are symbolic links.
 fn permit_fake(rig: &Rig, command: &mut Command) {
     let libraries = rig.fake.parent().expect("a folder");
     command.arg("--writable").arg(rig.folder.path().join("card")).arg("--readable").arg(libraries);
@@ -42,7 +42,7 @@ impl Loopback {
         Self::ready(command, socket)
     }
 
-    /// Creates the folder with the guest's libraries. Returns the socket's path.
+    /// Creates a folder with the guest libraries. Returns the socket's path.
     fn prepare(rig: &Rig, tenant: &str) -> std::path::PathBuf {
         let folder = rig.folder.path().join("guest");
         if !folder.exists() {
@@ -66,7 +66,8 @@ impl Loopback {
         Self { child, _output: output, socket, control }
     }
 
-    /// Makes the program of a worker continue in a new worker. Returns the new worker, or the reason for a refusal.
+    /// Makes a worker's program continue in a new worker. Returns the new worker's process ID, or the reason for a
+    /// rejection.
     pub fn restart(&self, worker: i32) -> Result<i32, String> {
         use std::io::Write as _;
         let mut connection = std::os::unix::net::UnixStream::connect(&self.control).expect("listens");
@@ -89,7 +90,7 @@ impl Loopback {
         Self::ready(command, socket)
     }
 
-    /// Returns the processes of all workers.
+    /// Returns the process IDs of all workers.
     pub fn workers(&self) -> Vec<i32> {
         let own = self.child.id().to_string();
         let entries = std::fs::read_dir("/proc").expect("readable").flatten();

@@ -1,8 +1,8 @@
-//! Runs hostile programs next to an honest neighbour, under the real owner, each as a separate process.
+//! Runs hostile programs next to an honest neighbour under the real owner, as separate processes.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, and then a hostile program of tenant
 //! `a`: a [`Raw`] client, which can send any message to the owner, or a CUDA program. The test compares the neighbour's
-//! reports and the owner's accounts with those of a control in the same run.
+//! reports and the owner's accounts during the attack with those of a control in the same run.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,8 +16,7 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// An honest program of a tenant. The program keeps the card busy, keeps memory allocated, and requests more memory
-/// every 20 ms.
+/// A tenant's honest program. It keeps the card busy, keeps memory allocated, and requests more memory every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -25,7 +24,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts the program and waits until it works. The program allocates 8 MiB unless `arguments` change this.
+    /// Starts the program and waits until it submits work. It allocates 8 MiB unless `arguments` change this.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
@@ -42,7 +41,7 @@ impl Neighbour {
         Self { program: Program::start(&mut command), log, works: false }
     }
 
-    /// Waits until the program works.
+    /// Waits until the program submits work.
     pub fn works(&mut self) {
         if !std::mem::replace(&mut self.works, true) {
             assert_eq!(self.program.line(), "works", "{}", self.log());
@@ -70,28 +69,28 @@ impl Neighbour {
             .any(|end| self.log().contains(end))
     }
 
-    /// Returns the messages of the program's library.
+    /// Returns the log messages of the program's library.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends the program. Fails if its memory has changed.
+    /// Ends the program. Fails if it has lost its connection or its memory contents.
     pub fn end(self) {
         assert!(!self.lost_connection(), "the neighbour lost its connection: {}", self.log());
         assert_eq!(self.program.end(), "worked");
     }
 }
 
-/// Minimum part of its share that a neighbour must keep during an attack.
+/// Minimum fraction of its share that a neighbour must keep during an attack.
 const MIN_SHARE_KEPT: f64 = 0.96;
-/// Minimum duration of a round of either kind.
+/// Minimum duration of each round.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
 /// permits.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
-/// The neighbour's progress in several rounds, the time that the owner charged to it, and the time on the owner's
-/// clock, both in ns.
+/// The neighbour's progress in several rounds, with the time that the owner charged to it and the elapsed time on the
+/// owner's clock, both in ns.
 #[derive(Debug, Default)]
 struct Gains {
     report: Report,
@@ -108,12 +107,12 @@ impl Gains {
         self.report.card_us as f64 / (self.report.ms * 1e3)
     }
 
-    /// Returns the fraction of late replies. Each request has two replies.
+    /// Returns the fraction of late replies. Each request counts as two, because it is followed by a memory query.
     fn late(&self) -> f64 {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
 
-    /// Returns a reason if the neighbour did not keep its share during an attack.
+    /// Returns the reason if the neighbour did not keep its share during an attack.
     fn fault(&self, control: &Self) -> Option<String> {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
@@ -123,29 +122,30 @@ impl Gains {
                 turns.0, turns.1
             ));
         }
-        // An attack also uses CPU time, which the owner does not schedule, so on a busy host the neighbour submits
-        // less.
+        // An attack also uses CPU time, which the owner does not schedule, so the neighbour may submit less on a busy
+        // host.
         if card.0 < card.1 / 2.0 {
             return Some(format!("the neighbour has {:.3} of the card instead of {:.3}", card.0, card.1));
         }
         if self.report.requests == 0 || self.report.refused > 0 {
             return Some("its requests for memory are refused, or not made".to_owned());
         }
-        // On a busy host, one reply in fifty may be late.
+        // On a busy host, one more reply in fifty may be late.
         let late = self.report.late > 0 && self.late() > control.late() + 0.02;
         late.then(|| "replies take longer than 100 ms".to_owned())
     }
 }
 
-/// Returns the time charged to tenant `b`, and the time on the owner's clock.
+/// Returns the time charged to tenant `b`, and the time of the owner's clock, in ns.
 fn charged(serving: &mut Program) -> (u64, u64) {
     let view = accounts(serving);
     (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
 }
 
-/// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in these turns,
-/// gets all requested memory, and gets its replies within 100 ms. Each call of `behaves` and `attacks` is one round.
-/// The rounds alternate, so that other work on the host affects both. The owner must have the option [`NEVER_IDLE`].
+/// Fails unless the neighbour keeps 96 % of the turn time that it gets next to a well-behaved tenant, works during its
+/// turns, gets all requested memory, and gets its replies within 100 ms. Each call of `behaves` and `attacks` is one
+/// round. The rounds alternate, so that other work on the host affects both. The owner must have the option
+/// [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,
@@ -175,9 +175,9 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time. Use this function
+/// Fails unless tenant `b` gets 96 % of the turn time to which it is entitled, in thousandths of the elapsed time. Used
 /// after an attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are
-/// granted and get replies within 100 ms, and that its connection stays open.
+/// granted within 100 ms, and that its connection stays open.
 ///
 /// The check compares the owner's charges with the owner's clock, so a host that delays the neighbour's submissions
 /// does not affect the result.
@@ -207,8 +207,8 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
 /// Length of a slice of the owner, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner option that lets a program keep its turn in pauses. This option is needed because a neighbour on a busy host
-/// sometimes cannot submit.
+/// Owner option that lets a program keep its turn during pauses, because a neighbour on a busy host sometimes submits
+/// late.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
 /// Returns the accounts of a running owner.
@@ -218,12 +218,12 @@ pub fn accounts(owner: &mut Program) -> Value {
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
-/// Returns a value of a tenant's account. Index 0 is tenant `a`, and index 1 is tenant `b`.
+/// Returns a value from a tenant's account. Index 0 is tenant `a`, and index 1 is tenant `b`.
 pub fn account(view: &Value, tenant: usize, key: &str) -> u64 {
     view["tenants"][tenant][key].as_u64().unwrap_or_else(|| panic!("{key}: {view}"))
 }
 
-/// Polls the owner's accounts until they are as expected.
+/// Polls the owner's accounts until `done` returns true.
 pub fn until_accounts(owner: &mut Program, what: &str, done: impl Fn(&Value) -> bool) -> Value {
     let mut view = Value::Null;
     // TIMEOUT: only a failing test waits this long.
@@ -243,7 +243,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts a process, as another user if `uid` is set, which requires root.
+    /// Starts a process. If `uid` is set, it runs as that user, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());
@@ -260,7 +260,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects and returns the number of the connection. If no manner is given, no thread reads the connection.
+    /// Connects and returns the number of the connection. Without `manner`, no thread reads the connection.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,
@@ -282,7 +282,7 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds, bypassing the owner. The kernel stays in flight.
+    /// Launches a kernel of `ms` milliseconds without the owner, and leaves it in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");
@@ -295,8 +295,8 @@ impl Raw {
         self.program.child.wait().expect("ends");
     }
 
-    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and true if the owner
-    /// has closed the connection.
+    /// Waits for `count` messages, but at most for `within`. Returns the messages since the last call, and true if the
+    /// owner has closed the connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
         match self.ask(&Command::Hear { link, count, within_ms }) {
@@ -305,7 +305,7 @@ impl Raw {
         }
     }
 
-    /// Waits for a message that `is_it` accepts, and drops all earlier messages.
+    /// Waits for a message that `is_it` accepts, and drops all earlier ones.
     pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
         // TIMEOUT: only a failing test waits this long.
         for _ in 0..30 {
@@ -319,7 +319,7 @@ impl Raw {
         panic!("the owner does not send the expected message");
     }
 
-    /// Returns the number of open descriptors that a connection's messages contained.
+    /// Returns the number of descriptors received over a connection that are still open.
     pub fn descriptors(&mut self, link: usize) -> usize {
         match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
             Answer::Heard { descriptors, .. } => descriptors,
@@ -327,7 +327,7 @@ impl Raw {
         }
     }
 
-    /// Connects and sends `Hello`. Returns the number of the connection, and the reply if it was read.
+    /// Connects and sends `Hello`. Returns the number of the connection, and the reply if `manner` is set.
     pub fn hello(&mut self, tenant: &str, through: Through, manner: Option<Manner>) -> (usize, Option<FromOwner>) {
         let link = self.connect(through, manner);
         self.say(link, FromTenant::Hello(hello(tenant, false)), 1);
@@ -358,13 +358,13 @@ impl Drop for Raw {
     }
 }
 
-/// Creates a first message.
+/// Returns a `Hello` message.
 pub fn hello(tenant: &str, adopts: bool) -> Hello {
     let (tenant, program) = (tenant.to_owned(), "hostile".to_owned());
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Closes a program's connection to the owner from the outside, as if the owner had failed. The program keeps running.
+/// Shuts down a program's connection to the owner from outside, as if the owner had failed. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");

@@ -14,21 +14,21 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-program");
 
-/// A folder with a card, and with the library and the driver under the names that programs load.
+/// A folder with a fake card, and with the library and the driver under the names that programs load.
 pub struct Rig {
     pub folder: tempfile::TempDir,
-    /// The driver, with its NVML in the same folder.
+    /// Path of the fake driver. Its NVML is in the same folder.
     pub fake: PathBuf,
-    /// Size of a context in MiB.
+    /// Size of a context on the card, in MiB.
     pub context_mib: u64,
     /// Number of cards.
     pub cards: u64,
-    /// True to record kernels in the card's folder.
+    /// Set to record kernels in the card's folder.
     pub records: bool,
     mib: u64,
 }
 
-/// Returns the path of a file in cargo's build folder.
+/// Returns the path of a file in Cargo's build folder.
 pub fn built(name: &str) -> PathBuf {
     // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
@@ -38,7 +38,7 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
-/// Message with a remedy that the library prints if it finds no driver.
+/// Message that the library prints if it does not find a driver.
 pub const NO_DRIVER: &str = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name its \
                              library in GPU_MEDIATOR_CUDA_DRIVER\n";
 
@@ -49,7 +49,7 @@ pub fn host_has_driver(rig: &Rig) -> bool {
 }
 
 impl Rig {
-    /// Creates a card with this size in MiB.
+    /// Creates a card with `mib` MiB of memory.
     pub fn new(mib: u64) -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -66,7 +66,7 @@ impl Rig {
         Self { folder, fake, context_mib: 0, cards: 1, records: false, mib }
     }
 
-    /// Returns a command with the card and one library folder in its environment.
+    /// Returns a command with the card and the folder of one library in its environment.
     pub fn command(&self, file: impl AsRef<std::ffi::OsStr>, library: &str) -> Command {
         let mut command = Command::new(file);
         command
@@ -89,7 +89,7 @@ impl Rig {
         command
     }
 
-    /// Permits programs of other users to connect to the socket.
+    /// Allows other users' programs to connect to the socket.
     pub fn let_others_in(&self) {
         use std::os::unix::fs::PermissionsExt as _;
         for (path, mode) in [(self.folder.path().to_owned(), 0o711), (self.socket(), 0o666)] {
@@ -101,7 +101,7 @@ impl Rig {
         self.folder.path().join("run/socket")
     }
 
-    /// Starts the program as a program of a tenant.
+    /// Starts the test program as a tenant.
     pub fn program(&self, tenant: &str, arguments: &[&str]) -> Program {
         let mut command = self.command(PROGRAM, "shim");
         command.env(cuda_protocol::SOCKET_VARIABLE, self.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
@@ -114,7 +114,7 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card. The card's memory is lost, and each process with a context loses it.
+    /// Resets a card. Its memory contents and all contexts on it are lost.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
         let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");
@@ -122,7 +122,7 @@ impl Rig {
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
 
-    /// Makes the card reject contexts, or accept them again.
+    /// Makes a card reject new contexts, or accept them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
         if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
@@ -147,7 +147,7 @@ impl Rig {
     }
 }
 
-/// A process with its standard input and output.
+/// A child process with its standard input and output.
 pub struct Program {
     pub child: Child,
     input: Option<ChildStdin>,
@@ -168,7 +168,7 @@ impl Program {
         line.trim().to_owned()
     }
 
-    /// Reads this many lines of progress. Returns the number of buffers in the last line.
+    /// Reads `count` progress lines. Returns the number of buffers in the last one.
     pub fn steps(&mut self, count: usize) -> u64 {
         let mut buffers = 0;
         for _ in 0..count {
@@ -226,7 +226,7 @@ pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
 
-/// Starts an owner as [`owner`] does, through the program and arguments in `prefix`.
+/// Starts an owner like [`owner`], but through the program and arguments in `prefix`.
 pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -> Program {
     let mut command = match prefix {
         [] => rig.command(built("cuda-owner"), "plain"),
@@ -246,13 +246,13 @@ pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -
     owner
 }
 
-/// Stops an owner and returns its output.
+/// Stops an owner and returns its final output.
 pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. For
-/// this, the function sends a request for tenant `b`, which no test suspends. The owner serves this request last.
+/// Same as [`describe`], but first waits until the owner has handled the exit of all exited programs. For this, runs a
+/// program of tenant `b`, which no test suspends, because the owner handles its requests after the exits.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

@@ -1,4 +1,4 @@
-//! A driver of a CUDA function: a VMM's connection, the control queue, contexts and blobs.
+//! A guest driver for a CUDA device: a VMM's connection, the control queue, contexts and blobs.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,7 @@ const USED: u64 = 0x3000;
 const COMMANDS: u64 = 0x1_0000;
 const STEP: u64 = 0x400;
 const ENTRIES: u64 = 64;
-/// Offset of a command's reply.
+/// Offset of a command's reply from the command, in bytes.
 const ANSWER: u64 = 0x200;
 
 /// A guest's driver.
@@ -31,7 +31,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects to a function and sets it up.
+    /// Connects to a device and initializes it.
     pub fn new(socket: &Path) -> Self {
         let mut client = Client::connect(socket).expect("connects");
         client.set_timeout(Some(LIMIT)).expect("set");
@@ -84,7 +84,7 @@ impl Driver {
     /// Puts a command into a slot, and rings the doorbell.
     pub fn post(&mut self, slot: u16, command: &[u8]) {
         self.offer(slot, command);
-        // Use a posted write, because a kill may lose the reply to any other write.
+        // Use a posted write, because killing the daemon would lose the reply to any other write.
         self.client.post(0, 0x3000, &[0, 0]).expect("sent");
     }
 
@@ -127,20 +127,20 @@ impl Driver {
         assert!(slot == 0 && (0x1100..0x1200).contains(&kind), "slot {slot}: {kind:#x}");
     }
 
-    /// Reads a word of the window.
+    /// Reads a 64-bit word of the window.
     pub fn load(&self, at: u64) -> u64 {
         let mut word = [0; 8];
         self.window.read(at, &mut word).expect("in the window");
         u64::from_le_bytes(word)
     }
 
-    /// Writes a word of the window.
+    /// Writes a 64-bit word of the window.
     pub fn store(&self, at: u64, value: u64) {
         self.window.write(at, &value.to_le_bytes()).expect("in the window");
     }
 }
 
-/// Waits until a condition holds.
+/// Waits until `holds` returns true.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -175,7 +175,7 @@ pub fn destroy(id: u32) -> Vec<u8> {
     command(0x201, id, None, &[])
 }
 
-/// Returns a command that creates resource `resource` as blob `number` of a kind.
+/// Returns a command that creates resource `resource` from a context's blob with the given number and kind.
 pub fn blob(context: u32, resource: u32, (number, kind): (u32, u32), bytes: u64) -> Vec<u8> {
     let [low, high] = halves(bytes);
     command(0x10c, context, None, &[resource, 2, 1, 0, kind, number, low, high])
@@ -187,12 +187,12 @@ pub fn map(resource: u32, offset: u64) -> Vec<u8> {
     command(0x208, 0, None, &[resource, 0, low, high])
 }
 
-/// Returns a command that drops a resource.
+/// Returns a command that releases a resource.
 pub fn unref(resource: u32) -> Vec<u8> {
     command(0x102, 0, None, &[resource, 0])
 }
 
-/// Returns a command that waits for a word of a blob, on a ring of the context.
+/// Returns a command that waits on a context's ring until a word of a blob has a value.
 pub fn wait(context: u32, ring: u8, (blob, offset): (u32, u64), value: u64) -> Vec<u8> {
     let ([low, high], [value_low, value_high]) = (halves(offset), halves(value));
     command(0x207, context, Some(ring), &[24, 0, 2, blob, low, high, value_low, value_high])
@@ -203,7 +203,7 @@ pub fn doorbell(context: u32) -> Vec<u8> {
     command(0x207, context, None, &[4, 0, 1])
 }
 
-/// Returns a command with the process ID of a context's program in the guest.
+/// Returns a command that reports the guest process ID of a context's program.
 pub fn identify(context: u32, pid: u32) -> Vec<u8> {
     command(0x207, context, None, &[8, 0, 3, pid])
 }

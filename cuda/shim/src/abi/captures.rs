@@ -10,8 +10,8 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// Begins a capture in `stream`. First waits for drains that synchronise contexts, because this would invalidate the
-/// capture.
+/// Begins a capture in `stream`. First waits for drains that synchronize contexts, because synchronizing would
+/// invalidate the capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let card = shim.of_stream(stream);
@@ -28,7 +28,7 @@ fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
 
 fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
-    // The capture ends even if the call returns an error.
+    // The capture may have ended even if the call returns an error.
     let captures = &shim().captures;
     if captures.any() && !stream.is_capturing() {
         captures.stream_ended(stream);
@@ -82,7 +82,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream. Its work continues, but a capture that began in the stream ends.
+/// Destroys a stream. Its pending work still completes, but a capture that began in the stream ends.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let named = Stream::named(stream as u64, false);

@@ -1,4 +1,4 @@
-//! Driver functions that create or destroy contexts. Drains need the list of contexts.
+//! Driver functions that create or destroy contexts. They maintain the list of contexts for drains.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +10,7 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::shim::Card;
 use crate::symbols::at;
 
-/// Records a new context of a device.
+/// Records a new context on a device.
 fn made(context: u64, device: c_int) {
     let shim = shim();
     let card = shim.of_device(device).unwrap_or(shim.first());
@@ -113,9 +113,9 @@ macro_rules! primary_ends {
             // SAFETY: guaranteed by the caller.
             let result = unsafe { driver::$name(device) };
             let (mut flags, mut active) = (0, 0);
-            // SAFETY: the pointers point to locals.
+            // SAFETY: the pointers refer to local variables.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other threads may still hold a reference; their work then continues.
+            // Other references keep the context and its work alive.
             if told == SUCCESS && active == 0 {
                 ended(card, device);
             }

@@ -55,14 +55,14 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 fn enter_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> u64 {
     let (captures, pacing) = (&shim.captures, &card.pacing);
     if captures.any() && stream(index, arguments).is_capturing() {
-        // The driver checks the addresses when it captures a copy.
+        // The driver checks addresses when it captures a copy, so map evicted chunks.
         shim.present();
         return UNGATED_TOKEN;
     }
     let measured = pacing.wait(captures, &card.gate, || stream(index, arguments));
     let held = !measured || card.gate.is_closed();
     let stripe = card.pass();
-    // A slice that begins while this thread is blocked may use another mode.
+    // A slice that began while this thread was blocked may use another mode.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
     }
@@ -136,7 +136,7 @@ mod tests {
             card.gate.open(gate::NO_SLICE);
             thread.join().expect("passes")
         });
-        assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
-        assert!(card.gate.close(gate::NO_SLICE, None), "no thread is within");
+        assert_eq!(found, (1, 0), "begun before it goes to the driver, and withdrawn after the failure");
+        assert!(card.gate.close(gate::NO_SLICE, None), "no thread is inside the gate");
     }
 }

@@ -32,7 +32,7 @@ const FOLDERS: [&str; 6] = [
 pub fn resolve(index: usize) -> *mut () {
     let loaded = super::prepare().is_some_and(|shim| shim.libraries.driver.run(|| load(&shim.settings)));
     let function = stubs::get(index);
-    // In a child, use the driver's own functions, some of which work without initialisation.
+    // In a child, use the driver's own functions, some of which work without initialization.
     let is_drivers = || real(index).is_null() || function == real(index);
     if loaded && (fork::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -57,8 +57,8 @@ fn load(settings: &Settings) {
     }
 }
 
-/// Loads the file `named`, or else the library `name`, and records its functions for `symbols`. Returns true if the
-/// library was found.
+/// Loads the library from the path `named` or else by its name `name`, and records its functions for `symbols`. Returns
+/// true if the library was found.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {
@@ -84,7 +84,7 @@ fn find(library: *mut c_void, name: &CStr) -> *mut () {
 
 fn open(path: &Path) -> Option<*mut c_void> {
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: loads the driver library, as the program itself would without this library.
+    // SAFETY: loads the driver library, like the program itself would without this library.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         report!("{} cannot be loaded", path.display());
@@ -105,7 +105,7 @@ fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBu
     })
 }
 
-/// Returns the library's paths in the loader's cache: the strings in the cache file that end in the library name.
+/// Returns the library's paths in the loader's cache: the strings in the cache file that end with the library's name.
 fn cached(name: &str) -> Vec<PathBuf> {
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
     let suffix = format!("/{name}");

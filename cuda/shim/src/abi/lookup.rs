@@ -12,17 +12,17 @@ use super::stubs::{ENTRIES, get};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{COUNT, FAMILIES, at, real};
 
-/// Flag of the call that requests functions for the per-thread default stream.
+/// Flag that requests functions for the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
-/// Sorts the real functions by address. Called once, before any other function of this module.
+/// Sorts the real functions by address. Called once, before all other functions in this module.
 pub fn prepare() {
     let mut addresses: Vec<_> = (0..COUNT).map(|index| (real(index) as usize, index)).filter(|a| a.0 != 0).collect();
     addresses.sort_unstable();
     let _ = shim().libraries.by_address.set(addresses);
 }
 
-/// Returns the table's symbol for this name, version and mode, if any.
+/// Returns the table index of the symbol for a name, version and stream mode, if any.
 fn symbol(name: &[u8], version: u32, per_thread: bool) -> Option<usize> {
     let at = FAMILIES.binary_search_by(|family| compare(family.0, name)).ok()?;
     let forms = FAMILIES.get(at)?.1;

@@ -1,9 +1,9 @@
 //! NVML, the management library. Calls go to the real NVML, but the reported card memory is the tenant's quota.
 //!
-//! NVML users do not need a context and may never call the driver. Forked children may also use NVML. Therefore, each
-//! query opens a separate connection to the owner, like a program without work. NVML reports only the tenant's cards,
-//! and none before all owners have replied once. If the owner does not reply to a later query, the program receives
-//! NVML's own result for the card. A tenant sees only its own processes on a card.
+//! Programs that use NVML need no context and may never call the driver. Forked children may also use NVML. Therefore,
+//! each query opens a separate connection to the owner, like a program without work. NVML reports only the tenant's
+//! cards, and none until all owners have replied once. If the owner does not reply to a later query, the program
+//! receives NVML's own result for the card. A tenant sees only its own processes on a card.
 //!
 //! UNSAFETY: calls functions with the signatures in NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -37,7 +37,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 const NO_LIBRARY: c_int = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NO_FUNCTION: c_int = 13;
-/// Reply timeout of an owner in ms.
+/// Timeout for an owner's reply in ms.
 // TIMEOUT: if an owner is stuck, a tool should show NVML's own values instead of hanging.
 const PATIENCE_MS: c_int = 2000;
 
@@ -62,8 +62,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that implements a symbol in this process, including in a child: NVML works in a child that
-/// initialises it again. The first call loads the real library and fills its slots.
+/// Returns the function that implements a symbol in this process or in a child: NVML works in a child that initializes
+/// it again. The first call loads the real library and fills its slots.
 pub fn resolve(index: usize) -> *mut () {
     if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
         stubs::get(index)
@@ -143,7 +143,8 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// Connects to the owner of a device's card. Returns the connection, the card's index and the protocol version.
+/// Connects to the owner of a device's card. Returns the connection, the card's index in the owner's list, and the
+/// protocol version.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
     let shim = shim();

@@ -57,7 +57,7 @@ unsafe extern "C" fn disable(peer: Object) -> c_int {
     result
 }
 
-/// Revokes the access of pairs that match `is_it`.
+/// Revokes access for the pairs that match `is_it`.
 pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     let shim = shim();
     for (from, to) in shim.peers.remove(is_it) {
@@ -67,8 +67,8 @@ pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     }
 }
 
-/// `cuMemPoolSetAccess`. Allocations from pools are in chunks, to which the pool's access settings do not apply. The
-/// call succeeds for the current device, which usually has access to a pool already.
+/// `cuMemPoolSetAccess`. Allocations from pools are backed by chunks, to which the pool's access settings do not apply.
+/// The call succeeds for the current device, which usually already has access.
 unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count: usize) -> c_int {
     if !access.is_null() {
         // SAFETY: guaranteed by the caller: the list has `count` entries.
@@ -84,7 +84,7 @@ unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count:
     unsafe { driver::mem_pool_set_access(pool, access, count) }
 }
 
-/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. The kernels of one call would need slices of
+/// `cuLaunchCooperativeKernelMultiDevice`, which NVIDIA has deprecated. The kernels of one call would need slices on
 /// several cards at the same time.
 unsafe extern "C" fn launch_multi_device(list: *const c_void, count: u32, flags: u32) -> c_int {
     if count > 1 {

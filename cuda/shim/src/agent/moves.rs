@@ -1,10 +1,10 @@
-//! Moves the program to another card: it leaves its card on request of the owner, and the owner of the other card makes
-//! the driver restore it there.
+//! Moves the program to another card: it leaves its card at the owner's request, and the other card's owner makes the
+//! driver restore it there.
 //!
 //! Between the two owners, the gate is closed and all chunks are unmapped. The chunks are in host memory, and the
-//! program keeps their descriptors, so any owner can serve it next, also the first one.
+//! program keeps their descriptors, so either owner can serve it next.
 //!
-//! UNSAFETY: queries the driver's card.
+//! UNSAFETY: queries the card's UUID from the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::{Duration, Instant};
@@ -17,14 +17,14 @@ use crate::driver::{self, SUCCESS};
 use crate::gate;
 use crate::log::report;
 
-/// Interval at which a program that has left its card looks for an owner.
-// TIMEOUT: the daemon passes a tenant on within milliseconds, and the program waits meanwhile.
+/// Interval at which a program that has left its card tries to connect to an owner.
+// TIMEOUT: the daemon hands a tenant over within milliseconds, and the program waits meanwhile.
 const LEFT_RETRY: Duration = Duration::from_millis(20);
-/// Time without an owner after which a program that has left its card continues there.
-// TIMEOUT: the daemon gives up a move earlier, and the first owner serves the program again then.
+/// Time without an owner after which a program that has left its card resumes there.
+// TIMEOUT: the daemon gives up a move earlier, and the first owner then serves the program again.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for the work of a program that runs without an owner and must leave its card.
-// TIMEOUT: as for orders of an owner.
+/// Time limit for the work in flight of a program that runs without an owner and must leave its card.
+// TIMEOUT: the same as for owners' orders.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// State of a program that moves to another card.
@@ -32,10 +32,10 @@ const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Departure {
     /// Time at which the program left its card.
     left: Option<Instant>,
-    /// Card of the program when it asked an owner to move it, until the owner answers. The driver may have suspended
-    /// the program meanwhile, so a call could block.
+    /// Card on which the program was when it asked an owner to move it, until the owner replies. Cached, because the
+    /// driver may have suspended the program meanwhile, and a call could block.
     asked_on: Option<[u8; 16]>,
-    /// Time before which a program that could not move does not leave its card again.
+    /// Time until which a program that could not move stays on its card.
     stays_until: Option<Instant>,
 }
 
@@ -45,20 +45,20 @@ impl Departure {
         self.left.is_some()
     }
 
-    /// Returns the time between two attempts to reach an owner.
+    /// Returns the interval between attempts to connect to an owner.
     pub(super) fn retry_interval(&self) -> Duration {
         if self.has_left() { LEFT_RETRY } else { Duration::from_millis(RECONNECT_MS) }
     }
 }
 
 impl Agent {
-    /// Leaves the card on request of the owner.
+    /// Leaves the card at the owner's request.
     pub(super) fn leave(&mut self, patience_us: u32) -> Result<(), LinkError> {
         let left = self.try_leave(Instant::now() + Duration::from_micros(patience_us.into()));
         self.connection.send(&FromTenant::Left { obstacle: left.err() }, &[])
     }
 
-    /// Closes the gate and unmaps all chunks. Changes nothing if this is not possible.
+    /// Closes the gate and unmaps all chunks, or returns the obstacle and changes nothing.
     fn try_leave(&mut self, deadline: Instant) -> Result<(), Obstacle> {
         if self.departure.has_left() {
             return Ok(());
@@ -77,7 +77,7 @@ impl Agent {
             return left;
         }
         self.departure.left = Some(Instant::now());
-        // All work has ended. If the connection fails, the next owner grants another turn.
+        // All work has completed. Ignore errors: if the connection fails, the next owner grants another turn.
         let _ = self.stop();
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Agent {
         detached
     }
 
-    /// Returns the UUID of the card on which the program is; `None` if the driver does not tell.
+    /// Returns the UUID of the program's current card, or `None` if the driver call fails.
     fn uuid(&self) -> Option<[u8; 16]> {
         let devices = &self.card.link.terms()?.devices;
         let ordinal = devices.iter().position(|card| *card == Some(0))?;
@@ -111,8 +111,8 @@ impl Agent {
         (result == SUCCESS).then_some(uuid)
     }
 
-    /// Makes sure that the program is on the card of a new owner. Returns false if it is not; the connection is then of
-    /// no use.
+    /// Makes a new owner move the program to its card, if it is elsewhere. Returns false if this fails. The connection
+    /// is then useless.
     pub(super) fn come_to(&mut self, connection: &Connection, welcome: &Welcome) -> bool {
         let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return true };
         if welcome.version < VERSION_MOVES {
@@ -151,7 +151,7 @@ impl Agent {
         self.uuid() == Some(target.uuid)
     }
 
-    /// Lets the program continue with the owner that serves it now.
+    /// Lets the program continue on the card of the owner that now serves it.
     pub(super) fn arrive(&mut self) {
         if let Some(uuid) = self.uuid() {
             self.card.link.set_moved_to(uuid);
@@ -160,12 +160,12 @@ impl Agent {
         self.return_home();
         self.departure.stays_until = None;
         if waits {
-            // The threads have notified the previous owner. If the connection has ended, the next owner hears of them.
+            // The waiting threads have only notified the previous owner. Ignore errors: a later owner is notified too.
             let _ = self.connection.send(&FromTenant::Waiting { card: 0 }, &[]);
         }
     }
 
-    /// Maps the chunks again when the gate opens next, and removes the reason for which it is closed.
+    /// Removes the reason for which the gate is closed. The chunks are mapped again before the gate opens.
     fn return_home(&mut self) {
         if self.departure.left.take().is_some() {
             self.memory().attach();

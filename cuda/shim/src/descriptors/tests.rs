@@ -85,7 +85,7 @@ fn descriptors_are_received_when_program_has_no_free_number() {
     let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
     let descriptors = [one(), one(), one()];
     owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
-    // The limit permits no further descriptor.
+    // The limit does not permit any more descriptors.
     assert!(in_child(3, || {
         let Ok((message, kept)) = tenant.receive_with_descriptors(true) else { return false };
         message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())

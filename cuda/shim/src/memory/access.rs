@@ -10,7 +10,7 @@ use crate::driver::{Address, OUT_OF_MEMORY};
 use crate::log::report;
 
 impl Memory {
-    /// Records the address range of the card's region.
+    /// Sets the address range of the card's region.
     pub(super) fn set_region(&self, base: Address, bytes: u64) {
         self.region.0.store(base, Ordering::SeqCst);
         self.region.1.store(base.saturating_add(bytes), Ordering::SeqCst);
@@ -21,7 +21,7 @@ impl Memory {
         self.elsewhere.store(true, Ordering::SeqCst);
     }
 
-    /// Returns true if an address belongs to the program's memory on this card. Most calls do not acquire a lock.
+    /// Returns true if an address belongs to the program's memory on this card. Usually does not acquire a lock.
     pub fn has(&self, address: Address) -> bool {
         let (base, end) = (self.region.0.load(Ordering::SeqCst), self.region.1.load(Ordering::SeqCst));
         if (base..end).contains(&address) {
@@ -42,7 +42,7 @@ impl Operations<'_> {
     /// Revokes another device's access to the card's chunks.
     pub fn remove_peer(self, device: c_int) {
         if !self.with(|memory| memory.remove_peer(device)) {
-            report!("device {device} keeps its access to memory of another card");
+            report!("device {device} keeps its access to another card's memory");
         }
     }
 }

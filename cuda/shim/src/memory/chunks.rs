@@ -26,14 +26,14 @@ use crate::log::report;
 
 /// Size of a card's address region, in bytes per byte of the card's memory.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
-/// Maximum total size in bytes of the empty chunks that a region caches for later allocations.
+/// Maximum total size of a region's cached empty chunks, in bytes.
 const MAX_SPARE_BYTES: u64 = 256 << 20;
 /// The program's chunk-backed memory.
 #[derive(Debug, Default)]
 pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
     pub handles: Handles,
-    /// Memory of other processes that this program has opened.
+    /// Other processes' memory that this program has opened.
     pub opened: Opened,
     pub(super) regions: Vec<Region>,
     /// Other devices with access to the regions' chunks.
@@ -43,7 +43,7 @@ pub struct ChunkMemory {
     ordered: Ordered,
     /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
-    /// Thread that has unmapped all chunks because the program leaves its card. Other threads wait for it.
+    /// Thread that has unmapped all chunks because the program is leaving its card. Other threads wait for it.
     pub(super) detached_by: Option<ThreadId>,
 }
 
@@ -113,8 +113,8 @@ impl<'a> Operations<'a> {
         result
     }
 
-    /// Frees pending memory if an allocation would need chunks that the region lacks. Streams can reuse memory that
-    /// they have freed until its total size exceeds [`MAX_SPARE_BYTES`].
+    /// Frees pending memory if an allocation would need chunks that the region lacks. Keeps up to [`MAX_SPARE_BYTES`]
+    /// of freed memory for reuse by its streams.
     fn save_chunks(self, at: usize, bytes: u64) {
         let lacks = || self.with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
         if lacks() {
@@ -125,7 +125,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks of a card, and passes the chunks or the refusal to `take`. Returns the chunks that `take`
+    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Returns the chunks that `take`
     /// returns to the owner.
     pub fn obtain(
         self,
@@ -176,7 +176,7 @@ impl<'a> Operations<'a> {
         work(&mut self.lock())
     }
 
-    /// Runs `attempt`, and repeats it if no memory is left but some can be freed without the owner.
+    /// Runs `attempt`, and repeats it if it runs out of memory but some can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
         // First free the memory that does not wait for work.
@@ -197,12 +197,12 @@ impl<'a> Operations<'a> {
             return false;
         }
         if self.captures.any() {
-            // Do not wait during a capture; a later allocation frees the memory.
+            // Waiting is not permitted during a capture, so a later allocation frees the memory.
             memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
             return true;
         }
         drop(guard);
-        // SAFETY: the call takes no pointers. As in the driver's own function, wait until no work uses the memory.
+        // Like the driver's own function, wait until no work uses the memory. SAFETY: the call takes no pointers.
         unsafe { driver::ctx_synchronize() };
         self.release(address);
         true
@@ -235,8 +235,8 @@ impl<'a> Operations<'a> {
         true
     }
 
-    /// Queues the memory that a stream has freed for release after the stream's work. Call this before the stream is
-    /// destroyed.
+    /// Queues the memory that a stream has freed, for release after the stream's work. Must be called before the stream
+    /// is destroyed.
     pub fn stream_ends(self, stream: u64) {
         let mut memory = self.lock();
         for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
@@ -261,7 +261,7 @@ impl<'a> Operations<'a> {
         self.collect(wait)
     }
 
-    /// Queues the memory that streams have freed for release after their work. A context must be current.
+    /// Queues the memory that streams have freed, for release after their work. A context must be current.
     fn gather(self) {
         let mut memory = self.lock();
         if !self.captures.any() {
@@ -284,9 +284,9 @@ impl<'a> Operations<'a> {
         // SAFETY: the event belongs to this library.
         let passed = |event| match unsafe { driver::event_query(event as Object) } {
             driver::NOT_READY => false,
-            // A capture began while the event was recorded.
+            // A capture had begun when the event was recorded.
             driver::CAPTURED_EVENT => wait,
-            // The requests have completed, so no more chunks will arrive.
+            // The work has completed or failed, so it no longer uses the memory.
             _ => true,
         };
         let done = self.lock().ordered.passed(passed, wait);
@@ -345,7 +345,7 @@ impl<'a> Operations<'a> {
         self.with(|memory| !memory.ordered.waits_for_events())
     }
 
-    /// Returns the empty chunks to the owner. Returns true if there were any.
+    /// Returns the empty chunks to the owner. Returns true if any existed.
     fn trim(self) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -359,8 +359,8 @@ impl<'a> Operations<'a> {
         any
     }
 
-    /// Returns the number of bytes on a card that the next allocation can use without the owner: empty chunks, and
-    /// memory freed by streams.
+    /// Returns the number of bytes on a card that later allocations can use without the owner: empty chunks, and memory
+    /// freed by streams.
     pub fn spare(self, card: u8) -> u64 {
         let guard = self.lock();
         let memory = &*guard;
@@ -443,20 +443,20 @@ impl<'a> Operations<'a> {
         Ok(())
     }
 
-    /// Lets other threads use the memory again. The chunks are mapped like evicted chunks.
+    /// Lets other threads use the memory again. The chunks are mapped later, like evicted chunks.
     pub fn attach(self) {
         self.lock().detached_by = None;
     }
 
-    /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
-    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between. From
-    /// `connected` on, the program therefore refers only to chunks that the owner knows.
+    /// Reports all chunks through `tell` in parts, with a flag that is set if more parts follow, and then calls
+    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed meanwhile, so from
+    /// `connected` on, the program refers only to chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
         connected: impl FnOnce(),
     ) -> bool {
-        // First map the chunks that the previous owner granted, because the next owner must know them.
+        // First map the chunks that the previous owner granted, because the next owner must know about them.
         let memory = self.mapped_memory();
         let mut all: Vec<(u8, &Backing)> = Vec::new();
         for region in &memory.regions {
@@ -494,7 +494,7 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// Returns the lane of a stream, or `None` if each thread has its own stream.
+/// Returns the lane of a stream, or `None` for the per-thread default stream.
 fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     /// `CU_STREAM_PER_THREAD`.
     const PER_THREAD: u64 = 2;
@@ -504,7 +504,7 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Creates an empty memory for a card. It counts its evicted chunks in `away`.
+    /// Creates an empty memory for a card. `away` is its counter of evicted chunks.
     pub fn new(card: usize, away: Arc<AtomicUsize>) -> Self {
         Self { away, handles: Handles::of_card(card), ..Self::default() }
     }
@@ -649,11 +649,11 @@ impl ChunkMemory {
         })
     }
 
-    /// Queues the memory that a lane has freed for release after the lane's work, which may have completed already.
+    /// Queues the memory that a lane has freed, for release after the lane's work, which may already have completed.
     fn gather(&mut self, captures: &Captures, lane: Lane) {
         let before = driver::current_context();
         if before as u64 != lane.context {
-            // SAFETY: the program has freed memory with this context, and has not destroyed the context.
+            // SAFETY: the program has freed memory in this context, and has not destroyed it.
             unsafe { driver::ctx_set_current(lane.context as Object) };
         }
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };

@@ -1,4 +1,4 @@
-//! Memory that the driver allocates. This library counts such memory, which never moves.
+//! Memory that the driver allocates, and that never moves. This library accounts for it.
 //!
 //! UNSAFETY: forwards the program's calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,7 +13,7 @@ use super::Operations;
 use super::foreign::{Foreign, Target};
 use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_OF_MEMORY, Object, SUCCESS};
 
-/// An object with counted memory, identified by the type and value of its handle.
+/// An object with accounted memory, identified by the type and value of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Thing {
     /// Card memory, by address.
@@ -33,14 +33,14 @@ struct Counted {
     bytes: u64,
 }
 
-/// Counted driver memory.
+/// Accounts of driver memory.
 #[derive(Debug, Default)]
 pub struct Fixed {
     counted: Mutex<HashMap<Thing, Counted>>,
     /// Driver handles. Locked during driver calls for these objects, because the driver reuses the handles of destroyed
     /// objects.
     handles: Mutex<Foreign<Counted>>,
-    /// Pools with memory that may be shared with other processes.
+    /// Pools whose memory may be shared with other processes.
     pools: Mutex<Vec<u64>>,
 }
 
@@ -65,7 +65,7 @@ impl Operations<'_> {
         }
     }
 
-    /// Requests that the owner count memory, and returns empty chunks if necessary. Returns true if the owner permits
+    /// Requests fixed memory from the owner, and returns empty chunks if necessary. Returns true if the owner permits
     /// it.
     pub fn fix(self, card: u8, kind: FixedKind, bytes: u64) -> bool {
         self.persist(|| if self.link.fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
@@ -87,18 +87,18 @@ impl Operations<'_> {
         result
     }
 
-    /// Removes a destroyed object from the accounts, if it was counted.
+    /// Removes a destroyed object from the accounts, if they contain it.
     pub fn uncount(self, thing: Thing) {
         let ended = self.memory.fixed.counted().remove(&thing);
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations from a pool may be shared, which requires that the driver allocate them.
+    /// Returns true if allocations from a pool may be shared, so that the driver must allocate them.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }
 
-    /// Records a pool with memory that may be shared.
+    /// Records a pool whose memory may be shared.
     pub fn add_exported_pool(self, pool: Object) {
         self.memory.fixed.pools().push(pool as u64);
     }
@@ -108,7 +108,8 @@ impl Operations<'_> {
         self.memory.fixed.pools().retain(|known| *known != pool as u64);
     }
 
-    /// Allocates with `make` from a pool with memory that may be shared. The memory counts until the address is freed.
+    /// Allocates with `make` from a pool whose memory may be shared. The memory stays in the accounts until it is
+    /// freed.
     pub fn allocate_of_pool(self, bytes: usize, make: impl FnOnce() -> (c_int, Address)) -> c_int {
         self.count(FixedKind::Shared, bytes as u64, || {
             let (result, address) = make();
@@ -116,8 +117,8 @@ impl Operations<'_> {
         })
     }
 
-    /// Calls `cuMemCreate` for memory that the driver must allocate itself. The memory counts until its last reference
-    /// and mapping are gone.
+    /// Calls `cuMemCreate` for memory that the driver must allocate itself. The memory stays in the accounts until its
+    /// last reference and mapping are gone.
     ///
     /// # Safety
     /// Same as for the driver's function.
@@ -129,7 +130,7 @@ impl Operations<'_> {
         let (kind, card) = match (location, self.link.card(device)) {
             (1, Some(card)) => (FixedKind::Driver, card),
             (1, None) => return INVALID_DEVICE,
-            // Host memory belongs to no card, so it counts for the current card.
+            // Host memory does not belong to a card, so charge it to the current card.
             _ => (FixedKind::Host, self.link.current_card().map_or(0, |(_, card)| card)),
         };
         let counted = Counted { card, kind, bytes: bytes as u64 };
@@ -149,7 +150,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Returns true if a driver handle's memory is counted here.
+    /// Returns true if these accounts contain a driver handle's memory.
     pub fn knows_fixed(self, handle: Handle) -> bool {
         self.memory.fixed.handles().knows(handle)
     }

@@ -1,4 +1,4 @@
-//! A mock driver that tracks all mappings.
+//! Test fixtures for memory.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ pub struct Model {
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,
-    /// Number of further `map` calls that succeed, or `None` for no limit.
+    /// Number of `map` calls that will still succeed, or `None` for no limit.
     pub left: Option<usize>,
     /// Number of `unmap` calls.
     pub unmaps: usize,
@@ -30,7 +30,7 @@ impl Pages for Model {
     }
 
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-        assert!(!self.released.contains(&handle), "mapped after it was given up");
+        assert!(!self.released.contains(&handle), "mapped after its release");
         if let Some(left) = &mut self.left {
             match left.checked_sub(1) {
                 Some(fewer) => *left = fewer,

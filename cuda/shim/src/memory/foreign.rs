@@ -1,6 +1,6 @@
 //! Handles of memory that only the driver can provide: compressed, sparse, host, or shared memory.
 //!
-//! Such memory exists and is counted until its last reference, mapping and binding are gone.
+//! Such memory exists, and stays in the accounts, until its last reference, mapping and binding are gone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -89,7 +89,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that a target no longer has memory bound to it. Returns the entries of the freed memory.
+    /// Removes all memory bindings of the targets that match `is_it`. Returns the entries of the freed memory.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(foreign.unmap(0x1100, 0x100), [2]);
         assert_eq!(foreign.unmap(0x1000, 0x1000), [1, 3]);
         foreign.map(0x1000, 0x100, 99);
-        assert_eq!(foreign.unmap(0x1000, 0x100), [0; 0], "others' handles are no concern of ours");
+        assert_eq!(foreign.unmap(0x1000, 0x100), [0; 0], "unknown handles are ignored");
     }
 
     #[test]

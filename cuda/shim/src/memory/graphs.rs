@@ -1,8 +1,8 @@
-//! Memory that the driver reserves for graphs with allocation nodes. This library counts it, and it never moves.
+//! Memory that the driver reserves for graphs with allocation nodes. It never moves, and this library accounts for it.
 //!
 //! The driver reserves this memory when such a graph is uploaded or launched, and keeps it for the next launch.
-//! Therefore, each launch first uploads the graph and requests the added memory from the owner, so that a tenant over
-//! its limit gets an error before the graph runs.
+//! Therefore, each launch first uploads the graph and requests the additional memory from the owner, so that a tenant
+//! at its limit gets an error before the graph runs.
 //!
 //! UNSAFETY: queries the program's graphs through the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -35,7 +35,7 @@ pub struct Graphs {
     allocating: Mutex<HashSet<u64>>,
     /// Set once an allocating graph has existed.
     any: AtomicBool,
-    /// Counted bytes per driver device.
+    /// Accounted bytes, by driver device.
     counted: Mutex<HashMap<c_int, u64>>,
 }
 
@@ -53,7 +53,7 @@ pub fn largest_allocation(graph: Object) -> Option<u64> {
 
 fn largest(graph: Object, depth: u32) -> Option<u64> {
     let mut count = 0;
-    // SAFETY: the graph belongs to the program; without a list, the driver returns the number of nodes.
+    // SAFETY: the graph belongs to the program. Without a list, the driver only returns the number of nodes.
     if unsafe { driver::graph_get_nodes(graph, std::ptr::null_mut(), &raw mut count) } != SUCCESS {
         return None;
     }
@@ -91,8 +91,8 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
 }
 
 impl Operations<'_> {
-    /// Reports to the owner how much memory the driver has reserved or released for graphs on the current card since
-    /// the last call. Returns true if the owner permits it.
+    /// Reports to the owner the change in memory that the driver reserves for graphs on the current card since the last
+    /// call. Returns true if the owner permits it.
     pub fn count_graphs(self) -> bool {
         let Some((device, card)) = self.link.current_card() else { return true };
         let mut counted = self.memory.graphs.counted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -138,7 +138,7 @@ impl Operations<'_> {
             graphs.insert(graph as u64);
             self.memory.graphs.any.store(true, Ordering::Relaxed);
         } else {
-            // The handle may belong to an earlier graph that was destroyed by other means.
+            // The driver may have reused the handle of an allocating graph whose destruction was not observed.
             graphs.remove(&(graph as u64));
         }
     }

@@ -1,8 +1,8 @@
 //! Handles and mappings of programs that manage their own virtual memory.
 //!
-//! This library assigns the handle numbers. A handle is backed by chunks of the owner and, if its size is not a
-//! multiple of the chunk size, by a driver allocation for the remainder. Each of these pieces is mapped separately
-//! within a mapping of the program. As with the driver, the program sets the access permissions of each mapping.
+//! This library assigns the handle numbers. A handle is backed by the owner's chunks and, if its size is not a multiple
+//! of the chunk size, by a driver allocation for the remainder. Each of these pieces is mapped separately within a
+//! mapping of the program. As with the driver, the program sets the access permissions of each mapping.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -17,7 +17,7 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 pub type Property = [c_int; 8];
 
 /// First handle number of this library, outside the addresses that the driver uses as handles. The bits from [`CARD`]
-/// on contain the program's card number.
+/// on contain the card's number.
 const FIRST: Handle = 0x6d65_6400_0000_0000;
 /// Bit position of the card number in a handle.
 const CARD: u32 = 32;
@@ -38,7 +38,7 @@ pub trait Pages {
     fn release(&mut self, handle: Handle);
 }
 
-/// A chunk of the owner, with its location.
+/// A chunk, with its location.
 #[derive(Debug)]
 pub struct Backing {
     /// ID of the chunk.
@@ -51,7 +51,7 @@ pub struct Backing {
     pub shared: bool,
 }
 
-/// A piece of driver memory, which is always mapped as a whole.
+/// A unit of driver memory, which is always mapped as a whole.
 #[derive(Debug)]
 pub struct Piece {
     pub handle: Handle,
@@ -60,7 +60,7 @@ pub struct Piece {
     pub chunk: Option<Backing>,
 }
 
-/// Freed memory of a handle.
+/// Memory freed with a handle.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     pub card: u8,
@@ -71,14 +71,14 @@ pub struct Freed {
     pub exported: u64,
 }
 
-/// A handle to export.
+/// Data needed to export a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
     pub card: u8,
     /// Properties with which the handle was created.
     pub property: Property,
     pub bytes: u64,
-    /// Driver handle for all of the memory, if the handle is already exportable.
+    /// Driver handle for the whole memory, if the handle is already exportable.
     pub whole: Option<Handle>,
 }
 
@@ -87,7 +87,7 @@ struct Made {
     card: u8,
     property: Property,
     bytes: u64,
-    /// Number of the program's references, from the creation and from `cuMemRetainAllocationHandle`.
+    /// Number of the program's references, from `cuMemCreate` and `cuMemRetainAllocationHandle`.
     references: u32,
     /// Addresses of the mappings.
     mapped: Vec<Address>,
@@ -140,7 +140,7 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// Creates an empty set of handles for the program's card with this number.
+    /// Creates an empty set of handles for the program's card number `card`.
     pub fn of_card(card: usize) -> Self {
         Self { next: (card as Handle & CARDS) << CARD, ..Self::default() }
     }
@@ -173,7 +173,7 @@ impl Handles {
         self.made.get(&handle).filter(|made| made.references > 0).map(|made| made.property)
     }
 
-    /// Maps a handle's entire memory, without access for any device.
+    /// Maps a handle's entire memory, without access rights for any device.
     pub fn map(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, offset: u64, handle: Handle) -> c_int {
         let Some(made) = self.made.get_mut(&handle).filter(|made| made.references > 0) else { return INVALID_VALUE };
         if bytes == 0 {
@@ -217,7 +217,7 @@ impl Handles {
         cover
     }
 
-    /// Unmaps all mappings in a range, including other mappings of the program. Returns the freed memory.
+    /// Unmaps all mappings in a range, including the program's driver mappings. Returns the freed memory.
     pub fn unmap(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Result<Vec<Freed>, c_int> {
         if self.cover(at, bytes) == Cover::Part {
             return Err(INVALID_VALUE);
@@ -242,7 +242,7 @@ impl Handles {
         freed
     }
 
-    /// Sets the access permissions of a range, including other mappings of the program.
+    /// Sets the access permissions of a range, including the program's driver mappings.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         if let Some(error) = self.refuses(at, bytes, access) {
             return error;
@@ -254,11 +254,11 @@ impl Handles {
         result
     }
 
-    /// Returns the error for setting this access on a range, or `None` if the driver must decide.
+    /// Returns the error if these access permissions cannot be set on a range, or `None` if the driver must decide.
     pub fn refuses(&self, at: Address, bytes: u64, access: &[Access]) -> Option<c_int> {
         match self.cover(at, bytes) {
             Cover::Part => Some(INVALID_VALUE),
-            // A piece in host memory would permit host access, and would lose this access when it moves.
+            // Pieces in host memory would permit host access, and lose it when they move.
             Cover::Whole if access.iter().any(|access| !access.is_device()) => Some(NOT_SUPPORTED),
             Cover::Whole | Cover::None => None,
         }
@@ -276,7 +276,7 @@ impl Handles {
         }
     }
 
-    /// Returns a location's access to this library's mapping at an address.
+    /// Returns a location's access permissions for this library's mapping at an address.
     pub fn access(&self, at: Address, location: Access) -> Option<c_int> {
         let mapping = self.mappings.get(&self.find(at)?.start)?;
         Some(mapping.access.iter().find(|known| known.same_location(&location)).map_or(0, Access::flags))
@@ -342,9 +342,8 @@ impl Handles {
         made.into_iter().flat_map(|made| &made.pieces).map(|piece| (piece.handle, piece.bytes)).collect()
     }
 
-    /// Replaces a handle's pieces, wherever they are mapped, with a single driver allocation that can be exported and
-    /// has the same contents. Returns the replaced pieces. On failure, returns `None`, changes nothing, and leaves
-    /// `whole` unused.
+    /// Replaces a handle's pieces in all mappings with `whole`, an exportable driver allocation with the same contents.
+    /// Returns the replaced pieces. On failure, returns `None`, changes nothing, and leaves `whole` unused.
     pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
         let made = self.made.get_mut(&handle)?;
         let (bytes, mapped) = (made.bytes, made.mapped.clone());
@@ -374,7 +373,7 @@ impl Handles {
         Some(self.ended(pages, card, pieces, false))
     }
 
-    /// Restores the access permissions of completely replaced mappings.
+    /// Restores the access permissions of mappings that were replaced as a whole.
     fn permit(&self, pages: &mut impl Pages, starts: impl Iterator<Item = Address>, bytes: u64) {
         for start in starts {
             let access = self.mappings.get(&start).map(|mapping| mapping.access.as_slice()).unwrap_or_default();
@@ -389,7 +388,7 @@ impl Handles {
         self.places.get(&chunk).copied()
     }
 
-    /// Replaces a chunk's piece, wherever it is mapped, with the driver handle `new`. The memory is inaccessible until
+    /// Replaces a chunk's piece with the driver handle `new` in all mappings. The memory is inaccessible until
     /// [`Handles::restore`]. On failure, returns false, changes nothing, and leaves `new` unused.
     pub fn replace(
         &mut self,

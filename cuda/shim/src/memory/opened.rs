@@ -1,8 +1,8 @@
 //! Chunk-backed memory that processes of one tenant share through `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
-//! The owner does not move such chunks, and passes them to the other process. A handle of this library contains the
+//! The owner does not move such chunks, and passes them to the other process. This library's handles contain the
 //! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks, and
-//! the card. Handles of the driver are passed to the driver unchanged.
+//! the card. Driver handles are passed to the driver unchanged.
 //!
 //! UNSAFETY: maps and unmaps card memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -32,12 +32,12 @@ struct Foreign {
     chunk_bytes: u64,
     /// Size of the other process's allocation in bytes.
     bytes: u64,
-    /// Number of times the memory was opened.
+    /// Number of times that the memory was opened.
     count: u32,
     pieces: Vec<(Handle, Backing)>,
 }
 
-/// Memory of other processes, keyed by its address in this program.
+/// Other processes' memory, keyed by its address in this program.
 #[derive(Debug, Default)]
 pub struct Opened {
     foreign: BTreeMap<Address, Foreign>,
@@ -69,7 +69,7 @@ impl Token {
         Ipc(all)
     }
 
-    /// Decodes a handle. Returns `None` for a handle of the driver.
+    /// Decodes a handle. Returns `None` for a driver handle.
     pub fn read(handle: &Ipc) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(handle.0.get(at..at + 8)?.try_into().ok()?));
         (word(32)? == MARK).then_some(())?;
@@ -78,8 +78,7 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within its chunks. This must be checked, because the handle comes from another
-    /// process.
+    /// Returns true if the allocation is within its chunks. Must be checked, because handles come from other processes.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all

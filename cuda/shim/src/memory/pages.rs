@@ -21,7 +21,7 @@ impl Pages for Driver {
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle> {
         let mut handle = 0;
         let source = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the descriptor is open; the driver takes its number in place of a pointer.
+        // SAFETY: the descriptor is open. The driver expects its number in place of a pointer.
         let result = unsafe { driver::mem_import(&raw mut handle, source, POSIX) };
         if result != SUCCESS {
             report!("a chunk cannot be imported: error {result}");

@@ -1,8 +1,8 @@
-//! Manages a card's address region and the chunks that back it.
+//! A card's address region, and the chunks that back it.
 //!
-//! A chunk that moves to host memory is unmapped, and mapped again when the program's work may run. The driver takes
-//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If the new location were mapped immediately, each slice
-//! would wait for both, although a chunk is usually back on the card before its next use.
+//! A chunk that moves to host memory is unmapped, and mapped again before the program's work may run. The driver takes
+//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. Mapping the new location immediately would make each
+//! slice wait for both, although a chunk is usually back on the card before its next use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -55,7 +55,7 @@ fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
 }
 
 impl Region {
-    /// Creates an unmapped region at reserved addresses. The first device in `access` is the card's.
+    /// Creates an unmapped region at reserved addresses. The first device in `access` is the card's own.
     pub fn new(access: Vec<c_int>, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
         let arena = Arena::new(bytes, chunk_bytes);
         let (slots, spare, away) = Default::default();
@@ -160,7 +160,7 @@ impl Region {
         }
     }
 
-    /// Unmaps all chunks, which are in host memory.
+    /// Unmaps all chunks. They must be in host memory.
     pub fn detach(&mut self, pages: &mut impl Pages) {
         let numbers: Vec<u32> = self.slots.keys().copied().collect();
         self.take_away(pages, numbers.iter().copied());
@@ -177,8 +177,8 @@ impl Region {
         None
     }
 
-    /// Replaces the memory of consecutive chunks from index `first` on. Returns the number of chunks replaced before
-    /// the first failure. Evicted chunks are inaccessible until [`Self::bring`]. No work may be in flight.
+    /// Replaces the memory of consecutive chunks, starting at index `first`. Returns the number of chunks replaced
+    /// before the first failure. Evicted chunks are inaccessible until [`Self::bring`]. No work may be in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, ChunkDescriptor)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {

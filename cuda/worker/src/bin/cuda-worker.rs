@@ -1,6 +1,6 @@
 //! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it.
 //!
-//! UNSAFETY: takes ownership of the descriptors that the arguments name, and ends the process.
+//! UNSAFETY: takes ownership of the descriptors given as arguments, and ends the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
@@ -16,7 +16,7 @@ use worker_link::{FromWorker, Link, Reason, Rejoin};
 
 #[derive(Parser)]
 struct Args {
-    /// Descriptor of the window, a memfd.
+    /// Descriptor of the window, which is a memfd.
     #[arg(long)]
     window_fd: i32,
     /// Descriptor of the connection to the device.
@@ -25,7 +25,7 @@ struct Args {
     /// Descriptor of the connection to the process that started the worker, if this is not the device.
     #[arg(long)]
     starter_fd: Option<i32>,
-    /// Descriptor of the file with the state of the program's previous worker.
+    /// Descriptor of the file with the state saved by the program's previous worker.
     #[arg(long)]
     restore_fd: Option<i32>,
     /// Waits before the worker executes its program, because the previous worker still has the program.
@@ -36,20 +36,20 @@ struct Args {
     library: PathBuf,
     #[command(flatten)]
     sandbox: SandboxArgs,
-    /// Socket of the next daemon's device, if the worker is to survive its daemon.
+    /// Socket of the device in the next daemon. If given, the worker survives its daemon.
     #[arg(long, requires = "rejoin_ms")]
     rejoin: Option<PathBuf>,
-    /// Milliseconds after which a worker without a daemon exits.
+    /// Time after which a worker without a daemon exits, in milliseconds.
     #[arg(long, requires = "rejoin")]
     rejoin_ms: Option<u64>,
 }
 
 impl Args {
-    /// Returns the restrictions. The worker may read its libraries, wherever they are.
+    /// Returns the restrictions. The worker may read its libraries at any location.
     fn restrictions(&self) -> Options {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
         let libraries = [Some(self.library.clone()), variable("GPU_MEDIATOR_CUDA_DRIVER")].into_iter().flatten();
-        // The loader searches for a name without a folder.
+        // The loader searches for libraries given by name only.
         let libraries = libraries.filter(|path| path.components().count() > 1);
         let files = libraries.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten();
         let folders = files.filter_map(|path| Some(path.parent()?.to_owned()));
@@ -65,7 +65,7 @@ impl Args {
     }
 }
 
-/// The reason for a failed start, to be sent to the device, and the error.
+/// Reason for a failed start as sent to the device, and the error.
 type Failure = (Reason, anyhow::Error);
 
 /// Loads the driver and initializes it, between the two steps of the sandbox.
@@ -75,14 +75,14 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // Initializing a driver may take long. No other thread reads the link in the meantime. A worker that survives its
-    // daemon connects to the next one, or exits, when the driver is initialized.
+    // Initializing a driver may take long, and no thread reads the link meanwhile. A worker that survives its daemon
+    // connects to the next one, or exits, after the driver has been initialized.
     if args.rejoin.is_none() {
         let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
         std::thread::spawn(move || end_with(&watched));
     }
     let driver = load_driver(&args.library)?;
-    // If the driver refuses to initialize, the program's own call fails in the same way.
+    // If the initialization fails, the program's own `cuInit` fails with the same error.
     driver.start();
     sandbox.close(link.as_fd()).map_err(refused)?;
     Ok(driver)
@@ -97,7 +97,7 @@ fn load_driver(library: &Path) -> Result<Driver, Failure> {
 fn end_with(link: &Link) {
     let mut descriptors = [PollFd::new(link, PollFlags::empty())];
     while poll(&mut descriptors, None).is_err() {}
-    // SAFETY: exits without running further code of this process.
+    // SAFETY: exits without running any more code of this process.
     unsafe { libc::_exit(0) }
 }
 

@@ -1,9 +1,9 @@
-//! Addresses of the card's owner and of the next daemon for `connect`, in a page that cannot be changed.
+//! Socket addresses of the card's owner and of the next daemon for `connect`, in an immutable page.
 //!
-//! A system call filter sees pointers but not the memory behind them. Therefore the addresses to which a worker may
-//! connect are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows
-//! `connect` only with pointers into this page, and no call that would map, unmap, move or unprotect memory below the
-//! end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel refuses lower
+//! A system call filter sees pointers, but not the memory that they point to. Therefore the addresses to which a worker
+//! may connect are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows
+//! `connect` only with pointers into this page, and forbids calls that map, unmap, move or unprotect memory below the
+//! end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel rejects lower
 //! addresses.
 //!
 //! UNSAFETY: maps the page and reads it.
@@ -17,32 +17,32 @@ use std::path::{PathBuf, absolute};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Address of the page: the lowest one that systems allow (`vm.mmap_min_addr`).
+/// Address of the page, the lowest one that common systems allow (`vm.mmap_min_addr`).
 pub(super) const ADDRESS: u64 = 0x1_0000;
 /// End of the page.
 pub(super) const LIMIT: u64 = ADDRESS + BYTES as u64;
-/// Size of the page.
+/// Size of the page in bytes.
 const BYTES: usize = 4096;
-/// Offset of the path in `sockaddr_un`.
+/// Offset of the path in `sockaddr_un`, in bytes.
 const PATH: usize = 2;
-/// Size of the path in `sockaddr_un`, including the final zero.
+/// Size of the path in `sockaddr_un`, including the terminating NUL.
 const MAX_PATH: usize = 108;
 
-/// Maximum number of addresses.
+/// Maximum number of socket addresses.
 const MAX_ADDRESSES: usize = 2;
-/// Distance between two addresses in the page, in bytes.
+/// Distance between two socket addresses in the page, in bytes.
 const STRIDE: usize = 256;
 
-/// An address in the page, in the form that `connect` expects.
+/// A socket address in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// Address of the `sockaddr_un`.
     pub(super) pointer: u64,
-    /// Its length.
+    /// Length to pass to `connect`, in bytes.
     pub(super) length: u64,
 }
 
-/// The page.
+/// Socket addresses in the page.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Addresses([Option<Kept>; MAX_ADDRESSES]);
 
@@ -85,7 +85,7 @@ impl Addresses {
         Ok(kept)
     }
 
-    /// Wraps addresses without mapping a page.
+    /// Wraps socket addresses without mapping a page.
     #[cfg(test)]
     pub(super) fn of(kept: &[Kept]) -> Self {
         let mut all = Self::default();
@@ -93,7 +93,7 @@ impl Addresses {
         all
     }
 
-    /// Returns the addresses.
+    /// Returns the socket addresses.
     pub(super) fn all(self) -> impl Iterator<Item = Kept> {
         self.0.into_iter().flatten()
     }
@@ -111,7 +111,7 @@ impl Addresses {
         let (family, path) = asked.split_at(PATH);
         let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
         let is_own = |kept: &Kept| {
-            // SAFETY: the page stays mapped, and contains a zero after the path.
+            // SAFETY: the page stays mapped, and the path is NUL-terminated.
             let own = unsafe { CStr::from_ptr((kept.pointer as usize + PATH) as *const libc::c_char) };
             path.get(..end) == Some(own.to_bytes())
         };

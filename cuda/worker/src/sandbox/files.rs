@@ -9,8 +9,8 @@ use landlock::{
 
 use super::Options;
 
-/// Files and folders that workers may read: programs' libraries, and files that describe the machine, the driver and
-/// the process. The rules also keep workers from reading other processes' memory below /proc.
+/// Files and folders that workers may read: libraries, and files that describe the machine, the driver and the process.
+/// The rules also prevent workers from reading other processes' memory below /proc.
 const READABLE: [&str; 16] = [
     "/usr",
     "/lib",
@@ -29,17 +29,17 @@ const READABLE: [&str; 16] = [
     "/dev/urandom",
     "/dev/random",
 ];
-/// Devices that workers may read and write, in addition to NVIDIA's.
+/// Device files that workers may read and write, in addition to NVIDIA's.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/zero"];
-/// Folder of the process's own threads. The driver names its threads through files in it.
+/// Folder of the process's threads. The driver names its threads through files in it.
 const THREADS: &str = "/proc/self/task";
-/// Start of the names of NVIDIA's device files.
+/// Prefix of the names of NVIDIA's device files.
 const NVIDIA: &str = "nvidia";
 /// Maximum number of NVIDIA's device files.
 const MAX_DEVICES: usize = 256;
 
-/// Open files and folders of the rules. The kernel binds a rule to its cached entry of a file. As long as the file is
-/// open, the kernel does not replace the entry of a file below /proc.
+/// Open files and folders to which the rules apply. The kernel binds a rule to its cached inode, and does not replace
+/// the inode of a file below /proc while the file is open.
 #[derive(Debug)]
 pub(super) struct Files(#[expect(dead_code, reason = "held open")] Vec<PathFd>);
 
@@ -55,13 +55,13 @@ pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError>
     let rules = rules.chain(devices().into_iter().map(|path| (path, change)));
     let rules = rules.chain(options.writable.iter().map(|path| (path.clone(), change)));
 
-    // Older kernels have fewer kinds of access and no scopes.
+    // Older kernels support fewer access rights, and no scopes.
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     let ruleset = ruleset.handle_access(AccessFs::from_all(newest))?.scope(Scope::from_all(newest))?;
     let mut ruleset = ruleset.create()?;
     let mut open = Vec::new();
     for (path, access) in rules {
-        // A file that does not exist cannot be opened either.
+        // A missing file needs no rule.
         let Ok(file) = PathFd::new(&path) else { continue };
         let access = if path.is_dir() { access } else { access & AccessFs::from_file(newest) };
         ruleset = add(ruleset, &file, access)?;
@@ -79,7 +79,7 @@ fn add(
     ruleset.add_rule(PathBeneath::new(file, access))
 }
 
-/// Returns NVIDIA's device files and the other devices.
+/// Returns the paths of NVIDIA's device files and of the other devices.
 fn devices() -> Vec<PathBuf> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let nvidia = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NVIDIA));

@@ -1,4 +1,4 @@
-//! The filter of a worker's system calls.
+//! The worker's system call filter.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
 //! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
@@ -13,7 +13,8 @@ use seccompiler::{
 
 use super::addresses::{Addresses, LIMIT};
 
-/// Calls without conditions, which affect only the process itself, its descriptors, and files that it may open.
+/// Calls that are allowed without conditions. They affect only the process itself, its descriptors, and files that it
+/// may open.
 const ALLOWED: &[i64] = &[
     // Descriptors.
     libc::SYS_read,
@@ -62,8 +63,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
-    // Sockets of the worker; the driver listens at one. The kinds of sockets that a worker can get refuse an address in
-    // a message.
+    // Sockets of the worker; the driver listens on one. `sendmsg` is safe, because the socket types that a worker can
+    // create reject a destination address in a message.
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_sendmsg,
@@ -173,7 +174,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_inotify_init1,
 ];
 
-/// Operations of `prctl` that set or get the thread's name, its timers, and names of its memory.
+/// Operations of `prctl` that concern the thread's name, its timer slack, and the names of memory areas.
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
 /// Commands of `fcntl` that make the kernel send signals to a process of the caller's choice.
 const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
@@ -192,10 +193,10 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// Rules by call. A call is allowed if one of its rules matches, or if it has no rules.
+/// Rules by call. A call matches if one of its rules matches, or if it has no rules.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// A condition: the number of the argument, the comparison, and the value.
+/// A condition: argument index, comparison and value.
 type Condition = (u8, SeccompCmpOp, u64);
 
 fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
@@ -213,12 +214,12 @@ fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Returns the calls that are allowed.
+/// Returns the rules for allowed calls.
 fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     use SeccompCmpOp::{Eq, Ge, MaskedEq, Ne};
     let mut rules: Rules = ALLOWED.iter().chain(REFUSED).map(|call| (*call, Vec::new())).collect();
     let own = u64::from(std::process::id());
-    // Memory below the limit must not change.
+    // Mappings below the limit must not change.
     let above = (0, Ge, LIMIT);
     let fixed = libc::MAP_FIXED as u64;
     let elsewhere = rule(&[(3, MaskedEq(fixed), 0)])?;
@@ -230,7 +231,7 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let elsewhere = rule(&[above.clone(), (3, MaskedEq(moved), 0)])?;
     rules.insert(libc::SYS_mremap, vec![elsewhere, rule(&[above, (4, Ge, LIMIT)])?]);
 
-    // Allow threads. Refuse other processes and namespaces.
+    // Allow new threads. Reject new processes and namespaces.
     let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
@@ -260,12 +261,12 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// Matches the creation of a process. The filter of refused calls determines its result.
+/// Returns a rule that matches the creation of a process. The filter of rejected calls determines its result.
 fn process_clone() -> Result<SeccompRule, BackendError> {
     rule(&[(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)])
 }
 
-/// Returns the calls that fail.
+/// Returns the rules for calls that fail with `EPERM`.
 fn refused() -> Result<Rules, BackendError> {
     let mut rules: Rules = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_clone, vec![process_clone()?]);

@@ -5,7 +5,7 @@
 //! the process. A process that installs another handler gains nothing, because the call was not executed. Only the
 //! report depends on the handler.
 //!
-//! UNSAFETY: a signal handler that uses only system calls and the registers of its thread.
+//! UNSAFETY: installs a signal handler, which uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -21,12 +21,12 @@ use super::addresses::Addresses;
 /// Exit status of a worker that made a forbidden call. A shell reports the same status for a process killed by
 /// `SIGSYS`.
 const STATUS: c_int = 128 + libc::SIGSYS;
-/// Registers with the first three arguments of a call.
+/// Registers of a call's first three arguments.
 const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// The stored addresses, which are static because a handler has no other arguments.
+/// Stored addresses. Static, because a signal handler has no user argument.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
 /// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
 static LINK: AtomicI32 = AtomicI32::new(-1);
@@ -42,11 +42,11 @@ struct Information {
 
 /// Installs the handler.
 pub(super) fn prepare(link: BorrowedFd<'_>, addresses: Addresses) -> Result<(), Errno> {
-    // Build the table of names before the first signal.
+    // Build the table of names before the first signal arrives.
     let _ = call_name(0);
     let _ = ADDRESSES.set(addresses);
     set_link(link);
-    // SAFETY: the structure is filled before it is used; the handler's signature matches its flags.
+    // SAFETY: the structure is initialized before it is used, and the handler's signature matches the flags.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_forbidden_call as *const () as usize;
@@ -59,7 +59,7 @@ pub(super) fn prepare(link: BorrowedFd<'_>, addresses: Addresses) -> Result<(), 
     Ok(())
 }
 
-/// Sets the connection for later reports.
+/// Sets the connection for reports.
 pub(super) fn set_link(link: BorrowedFd<'_>) {
     LINK.store(link.as_raw_fd(), Ordering::Relaxed);
 }
@@ -70,7 +70,7 @@ extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information,
     let addresses = ADDRESSES.get().copied().unwrap_or_default();
     let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);
     if i64::from(information.call) == libc::SYS_connect
-        // SAFETY: the thread passed the address to the kernel; if it is not readable, the process ends.
+        // SAFETY: the thread passed this address to the kernel. If it is not readable, the process dies.
         && let Some(kept) = unsafe { addresses.find(address as u64, length as u64) }
     {
         // SAFETY: the address stays mapped.
@@ -85,13 +85,13 @@ extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information,
     unsafe { libc::_exit(STATUS) }
 }
 
-/// Reports the call without allocating memory or taking locks.
+/// Reports the call without allocating memory or acquiring locks.
 fn report(call: u32, link: c_int) {
     let packet = FromWorker::Failed { reason: Reason::Forbidden(call) }.encode();
     let parts: [&[u8]; 3] =
         [b"cuda-worker: the call `", call_name(call).as_bytes(), b"` is forbidden: the worker ends\n"];
     let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr() as *mut c_void, iov_len: part.len() });
-    // SAFETY: both calls only read memory that is valid here.
+    // SAFETY: both calls only read local memory.
     unsafe {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         libc::send(link, packet.as_ptr().cast(), packet.len(), flags);

@@ -32,7 +32,7 @@ struct Objects {
     events: Vec<Event>,
     calls: BTreeSet<Call>,
     watches: Vec<mpsc::Sender<String>>,
-    /// Number of writes of slices so far.
+    /// Number of slice writes so far.
     writes: usize,
     /// Device fields that this cluster drops, as if their features were disabled.
     forgets: Vec<&'static str>,
@@ -152,7 +152,7 @@ impl ApiServer {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes every request fail, or makes requests succeed again.
+    /// Makes all requests fail, or makes them succeed again.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }

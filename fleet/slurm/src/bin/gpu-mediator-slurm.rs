@@ -30,8 +30,8 @@ enum What {
         #[arg(long, value_name = "VERSION")]
         slurm: Option<String>,
     },
-    /// Removes the parts of ended jobs, records the use of the others, and drains the node while its daemon does not
-    /// answer: a HealthCheckProgram. Arguments of the plugin as in plugstack.conf
+    /// Removes the parts of ended jobs, records the usage of other jobs, and drains the node while its daemon does not
+    /// respond. For use as HealthCheckProgram, with the plugin's arguments as in plugstack.conf
     Health {
         /// KEY=VALUE, as in plugstack.conf
         arguments: Vec<String>,
@@ -82,7 +82,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     // The words of the mark may occur separately in code, but not in sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
-        at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
+        at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the version field is truncated")?;
     place.copy_from_slice(&version.to_ne_bytes());
     cdi_spec::replace(to, &plugin, 0o644).with_context(|| format!("{} cannot be written", to.display()))?;
     println!("{} is for Slurm {}.{:02}", to.display(), version >> 16, version >> 8 & 255);

@@ -32,8 +32,8 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
 }
 
-/// Sets the alarm and waits for its interrupt. Returns the delay in ns between the alarm and the detection of the
-/// interrupt.
+/// Sets the alarm and waits for its interrupt. Returns the delay from the alarm to the detection of the interrupt, in
+/// ns.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
     let at = card.read(reg::PTIMER_LOW).wrapping_add(ALARM_DELAY_NS);
@@ -44,7 +44,7 @@ fn rings(card: &Card) -> Result<u32> {
         let (now, time) = (interrupts()?, card.read(reg::PTIMER_LOW));
         let late = time.wrapping_sub(at);
         if now > before {
-            ensure!(late < 1 << 31, "an interrupt {} ns before the alarm's time", at.wrapping_sub(time));
+            ensure!(late < 1 << 31, "an interrupt arrived {} ns before the alarm time", at.wrapping_sub(time));
             return Ok(late);
         }
         sleep(Duration::from_millis(1));

@@ -8,13 +8,12 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::pattern::Random;
 use gdev::mapping::Mapping;
 
-/// Value that the attacks write outside our share, where it must not persist.
+/// Value that attacks write outside our share, where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value that the attacks write to our own VRAM, where it must persist.
+/// Value that attacks write to our own VRAM, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// VRAM offset of our own structures. It is low because an earlier driver has allocated and freed its first buffers
-/// there.
+/// VRAM offset of our own structures. It is low, because an earlier driver allocated and freed its first buffers there.
 const OWN_BASE: u64 = 4 << 20;
 
 /// Context of the attacks: the card, our own VRAM range, and the findings so far.
@@ -31,8 +30,8 @@ pub struct Ground<'a> {
     pub random: Random,
     /// Set if the attacks also write outside the share.
     pub writes: bool,
-    /// Set if the VMM has mapped memory behind the apertures. A write to an unmapped address then stays in that memory,
-    /// which only we can access.
+    /// Set if the VMM has mapped memory behind the apertures. A write to an address without a page then stays in that
+    /// memory, which only this guest can access.
     pub mapped: bool,
     /// Byte pattern to search for.
     pub pattern: Vec<u8>,
@@ -45,19 +44,19 @@ pub struct Ground<'a> {
 pub struct Found {
     /// Number of dwords read at addresses where no data may be visible.
     pub probes: u64,
-    /// Number of these dwords that contained data.
+    /// Number of probed dwords that contained data.
     pub nonzero: u64,
-    /// Number of these dwords that contained our own earlier write, which means that an address outside the share
+    /// Number of probed dwords that contained our own earlier write, which means that an address outside the share
     /// stores data.
     pub sticky: u64,
-    /// Number of these dwords that contained part of the pattern.
+    /// Number of probed dwords that contained part of the pattern.
     pub hits: u64,
     /// Number of register writes with an address or object outside the share.
     pub pokes: u64,
 }
 
 impl<'a> Ground<'a> {
-    /// Reserves a range in a share of `vram` bytes. The range must be zeroed.
+    /// Claims a range in a share of `vram` bytes. The range must be zeroed.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
@@ -67,7 +66,7 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Returns addresses outside the share that are multiples of `aligned`: neighbouring addresses, powers of two, and
+    /// Returns addresses outside the share that are multiples of `aligned`: adjacent addresses, powers of two, and
     /// random addresses.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
@@ -115,7 +114,7 @@ impl<'a> Ground<'a> {
         self.card.write(register, value);
     }
 
-    /// Makes the instance block at `instance` refer to a page directory.
+    /// Points the instance block at `instance` to a page directory.
     pub fn set_instance(&self, instance: u64, directory: u64, target: u32) {
         let at = self.base + instance;
         self.card.vram_write(at + 0x200, directory as u32 & 0xffff_f000 | target);
@@ -124,7 +123,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 0x20c, 0xff);
     }
 
-    /// Sets a page directory entry in one of our own address spaces.
+    /// Sets an entry in the page directory of one of our own address spaces.
     pub fn set_directory(
         &self,
         space: usize,

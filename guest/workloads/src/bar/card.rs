@@ -17,7 +17,8 @@ const COMMAND: u64 = 4;
 /// Command register bits for memory decoding and bus mastering.
 const COMMAND_WANTED: u16 = 0x6;
 
-/// A card and its three BARs: 0 contains the registers, 1 is the VRAM aperture, and 3 is the instance aperture.
+/// A card and its three BARs: BAR0 contains the registers, BAR1 is the VRAM aperture, and BAR3 is the instance
+/// aperture.
 pub struct Card {
     registers: Mapping,
     /// The apertures. Devices other than cards, as in transport benchmarks, may lack them.
@@ -96,7 +97,7 @@ impl Card {
         }
     }
 
-    /// Moves the window to an address, and returns the register offset of the dword there.
+    /// Moves the window to an address, and returns the register offset of the dword at that address.
     fn window(&self, address: u64) -> u32 {
         self.write(reg::PRAMIN_WINDOW, (address >> 16) as u32);
         reg::PRAMIN + (address & 0xffff) as u32

@@ -1,6 +1,8 @@
-//! A channel created without a driver: first with our own pages, and then with pages and pointers outside our share.
+//! A channel that is created without a driver: first with our own pages, and then with pages and pointers outside our
+//! share.
 //!
-//! The channel only releases semaphores. The host engine executes these itself, so no other engine needs to be set up.
+//! The channel only releases semaphores. The host engine executes releases itself, so no other engine needs to be set
+//! up.
 
 use anyhow::Result;
 
@@ -16,13 +18,13 @@ const PUSH_VA: u64 = 0x1_1000;
 const DATA_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 
-/// Log2 of the number of entries in the ring.
+/// Log2 of the number of ring entries.
 const RING_ORDER: u32 = 9;
-/// Number of memory polls within which the card must finish.
+/// Number of memory polls after which the card must have finished.
 const MAX_POLLS: u32 = 20_000;
 /// Value that a successful release writes.
 const RELEASED: u32 = 0x5e3a_0001;
-/// Size in bytes of a USERD, and of the host engine's state in an instance block (RAMFC).
+/// Size of a USERD, and of the host engine's state in an instance block (RAMFC), in bytes.
 const STATE_BYTES: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
@@ -46,7 +48,7 @@ pub struct Attacked {
 enum Flaw {
     /// The channel has no defect.
     None,
-    /// The page that the channel writes is outside the share.
+    /// The page to which the channel writes is outside the share.
     Page(u64, Aperture),
     /// The channel's page table is outside the share.
     Table(u64),
@@ -58,7 +60,7 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts up to `most` channels with defects: first each defect type and each address once, and then the other
+/// Starts up to `most` channels with defects: first each type of defect and each address once, and then the other
 /// combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
@@ -87,7 +89,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns all combinations of defect and address. The first few cover as many defects and addresses as possible.
+/// Returns all combinations of defect and address. The first ones cover as many defects and addresses as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),
@@ -104,7 +106,7 @@ fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     (0..kinds.len()).flat_map(round).collect()
 }
 
-/// Initializes PFIFO like a driver.
+/// Initializes PFIFO as a driver does.
 fn start_pfifo(ground: &Ground<'_>) {
     let card = ground.card;
     card.write(reg::PMC_ENABLE, card.read(reg::PMC_ENABLE) | 1 << 8);
@@ -122,7 +124,7 @@ fn start_pfifo(ground: &Ground<'_>) {
     card.write(reg::PFIFO_INTR, u32::MAX);
 }
 
-/// Builds a channel, rings its doorbell, and waits. Returns true if the last release, which writes our own page, was
+/// Builds a channel, rings its doorbell, and waits. Returns true if the last release, which writes to our own page, was
 /// executed.
 fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     let (card, base) = (ground.card, ground.base);

@@ -1,7 +1,7 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each type of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
-//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
+//! Each type of attack first runs on our own memory (`armed`); otherwise, an empty result would prove nothing. If
+//! `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
 //! neighbour's VRAM. Afterwards, a driver must reinitialize the card.
 
 use anyhow::{Result, bail, ensure};
@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Address at and above which no test guest has RAM.
+/// Address from which no test guest has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords read from each page.
 const READS: u64 = 4;
@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Clearing takes an access per dword, and is unnecessary after a reset.
+    // Clearing takes one access per dword, and is unnecessary after a reset.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Access our last page, and then addresses past the end without moving the window.
+    // Access our last page, and then addresses beyond the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -172,7 +172,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1). If `writes` is set, also writes them.
+/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). If `writes` is set, also writes them.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -222,7 +222,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Writes values outside the share to every other register that contains an address or channel.
+/// Writes values outside the share to all other registers that contain an address or channel.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;

@@ -1,7 +1,7 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau. [`gdev::nouveau::push`]
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, and nouveau. [`gdev::nouveau::push`]
 //! explains why they do not come from `nvspec`.
 
-/// Offsets and values of the instance block words that are the same for every channel.
+/// Offsets and values of the instance block dwords that are the same for every channel.
 pub const RAMFC: [(u64, u32); 11] = [
     (0x10, 0x0000_face),
     (0x30, 0xffff_f902),
@@ -79,7 +79,7 @@ pub mod reg {
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
     /// Flushes CPU writes through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Guest RAM address written by the card's flushes, >> 8.
+    /// Guest RAM address that the card's flushes write to, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
     /// Address of the page directory to flush, >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
@@ -110,7 +110,7 @@ pub const PAGE: u64 = 4096;
 /// Size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory type that a page table entry or a pointer refers to.
+/// Memory type to which a page table entry or a pointer refers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aperture {
     /// The card's VRAM.
@@ -141,7 +141,7 @@ impl Aperture {
 
 /// Returns the low and high dword of a valid page table entry.
 pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
-    // Map guest RAM as volatile, like nouveau.
+    // Map guest RAM as volatile, as nouveau does.
     let volatile = u32::from(aperture != Aperture::Vram);
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }

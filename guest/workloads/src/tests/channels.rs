@@ -1,4 +1,4 @@
-//! Multiple concurrent channels: interleaved copies, chains across channels, destruction and re-creation.
+//! Concurrent channels: interleaved copies, chains across channels, and destroying and re-creating channels.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::rig::{Helper, Rig, expect_copy};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of each channel's buffers in bytes.
+/// Size of each channel's buffers, in bytes.
 const BUFFER_BYTES: u64 = 96 << 10;
 /// Maximum number of channels per open file. The 6.1 kernel has space for the notifiers of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// Number of channels to create: all hardware channels, except some for the kernel and the helpers.
+/// Number of channels to create: all hardware channels, except for some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
-/// A channel and the data that it works on.
+/// A channel, and the data that it works on.
 struct Lane {
     channel: Channel,
     engine: Engine,

@@ -20,7 +20,7 @@ const MOST_SCALE: u64 = 1000;
 /// Maximum of `--count`.
 const MOST_COUNT: u64 = 1000;
 
-/// Run times of a workload, and the number of bytes compared.
+/// Run times of a workload, and the number of compared bytes.
 struct Outcome {
     library: Vec<Duration>,
     raw: Vec<Duration>,
@@ -28,8 +28,8 @@ struct Outcome {
 }
 
 /// Runs `compare [--name NAME|all] [--scale N] [--count N]`: executes each workload N times with the library and N
-/// times with raw ioctls, in alternation. Reports the median times from opening the device to closing it. These exclude
-/// the check of the results, and the CPU's computation of the expected results.
+/// times with raw ioctls, in alternation. Reports the median times from opening the device to closing it. These times
+/// exclude checking the results and computing the expected results on the CPU.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
@@ -52,7 +52,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             report::print_as(false, name, counts, began.elapsed().as_secs_f64(), &Ok(last.clone()));
         }
     }
-    // Several workloads have one line each.
+    // If several workloads were run, each has its own line.
     Ok(if names.len() > 1 { vec![("workloads", names.len().to_string())] } else { last })
 }
 
@@ -81,7 +81,7 @@ fn alternately(node: &Path, workload: &dyn Workload, count: u64) -> Result<Outco
     Ok(outcome)
 }
 
-/// Executes a workload once. Returns its duration and the number of bytes compared.
+/// Executes a workload once. Returns its duration, and the number of compared bytes.
 fn once<G: Gpu>(workload: &dyn Workload, open: impl FnOnce() -> Result<G>) -> Result<(Duration, u64)> {
     let began = Instant::now();
     let mut gpu = open()?;

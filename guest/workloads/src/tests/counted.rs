@@ -13,7 +13,7 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 
 /// Runs `phases --name NAME [--marks]`: executes a workload once on its own device, and marks the end of each phase
-/// except the last, which closes the device.
+/// except for the last, which closes the device.
 pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let chosen = workloads::Options { seed: rig.seed(), ..workloads::Options::default() };
@@ -45,7 +45,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let workload = workloads::by_name(name, chosen).with_context(|| format!("--name {name}: no workload"))?;
     ensure!(count > 0, "--count 0: at least one launch");
     let device = Device::open(Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE)))?;
-    let mut gpu = compute::context(&device)?;
+    let mut gpu = compute::measuring(&device)?;
     let setup = Setup::new(&*workload, &mut gpu)?;
     setup.upload(&mut gpu)?;
     gpu.finish()?;

@@ -1,8 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
 //! result passes to the next node through CPU memory, or through a segment that both map.
 //!
-//! The measured time starts with the inputs in CPU memory, and ends with the result there. Contexts are created before
-//! the measurement.
+//! The measured time starts when the inputs are in CPU memory, and ends when the result is there. Contexts are created
+//! before the measurement.
 
 use std::path::Path;
 use std::time::Instant;
@@ -66,7 +66,7 @@ struct Node {
 impl Node {
     fn new(path: &Path, kernel: NodeKernel, bytes: u64) -> Result<Self> {
         let device = Device::open(path)?;
-        let mut gpu = compute::context(&device)?;
+        let mut gpu = compute::measuring(&device)?;
         let module = gpu.load(Image::Sm20(&kernel.program()?))?;
         let mut buffer = || gpu.allocate(Place::Vram, bytes);
         let buffers = [buffer()?, buffer()?, buffer()?];

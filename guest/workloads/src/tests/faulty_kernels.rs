@@ -1,4 +1,4 @@
-//! Kernels that fault or never end. Some of them get the channel killed. For the others, the error is only reported,
+//! Kernels that fault or never end. Some of them get their channel killed. For the others, the error is only reported,
 //! and the grid ends early.
 
 use std::sync::Arc;

@@ -32,7 +32,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     last.map()?.store(0, Width::Dword, u64::from(salt));
 
-    // Wait for each submission. When the wait returns, the submission's word must have been stored, but no later one.
+    // Wait for each submission. When the wait returns, the submission's word must have been stored, but no later word.
     for at in 0..count {
         let engine = engines[at as usize % engines.len()];
         let mut push = Push::default();

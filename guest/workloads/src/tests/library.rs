@@ -16,7 +16,7 @@ use crate::rig::{Counts, Rig};
 const BYTES: u64 = 3 << 20;
 /// Sizes of copies in bytes, around the limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
-/// Adds 1 to each word; the grid has one thread per word.
+/// Kernel that adds 1 to each word, with one thread per word.
 const SOURCE: &str = "
 .kernel increment
 .params 8

@@ -58,7 +58,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
 /// Allocates more buffers than fit into VRAM, so that the kernel must evict some of them to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
-    /// Maximum VRAM size in bytes for this test, because guest RAM must hold the buffers that do not fit.
+    /// Maximum VRAM size for this test, in bytes, because guest RAM must hold the buffers that do not fit.
     const MAX_VRAM_BYTES: u64 = 320 << 20;
     let vram = rig.vram()?;
     if vram > MAX_VRAM_BYTES {

@@ -1,4 +1,4 @@
-//! Queries of card parameters through the kernel.
+//! Queries card parameters from the kernel.
 
 use anyhow::{Result, ensure};
 
@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::rig::Rig;
 use gdev::nouveau::uapi::param;
 
-/// Number of PTIMER readings, which must increase.
+/// Number of PTIMER readings; each must be higher than the previous one.
 const READINGS: usize = 100;
 
 /// Queries every parameter, and checks that the clock advances.

@@ -1,4 +1,4 @@
-//! Data of other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers for a pattern.
+//! Data that other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers for a pattern.
 
 use anyhow::{Result, bail};
 
@@ -8,7 +8,7 @@ use crate::rig::Rig;
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Buffer sizes to allocate, in order: the next size is used once the previous one no longer fits.
+/// Buffer sizes to allocate, in order. The next size is used once the previous one no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Maximum number of buffers to allocate.
 const MOST_BUFFERS: usize = 4096;
@@ -36,7 +36,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
         }
         filled += buffer.size();
     }
-    // Check that the pattern was written, because otherwise a scan in another VM would prove nothing.
+    // Check that the pattern was written. Otherwise, a scan in another VM would prove nothing.
     let mut found = 0;
     for buffer in &buffers {
         found += scan_buffer(rig, &channel, &bounce, buffer, &pattern)?.hits;

@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then, if
-//! possible, shows that its own channels still work.
+//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then shows
+//! that its own channels still work, if possible.
 
 mod registers;
 
@@ -25,11 +25,11 @@ use gdev::nouveau::push::{Engine, Push, linear};
 const FLOOD: usize = 256;
 /// Number of loop iterations per thread in `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
-/// Number of channels that wait for a channel with a delayed doorbell.
+/// Number of channels that wait for a channel whose doorbell is delayed.
 const WAITERS: u32 = 4;
 /// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
-/// Number of bytes that each waiting channel copies afterwards.
+/// Number of bytes that each waiting channel copies after its wait.
 const COPY_BYTES: u64 = 4096;
 /// Number of handovers between two channels per submission.
 const HANDOVERS: u32 = 32;
@@ -40,7 +40,7 @@ const NON_STALL: u32 = 0x20;
 /// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
 /// Number of methods per submission of a stream. The guest kernel takes about a millisecond to acknowledge each illegal
-/// method; meanwhile, the submission occupies the engine, and is charged for that time.
+/// method. Meanwhile, the submission occupies the engine, and is charged for that time.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
 /// File with the console log level. Under emulation, each line printed on the console traps, which would slow the
@@ -98,7 +98,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels that are individually too short to be checked while they run.
+/// Runs an endless series of kernels, each of which is too short to be checked while it runs.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -127,8 +127,8 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for a semaphore of a channel with a delayed doorbell. If `yields` is set, the waiting
-/// channels yield to other channels in the meantime. Otherwise, they occupy the PBDMA until their time slice ends.
+/// Runs channels that wait for the semaphore of a channel whose doorbell is delayed. If `yields` is set, the waiting
+/// channels yield to other channels. Otherwise, they occupy the PBDMA until their time slice ends.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -147,7 +147,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // Hide the semaphore write from the kernel, because the kernel would otherwise synchronize the channels.
+            // Hide the semaphore write from the kernel. Otherwise, the kernel would synchronize the channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -166,7 +166,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Runs two channels that repeatedly wait for each other and copy in between.
+/// Runs two channels that repeatedly wait for each other, and copy in between.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);

@@ -53,7 +53,7 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
     // Give each channel its own buffer. If a fence is signalled without a wait, stock nouveau may access the channel of
-    // a buffer's last fence after the channel was freed (`nouveau_fence_sync`).
+    // a buffer's last fence after the channel has been freed (`nouveau_fence_sync`).
     let mut buffers = Vec::new();
     for _ in 0..count {
         let (from, to) = (rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?, rig.buffer(Domain::Gart, SMALL_COPY_BYTES)?);

@@ -1,5 +1,5 @@
-//! The papers' workloads. Each workload has its own device and channel, and is timed in the papers' phases. Its result
-//! is compared with the CPU's.
+//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. Its
+//! result is compared with the CPU's.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -33,9 +33,9 @@ struct Outcome {
 pub struct Looped {
     /// Number of iterations; each launches all kernels.
     pub iterations: u64,
-    /// Time from the start to the end of the last iteration.
+    /// Time from the start until the end of the last iteration.
     pub took: Duration,
-    /// Durations of the iterations in ascending order, if each iteration waited.
+    /// Durations of the iterations in ascending order, if each iteration waited for its kernels.
     pub each: Vec<Duration>,
 }
 
@@ -44,7 +44,7 @@ pub struct Looped {
 pub struct Repeat {
     /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Maximum number of submissions in flight. If 1, each iteration waits.
+    /// Maximum number of submissions in flight. If 1, each iteration waits for its kernels.
     pub in_flight: u64,
     /// Pause between iterations.
     pub pause: Option<Duration>,
@@ -132,6 +132,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
         Some(Repeat { in_flight, .. }) => compute::running_ahead(&device, in_flight)?,
         None => compute::context(&device)?,
     };
+    gpu.backend_mut().measure_launches();
     gpu.finish()?;
     let opened = began.elapsed();
     if repeat.is_some_and(|repeat| repeat.ends) {
@@ -152,7 +153,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
 }
 
 /// Launches kernels until the time expires, and waits for all of them. Does not check results, because a kernel that
-/// works in place receives its own output as input.
+/// works in place gets its own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

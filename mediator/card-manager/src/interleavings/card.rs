@@ -1,5 +1,5 @@
-//! A model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes of
-//! the model. Its clock advances when work completes or the timer expires.
+//! Model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes of the
+//! model. The model's clock advances when work completes or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use vram::TenantId;
 
-/// Chooses an element, as part of the checker's schedule.
+/// Selects an element, as part of the checker's schedule.
 pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
     if from.is_empty() { None } else { from.get(thread_rng().gen_range(0..from.len())) }
 }
@@ -27,7 +27,7 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 pub(super) struct Ring {
     pub(super) vm: TenantId,
     pub(super) engine: Engine,
-    /// The engine that executes the channel's methods, if the channel also has a context for another engine.
+    /// Engine that executes the channel's methods if the channel also has a context for another engine.
     pub(super) works_on: Option<Engine>,
     /// Set if the guest has enabled the channel.
     pub(super) enabled: bool,
@@ -41,7 +41,7 @@ pub(super) struct Ring {
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
-/// Work submitted to the card.
+/// Work on the card.
 #[derive(Debug)]
 struct Work {
     channel: ChannelId,
@@ -58,30 +58,30 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// Set if an interrupt was raised and has not been served yet.
+    /// Set if an interrupt was raised and has not been serviced yet.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has started. It continues even if the channel changes.
+    /// Work that each engine has started, which continues even if its channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
-    /// Completion records that the mediator has not seen, each with its card time, sorted by time.
+    /// Completion records that the mediator has not seen, with their card times, sorted by time.
     records: Vec<(ChannelId, Submission, u64)>,
     /// Submission whose completion record the mediator did not trust.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Number of each VM's submissions in flight, as counted by the guest.
+    /// Number of submissions in flight by VM, as counted by the guest.
     unfinished: BTreeMap<TenantId, usize>,
-    /// VMs with completions that no interrupt has reported yet.
+    /// VMs with completions that no interrupt has signalled yet.
     news: BTreeSet<TenantId>,
     /// VMs whose guests have received an interrupt.
     pub(super) interrupted: BTreeSet<TenantId>,
     removed: BTreeSet<TenantId>,
 }
 
-/// The hardware, shared by all threads.
+/// The hardware, which all threads share.
 #[derive(Clone, Default)]
 pub(super) struct Card(Arc<(Mutex<Hardware>, Condvar)>);
 
@@ -98,7 +98,7 @@ impl Card {
         result
     }
 
-    /// Waits until `answer` returns a value; returns `None` once the test has ended.
+    /// Waits until `answer` returns a value. Returns `None` if the test has ended.
     pub(super) fn wait<T>(&self, mut answer: impl FnMut(&mut Hardware) -> Option<T>) -> Option<T> {
         let mut hardware = self.look();
         loop {
@@ -112,17 +112,17 @@ impl Card {
         }
     }
 
-    /// Body of an engine thread, which executes the first runnable submission.
+    /// Runs an engine thread, which executes the first runnable submission.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
         }
     }
 
-    /// Body of the timer thread. The timer expires at its set time, or later if other threads delay it.
+    /// Runs the timer thread. The timer expires at its set time, or later if other threads delay it.
     pub(super) fn expire(&self) {
         let mut expire = |hardware: &mut Hardware| {
-            // Work that completes earlier must complete first.
+            // Work that ends earlier must complete first.
             hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
             hardware.clock = hardware.clock.max(hardware.alarm.take()?);
             hardware.expired = true;
@@ -130,7 +130,7 @@ impl Card {
         };
         while self.wait(&mut expire).is_some() {
             self.0.1.notify_all();
-            // This thread must yield to threads that do not wait for it.
+            // Yield to threads that do not wait for this one.
             shuttle::thread::yield_now();
         }
     }
@@ -160,7 +160,7 @@ impl Hardware {
                 let (works, begun) = (&engines[engine.index()], begun[engine.index()]);
                 let under_way = |work: &Work| Some((work.channel, work.submission)) == begun;
                 let at = works.iter().position(|work| if begun.is_some() { under_way(work) } else { runs(work) })?;
-                // Endless work occupies the engine.
+                // Endless work keeps occupying the engine.
                 (begun.is_none() || works[at].length.is_some()).then_some((engine, at))
             })
             .collect();
@@ -190,10 +190,10 @@ impl Hardware {
     }
 
     fn finish(&mut self, vm: TenantId, count: usize) {
-        *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
+        *self.unfinished.get_mut(&vm).expect("the VM has submitted work") -= count;
     }
 
-    /// Adds a guest submission on a channel that must exist.
+    /// Adds a guest submission to a channel, which must exist.
     pub(super) fn submit(&mut self, channel: ChannelId, submission: Submission, length: Option<u64>) {
         let ring = self.rings.get_mut(&channel).expect("the channel is bound");
         ring.waiting.push_back((submission, length));
@@ -246,7 +246,7 @@ impl Hardware {
         self.removed.contains(&vm)
     }
 
-    /// Returns true if the mediator has noticed the completion of all work.
+    /// Returns true if the mediator has noticed that all work has completed.
     pub(super) fn is_seen(&self) -> bool {
         self.records.is_empty()
     }
@@ -256,7 +256,7 @@ impl Hardware {
         self.busy[engine.index()]
     }
 
-    /// Returns true if the timer is set or has expired.
+    /// Returns true if the timer is armed or has expired.
     fn is_armed(&self) -> bool {
         self.alarm.is_some() || self.expired
     }
@@ -282,12 +282,12 @@ impl Alarm for Card {
     }
 }
 
-/// The mediator's state for the card, under the card's lock.
+/// The mediator's state for the card, protected by the card's lock.
 pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// Last value read from the clock. Submissions that start afterwards get this start time.
+    /// Last time read from the clock, which is the start time of submissions that start afterwards.
     read: Cell<u64>,
 }
 
@@ -328,14 +328,14 @@ impl State {
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
-    /// Like `CardState::retire_channel`.
+    /// Same as `CardState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
         self.feeder().complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.feeder().channel_ended(vm, channel);
     }
 
-    /// Like `CardState::quiesce`.
+    /// Same as `CardState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: TenantId) {
         self.feeder().complete();
         self.card.change(|hardware| {
@@ -348,7 +348,7 @@ impl State {
     }
 
     /// Checks the state whenever the card's lock is released: waiting work will be polled again, and the card and the
-    /// scheduler agree on each submission.
+    /// scheduler agree about each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {
@@ -360,7 +360,10 @@ impl State {
             assert_eq!(self.schedule.scheduler().place(*ticket), expected, "{ticket:?}: {held:?}");
         }
         let queued = self.schedule.scheduler().queued();
-        assert!(queued == 0 || self.card.look().is_armed(), "{queued} wait, and the timer is not set");
+        assert!(
+            queued == 0 || self.card.look().is_armed(),
+            "{queued} submissions are queued, but the timer is not armed"
+        );
     }
 }
 
@@ -390,12 +393,13 @@ impl CardView for State {
         }
     }
 
-    /// Some channels block the method unit while they wait for a semaphore.
+    /// Returns true for some channels, which block the method unit while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }
 
-    // This model does not clear PGRAPH between VMs, so channels are never kept off PGRAPH, and contexts do not change.
+    // This model does not clear PGRAPH between VMs, so it never keeps channels off PGRAPH, and their contexts do not
+    // change.
 
     fn is_shut_out(&self, _: ChannelId) -> bool {
         false
@@ -421,7 +425,7 @@ impl CardView for State {
         None
     }
 
-    /// Every completion raises an interrupt.
+    /// Returns false: every completion raises an interrupt.
     fn suppress_completion_irq(&mut self, _: ChannelId, _: Submission) -> bool {
         false
     }
@@ -434,12 +438,12 @@ impl CardView for State {
         self.card.look().begun[engine.index()].map(|(channel, _)| channel)
     }
 
-    /// A waiting channel may have worked since the last call.
+    /// Returns a new value if a waiting channel may have done work since the last call.
     fn progress(&mut self, _: ChannelId) -> u64 {
         thread_rng().gen_range(0..2)
     }
 
-    /// Before a channel leaves an engine, the engine completes the work that it has started.
+    /// Does nothing: before a channel leaves an engine, the engine completes the work that it has started.
     fn ask_to_leave(&mut self, _: ChannelId) {}
 
     fn withhold(&mut self, channel: ChannelId, descheduled: bool) {
@@ -464,8 +468,8 @@ impl CardView for State {
             let Hardware { rings, engines, removed, .. } = hardware;
             let ring = rings.get_mut(&channel).expect("removed work is never started");
             assert!(!removed.contains(&ring.vm));
-            let (next, length) = ring.waiting.pop_front().expect("nothing is started twice");
-            assert_eq!(next, submission, "a channel's submissions start in their order");
+            let (next, length) = ring.waiting.pop_front().expect("no submission is started twice");
+            assert_eq!(next, submission, "a channel's submissions start in order");
             let engine = &mut engines[ring.works_on.unwrap_or(ring.engine).index()];
             engine.push_back(Work { channel, submission, started, length });
         });
@@ -476,7 +480,8 @@ impl CardView for State {
         self.card.change(|hardware| {
             let mut ended = std::mem::take(&mut hardware.records);
             hardware.deferred = false;
-            // The last submission may have completed with a forged record, which the next poll accepts.
+            // The last submission may have completed with a record that the mediator did not trust. The next poll
+            // accepts it.
             let doubted = hardware.doubted;
             let doubts =
                 |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);
@@ -484,7 +489,7 @@ impl CardView for State {
                 (hardware.doubted, hardware.deferred) = (Some(last.1), true);
                 hardware.records.push(last);
             }
-            // The order within each channel must be preserved.
+            // Keep the order within each channel.
             ended.sort_by_key(|(channel, ..)| *channel);
             ended.into_iter().map(|(_, submission, at)| (submission, Some(Nanos(at)))).collect()
         })

@@ -1,5 +1,5 @@
-//! Tests the mailbox under schedules chosen by a checker: all schedules for a few threads, and thousands for more
-//! threads.
+//! Tests the mailbox under schedules that a checker selects: all schedules for a few threads, and thousands of
+//! schedules for more threads.
 
 use crate::GuestEvent;
 use crate::tenants::mailbox::{Mailbox, Recipient};
@@ -8,7 +8,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// Handled events in order, each with the delivering thread and that thread's sequence number.
+/// Events handled so far, in order, as the delivering thread and its sequence number.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,
@@ -19,7 +19,7 @@ impl Recipient for Guest {
     fn take_up(&mut self, event: GuestEvent) {
         let GuestEvent::Pbdma { unit, data, .. } = event else { panic!("{event:?} was never delivered") };
         self.events.push((unit, data));
-        // Represents a guest access that takes the card's lock.
+        // Stand-in for a guest access that acquires the card's lock.
         thread::yield_now();
     }
 }
@@ -40,7 +40,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread that performs register accesses, as a VM's own thread does.
+/// Starts a thread that accesses registers, as a VM's own thread does.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -50,11 +50,12 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Joins all threads, and checks that each event was handled exactly once, in the order of its delivering thread.
+/// Joins all threads, and checks that each event was handled exactly once, in the order in which its thread delivered
+/// it.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
-    threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
+    threads.into_iter().for_each(|thread| thread.join().expect("the thread ends normally"));
     // Check before locking again, because locking would handle the remaining events.
-    assert!(mailbox.is_empty(), "an event was left unhandled");
+    assert!(mailbox.is_empty(), "an event was not handled");
     let guest = mailbox.lock();
     for from in 0..deliverers {
         let of_this: Vec<_> = guest.events.iter().filter(|(unit, _)| *unit == from).map(|(_, data)| *data).collect();
@@ -90,8 +91,8 @@ fn delivery_waits_for_no_lock() {
         let mailbox = mailbox();
         let held = mailbox.lock();
         let threads: Vec<_> = (0..2).map(|from| deliver(&mailbox, from, 2)).collect();
-        // A delivering thread that waited for the lock would deadlock this join.
-        threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
+        // This join would deadlock if a delivering thread waited for the lock.
+        threads.into_iter().for_each(|thread| thread.join().expect("the thread ends normally"));
         assert!(held.events.is_empty());
         drop(held);
         ended(&mailbox, Vec::new(), 2, 2, 0);

@@ -1,10 +1,10 @@
-//! Handles a failed card: a thread panicked while it changed the card's state, or one of the card's own threads has
-//! exited.
+//! Handling of a failed card. A card fails if a thread panics while it changes the card's state, or if one of the
+//! card's own threads exits.
 //!
 //! The tenants' shared state may then be inconsistent, so it is no longer used. The card is reset, which stops all work
-//! and its access to host memory, and the clients of its VMs are disconnected. Any thread that takes the card's lock
-//! from then on panics; the panic ends a VM's thread, and the VM is reported as failed. Other cards continue ([decision
-//! 115](../../../docs/decisions/115-panics.md)).
+//! and its access to host memory, and the clients of its VMs are disconnected. From then on, any thread that acquires
+//! the card's lock panics. The panic ends a VM's thread, and the VM is reported as failed. Other cards continue
+//! ([decision 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
 use card::InterruptMode;
@@ -14,11 +14,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The card's locked state. The card fails if a panic drops this value.
+/// Guard of the card's state. The card fails if a panic drops this value.
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// Set if the thread was already panicking when it took the lock. Its changes are then complete.
+    /// Set if the thread was already panicking when it acquired the lock. In this case, dropping the guard does not
+    /// make the card fail.
     unwinding: bool,
 }
 
@@ -30,7 +31,7 @@ impl<'a> StateGuard<'a> {
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // This is not a bug, so the thread exits without a message.
+                // Handing over the card is not a bug, so the thread exits without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
             // PANIC: the state under the lock is inconsistent. Every thread that reaches this code catches panics.
@@ -39,9 +40,9 @@ impl<'a> StateGuard<'a> {
         Self { host, state, unwinding }
     }
 
-    /// Releases the lock to a waiting thread, and then takes it again. Use this for work with many short critical
-    /// sections, which would otherwise act as one long one: a running thread retakes the lock before a sleeping thread
-    /// wakes.
+    /// Releases the lock to a waiting thread, and then reacquires it. Use this for work with many short critical
+    /// sections. Without it, they would act as one long section, because a running thread reacquires the lock before a
+    /// sleeping thread wakes.
     ///
     /// # Panics
     /// Panics if the card has failed in the meantime.
@@ -51,7 +52,7 @@ impl<'a> StateGuard<'a> {
         assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
     }
 
-    /// Releases the lock until `condition` is notified or `limit` has passed, and then takes it again.
+    /// Releases the lock until `condition` is notified or `limit` has passed, and then reacquires it.
     ///
     /// # Panics
     /// Panics if the card has failed in the meantime.
@@ -79,20 +80,20 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.unwinding && std::thread::panicking() {
-            // Mark the card before the lock is released, because waiting threads must notice the failure.
+            // Mark the card as failed before the lock is released, so that waiting threads notice the failure.
             self.host.fail("a thread panicked while it changed the card's state");
         }
     }
 }
 
 impl ManagedCard {
-    /// Returns the reason why the card has failed, if it has failed.
+    /// Returns the reason for the card's failure, if it has failed.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Marks the card as failed unless it already is. The card's threads do the rest.
+    /// Marks the card as failed unless it already is. The card's threads then take it out of service.
     pub(crate) fn fail(&self, why: &str) {
         if self.failure.set(why.to_owned()).is_ok() {
             self.wake_threads();
@@ -111,12 +112,12 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. When the body returns, the card fails unless it is being closed. The
-/// first thread to exit takes the card out of service.
+/// Runs the body of one of the card's threads. When the body returns or panics, the card fails, unless it is being
+/// closed. The first thread to exit takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };
-    let how = if ended.is_ok() { "has ended" } else { "has panicked" };
+    let how = if ended.is_ok() { "has exited" } else { "has panicked" };
     host.fail(&format!("its thread `{name}` {how}"));
     if host.begin_shutting_out() {
         host.shut_out();

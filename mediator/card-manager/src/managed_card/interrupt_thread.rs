@@ -1,10 +1,10 @@
-//! Handles one wake-up of the card's interrupt thread.
+//! Handling of one wake-up of the card's interrupt thread.
 
 use crate::tenants::GuestEvent;
 use std::io;
 use vram::TenantId;
 
-/// Maximum number of passes through the interrupt tree per message. The thread then waits for the next message instead
+/// Maximum number of passes through the interrupt tree per message. The thread then waits for the next message, instead
 /// of spinning on a stuck status bit.
 const MAX_ROUNDS_PER_MESSAGE: u32 = 64;
 
@@ -17,21 +17,21 @@ pub(crate) struct Woken {
     pub(crate) expired: bool,
 }
 
-/// The object that the thread serves. Each call takes the card's lock if needed.
+/// Interface to the card that the thread serves. Each call acquires the card's lock if needed.
 pub(crate) trait Served {
-    /// Clears the signal, so that the card can raise the next one.
+    /// Clears the signal, so that the card can send the next one.
     ///
     /// # Errors
     /// Returns an error if the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
-    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns the events to deliver, and true if any interrupt was pending.
     fn service(&self) -> (bool, Vec<(TenantId, GuestEvent)>);
 
     /// Handles the expiry of the scheduler's timer.
     fn tick(&self);
 
-    /// Returns the events for guests that were caused by the scheduler's decisions.
+    /// Returns the guest events caused by the scheduler's decisions.
     fn take_outbox(&self) -> Vec<(TenantId, GuestEvent)>;
 
     /// Delivers an event to a VM if it still exists. Never waits for the VM.
@@ -40,8 +40,8 @@ pub(crate) trait Served {
 
 /// Serves one wake-up.
 ///
-/// Clears the signal first, and then reads and clears the card's status. An edge in between therefore causes a new
-/// message instead of being lost.
+/// Clears the signal before it reads and clears the card's status. Therefore, an edge in between causes a new message
+/// instead of being lost.
 ///
 /// # Errors
 /// Returns an error if the signal cannot be read.

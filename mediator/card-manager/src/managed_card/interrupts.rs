@@ -1,5 +1,5 @@
-//! The card's interrupt tree: reads and acknowledges interrupts, and converts them to events for the affected VMs. The
-//! same thread periodically checks for channels that make no progress.
+//! The card's interrupt tree: reads and acknowledges interrupts, and converts them to events for the VMs concerned. The
+//! same thread periodically checks for channels without progress.
 
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
 use super::scrubber::SCRUBBER;
@@ -26,7 +26,7 @@ use vram::TenantId;
 
 /// Dword that replaces a method that a PBDMA cannot execute: a valid NOP on subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
-/// Interval between checks for channels without progress. A check is free while no work is in flight.
+/// Interval between checks for channels without progress. A check costs nothing while no work is in flight.
 const PROGRESS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Event sources of the interrupt thread.
@@ -48,20 +48,20 @@ impl PollToken for Token {
     }
 }
 
-/// Niceness of the interrupt thread. It must have priority over virtual CPUs, so that the card does not idle while they
-/// keep the host busy. The host's own interrupt threads have priority over all others.
+/// Niceness of the interrupt thread. The thread must have priority over virtual CPUs, so that the card does not idle
+/// while they keep the host busy. The host's own interrupt threads have priority over both.
 const NICE: i32 = -10;
 
-/// Raises the priority of the calling thread if `RLIMIT_NICE` or `CAP_SYS_NICE` permits this.
+/// Raises the calling thread's priority if `RLIMIT_NICE` or `CAP_SYS_NICE` permits this.
 pub(crate) fn run_first() {
-    // `None` selects the calling thread.
+    // `None` stands for the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::info!(%error, nice = NICE, "the card's interrupt thread has no priority over VMs; raise RLIMIT_NICE to allow it");
     }
 }
 
-/// Body of the interrupt thread, which runs until the card is closed or dropped. Serves `host` whenever `event` is
-/// signalled or the scheduler's `timer` expires, and serves guests whose alarms expire on `guest_timer`.
+/// Runs the interrupt thread until the card is closed or dropped. Serves `host` whenever `event` is signalled or the
+/// scheduler's `timer` expires, and serves guests' alarms whenever `guest_timer` expires.
 pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, guest_timer: &OwnedFd) {
     let wait = PollContext::new().and_then(|wait| {
         wait.add(event, Token::Event)?;
@@ -72,7 +72,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
     let wait = match wait {
         Ok(wait) => wait,
         Err(error) => {
-            tracing::error!(%error, "cannot wait for the card's interrupts; they are off");
+            tracing::error!(%error, "cannot wait for the card's interrupts; interrupts are off");
             return;
         }
     };
@@ -85,7 +85,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
             }
             Err(error) if error.errno() == rustix::io::Errno::INTR.raw_os_error() => continue,
             Err(error) => {
-                tracing::error!(%error, "cannot wait for the card's interrupts; they are off");
+                tracing::error!(%error, "cannot wait for the card's interrupts; interrupts are off");
                 return;
             }
         };
@@ -95,7 +95,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
         }
         let line = Line { host: &host, event };
         if let Err(error) = serve_wakeup(&line, woken) {
-            tracing::error!(%error, "cannot read the card's interrupts; they are off");
+            tracing::error!(%error, "cannot read the card's interrupts; interrupts are off");
             return;
         }
         if alarms {
@@ -122,7 +122,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
     }
 }
 
-/// A card, and the event signalled by its interrupt.
+/// A card, and the event that signals its interrupt.
 struct Line<'a> {
     host: &'a ManagedCard,
     event: &'a EventFd,
@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.feeder().tick();
         if state.work.ended() != before {
-            // A VM may be waiting for work that completed without an interrupt.
+            // A VM may wait for work that has completed without an interrupt.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);
@@ -164,8 +164,8 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // Look up the VM for each event: it may have been removed, and its lock must not be taken with the card's lock
-        // held.
+        // Look up the VM for each event, because it may have been removed. Its lock must not be acquired with the
+        // card's lock held.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
@@ -180,7 +180,7 @@ impl CardState {
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns the events to deliver, and true if any interrupt was pending.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -197,10 +197,10 @@ impl CardState {
         if pmc::INTR_0::CE1.is_set(pending) {
             self.service_copy(&*card, 1, &mut events);
         }
-        // The mediator does not use these interrupts. Clear them so that the interrupt line can fall.
+        // The mediator does not use these interrupts. Clear them so that the interrupt line is deasserted.
         if pmc::INTR_0::PBUS.is_set(pending) {
             let intr = card.read32(pbus::INTR::OFFSET);
-            tracing::warn!(intr, "the card reports an access fault on its register bus");
+            tracing::warn!(intr, "the card reports a register bus access fault");
             card.write32(pbus::INTR::OFFSET, intr);
         }
         if pmc::INTR_0::PTIMER.is_set(pending) {
@@ -209,7 +209,7 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work exceeds its time limit, and polls rings that wait for free entries.
+    /// Kills channels whose work exceeds its time limit, and polls rings whose entries wait for space.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -218,7 +218,7 @@ impl CardState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
-        // This poll is only a fallback: normally, the thread that may end a wait polls as well.
+        // This poll is only a fallback. Normally, the thread that can end a wait also polls.
         self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {
@@ -243,25 +243,25 @@ impl CardState {
         events
     }
 
-    /// Reports runlists that have taken effect.
+    /// Reports runlists that have taken effect to their VMs.
     fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Reports rings whose entries did not all fit on the card.
+    /// Reports rings that can accept the entries that did not fit earlier.
     fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
     }
 
-    /// Returns the VM and channel whose instance block is at card address `instance`.
+    /// Returns the VM and channel whose instance block is at VRAM address `instance`.
     fn owner_of(&self, instance: VramAddr) -> Option<(TenantId, VirtualChannelId)> {
         let (vm, channel, _) = self.work.channels().by_instance(instance)?;
         Some((vm, channel))
     }
 
-    /// Returns true if a VM's channel has no PGRAPH context, or currently runs without it.
+    /// Returns true if a VM's channel has no PGRAPH context or currently runs without it.
     fn lacks_graphics(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         let channels = self.work.channels();
         let [graphics, ..] = channels.physical(vm, channel).map_or([true; 3], |physical| channels.contexts(physical));
@@ -305,11 +305,11 @@ impl CardState {
             let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
-        // Collect the VMs before `complete`. Work that `complete` starts has not raised the interrupt, so its guest
+        // Determine the VMs before `complete`. Work that `complete` starts has not raised the interrupt, so its guest
         // would poll without success.
         let working: Vec<_> =
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
-        // Called once for all engines, because it polls every channel with work in flight.
+        // Call this once for all engines, because it polls every channel with work in flight.
         let before = self.work.ended();
         self.feeder().complete();
         let in_vain = self.work.ended() == before;
@@ -324,7 +324,7 @@ impl CardState {
     }
 
     /// Guesses which of the candidates `vms` has raised an engine's interrupt without a completion. A single guess may
-    /// be wrong, but not a long series of guesses.
+    /// be wrong, but a long series is not.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -333,8 +333,7 @@ impl CardState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// Counts an interrupt without a completion against a VM. A VM with too many of them is paused until the next
-    /// check.
+    /// Counts an interrupt without a completion against a VM. A VM that causes too many is paused until the next check.
     fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
@@ -351,14 +350,14 @@ impl CardState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        // Free the report before the engine continues. Otherwise, the report of its next fault would be lost.
+        // Clear the report before the engine continues. Otherwise, the report of its next fault would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         let trespasser =
             owner.filter(|_| unit == fault::unit::GR).filter(|&(vm, channel)| self.lacks_graphics(vm, channel));
         self.recover(card, owner, unit);
         if let Some((vm, channel)) = trespasser {
-            // PGRAPH was reset for this channel, possibly during another VM's slice.
+            // PGRAPH was reset because of this channel, possibly during another VM's slice.
             tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context used PGRAPH");
             self.feeder().feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
         }
@@ -430,7 +429,7 @@ impl CardState {
         let owner = self.owner_of(instance);
         match owner {
             Some((vm, channel)) => {
-                // The two dwords are the firmware's report about the method, and the method's data.
+                // The first dword is the firmware's report about the method, and the second one is the method's data.
                 let (report, data) = (card.read32(scratch), card.read32(scratch + 4));
                 events.push((vm, GuestEvent::Copy { channel, engine: index, intr, report, data }));
             }
@@ -443,7 +442,7 @@ impl CardState {
     }
 }
 
-/// Acknowledges the error reports of the multiprocessors, and returns the first one.
+/// Acknowledges the error reports of all multiprocessors, and returns the first one.
 fn take_sm_errors(card: &dyn Card) -> Option<SmError> {
     let gpcs = card.read32(pgraph::TRAP_GPCS::OFFSET);
     let mut first = None;

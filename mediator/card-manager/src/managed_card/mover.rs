@@ -1,7 +1,6 @@
-//! The thread that evicts memory when the card runs short, and returns it when the card has enough.
+//! The thread that evicts memory when the card runs short of it, and returns memory when the card has enough.
 //!
-//! The thread sleeps until it is woken, or until the balancer's next plan is due. It costs nothing while memory
-//! suffices.
+//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it has no cost.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -15,7 +14,7 @@ use vram::{Step, TenantId, To};
 /// Maximum number of plans executed per wake-up before VMs that wait for memory are notified.
 const MAX_PLANS_PER_WAKEUP: u32 = 16;
 
-/// Body of the thread, which serves `host` until the card is closed or dropped.
+/// Runs the thread, which serves `host` until the card is closed or dropped.
 pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     let (mut limit, mut told) = (None, WaiterNotifications::default());
     loop {
@@ -28,8 +27,8 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     }
 }
 
-/// Last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it gets no
-/// memory. This record keeps waiting VMs and the mover from waking each other endlessly.
+/// State at the last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it
+/// still gets no memory. This record prevents waiting VMs and the mover from waking each other endlessly.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
@@ -47,7 +46,7 @@ impl WaiterNotifications {
         if tells {
             (self.at, self.waiting) = (Some(now), waiting.clone());
         }
-        // Chunks taken since then count as newly available when they are freed again.
+        // Chunks allocated since then count as newly available when they are freed again.
         self.spare = spare;
         tells
     }
@@ -85,14 +84,14 @@ impl ManagedCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Zero memory only after all work for which a VM waits, and stop as soon as a VM waits again.
+        // Zero memory only when no VM waits, and stop as soon as a VM waits.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
-    /// Reserves memory for the mediator's first structures for a new VM, and moves chunks that occupy it. If no chunk
-    /// can move, the structures are allocated on demand, which may fail.
+    /// Reserves memory for the mediator's first structures for a new VM, and moves chunks out of it. If no chunk can
+    /// move, the structures are allocated on demand, which may fail.
     pub(crate) fn admit(&self, vm: TenantId) {
         {
             let mut state = self.lock();
@@ -110,7 +109,7 @@ impl ManagedCard {
     /// chunks and runs `attempt` again.
     ///
     /// # Errors
-    /// Returns the last error of `attempt`.
+    /// Returns the last error from `attempt`.
     pub fn make_room(&self, attempt: impl FnMut(&mut CardState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
         self.lock().memory.promise(true);
         let done = self.promise(attempt);
@@ -138,8 +137,8 @@ impl ManagedCard {
         attempt(&mut self.lock())
     }
 
-    /// Executes a plan. Returns true if any step had an effect. Executes the mediator's own moves between the plan's
-    /// steps, because the work of all VMs may wait for them.
+    /// Executes a plan. Returns true if any step had an effect. Executes the mediator's own moves between the steps,
+    /// because the work of all VMs may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -168,7 +167,7 @@ impl ManagedCard {
         any
     }
 
-    /// Like [`Self::relocate`], but also counts the moves.
+    /// Same as [`Self::relocate`], but also counts the moves.
     pub fn relocate_counted(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let from = self.lock().card_time();
         let done = self.relocate(vm, steps);
@@ -190,7 +189,7 @@ mod tests {
     fn waiters_are_notified_on_change_and_periodically() {
         let (one, two) = (BTreeSet::from([TenantId(1)]), BTreeSet::from([TenantId(1), TenantId(2)]));
         let (mut told, now) = (WaiterNotifications::default(), Instant::now());
-        assert!(told.tells(&one, false, 0, now), "the first");
+        assert!(told.tells(&one, false, 0, now), "the first notification is sent");
         for _ in 0..1000 {
             assert!(!told.tells(&one, false, 0, now), "the VM has just retried unsuccessfully and woken the mover");
         }

@@ -1,13 +1,13 @@
 //! Moves one VM to another card of the same host while other VMs continue.
 //!
-//! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]), and the other card
-//! borrows this memory; the rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is suspended
+//! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]). The other card
+//! borrows this memory, and the rest is copied to it ([`ManagedCard::copy_ahead`]). Then the VM is suspended
 //! ([`ManagedCard::suspend`]): its channels leave the engines, and their state on this card is copied
 //! ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
 //! ([`Suspended::copy_memory`]). The other card, on which the VM has already been created and
 //! [held](CardState::hold_still), receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this
-//! card's state is unchanged: on failure, the guard is dropped, and the VM continues on this card. Finally, the other
-//! card copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
+//! card's state does not change. If a step fails, the guard is dropped, and the VM continues on this card. Finally, the
+//! other card copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -30,17 +30,17 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
-/// Number of bytes evicted to host memory at a time. The guest's work is stopped while they are copied.
+/// Number of bytes evicted to host memory at a time. The guest's work is stopped during the copy.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of checks for chunks that have returned to the card or are new on it.
+/// Maximum number of rounds that look for chunks that have returned to the card or are new on it.
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes written per critical section of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Number of bytes compared at a time, and copied if they differ. Both copies of them fit in a CPU cache.
+/// Number of bytes compared at a time, and copied if they differ. Both copies fit into a CPU cache.
 const COMPARED: u64 = 64 << 10;
-/// Maximum number of threads to copy a VM's memory.
+/// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum number of strikes that move with a VM; more than any quarantine needs.
+/// Maximum number of strikes that move with a VM. It exceeds the number needed for any quarantine.
 const STRIKES_MAX: u32 = 1024;
 
 /// A VM's channels and strikes, which move together with its own state and memory.
@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the replaced VM if that VM had more.
+    /// Raises the strikes to those of the VM that was replaced, if it had more.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -92,10 +92,10 @@ pub struct Halted {
     stays: bool,
 }
 
-/// A VM whose work is stopped and whose memory stays in place until this value is dropped.
+/// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Suspended<'a> {
-    // Dropped first.
+    // This field is dropped first.
     halted: Halted,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
 }
@@ -120,7 +120,7 @@ impl std::ops::Deref for Suspended<'_> {
 
 impl ManagedCard {
     /// Moves a VM's memory from the card to host memory while the VM works, as long as slots are free. The memory does
-    /// not return to the card until [`Self::stays`] is called. Returns the number of evicted bytes.
+    /// not return to the card before [`Self::stays`] is called. Returns the number of bytes evicted.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
         let mut left = 0;
@@ -147,8 +147,8 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
-    /// may miss concurrent writes by the VM ([`Suspended::copy_memory`]). Returns the number of bytes copied now or
-    /// when the memory is returned.
+    /// may miss concurrent writes ([`Suspended::copy_memory`]). Returns the number of bytes copied now or when the
+    /// memory is returned.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
@@ -162,7 +162,7 @@ impl ManagedCard {
         Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
-    /// Allows the memory of a VM to return to the card because the VM does not move away.
+    /// Permits a VM's memory to return to the card, because the VM does not move away.
     pub fn stays(&self, vm: TenantId) {
         self.lock().memory.set_migrating(vm, false);
         self.look_again();
@@ -172,13 +172,13 @@ impl ManagedCard {
     /// is notified. The caller must not hold a lock.
     ///
     /// # Errors
-    /// Returns an error if a channel still stays on the card; the VM then continues.
+    /// Returns an error if a channel still does not leave the card. In this case, the VM continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
 
-    /// Like [`Self::suspend`], but other VMs' memory may still move, as may the VM's own memory at an operator's
+    /// Same as [`Self::suspend`], but other VMs' memory may still move, as may the VM's own memory at an operator's
     /// request.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl ManagedCard {
 }
 
 impl Halted {
-    /// Notifies the VM of completed work. No work completes afterwards.
+    /// Notifies the VM of completed work. No more work completes afterwards.
     pub fn notify_ended_work(&self) {
         self.host.tell_ended();
     }
@@ -213,7 +213,7 @@ impl Halted {
         if state.memory.segments_of(vm) {
             return Err(ManagerError::Stays("it has created a segment that may be shared with other address spaces"));
         }
-        // Wait for the last writes of the VM's engines.
+        // Wait until the last writes of the VM's engines have arrived.
         state.vram().memory.barrier()?;
         let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
         let CardState { memory, work, .. } = state;
@@ -222,7 +222,7 @@ impl Halted {
         Ok(Departing { channels, strikes })
     }
 
-    /// Returns the strikes of the VM.
+    /// Returns the VM's number of strikes.
     #[must_use]
     pub fn strikes(&self) -> u32 {
         self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
@@ -240,7 +240,7 @@ impl Halted {
         self.host.lock().chunks_of(self.vm)
     }
 
-    /// Reads `data` from within one chunk of the VM's memory. Returns `false` if the chunk is unplaced.
+    /// Reads `data` from a range within one chunk of the VM's memory. Returns `false` if the chunk is unplaced.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -258,8 +258,8 @@ impl Halted {
 }
 
 impl Suspended<'_> {
-    /// Copies the VM's memory to VM `its` of card `to`, except for parts that are equal on both cards. Returns the
-    /// number of copied bytes.
+    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal on both cards. Returns the number
+    /// of bytes copied.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory, or if one of the cards does not respond.
@@ -287,7 +287,7 @@ enum Known {
     Something,
 }
 
-/// One end of a copy: host-visible memory or card memory.
+/// One end of a copy, in host-visible memory or card memory.
 enum End {
     Memory(DmaMemory, usize),
     Card(Place),
@@ -302,7 +302,7 @@ impl End {
         memory.map_or(Self::Card(place), |(memory, offset)| Self::Memory(memory, offset))
     }
 
-    /// Reads at offset `at`. Host-visible memory is read without the card's lock.
+    /// Reads at offset `at`. Does not need the card's lock for host-visible memory.
     fn read(&self, host: &ManagedCard, at: u64, data: &mut [u8]) -> Result<(), ManagerError> {
         match self {
             Self::Memory(memory, offset) => {
@@ -339,8 +339,8 @@ fn beyond(error: impl std::fmt::Display) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Copies chunks of a VM to VM `its` of card `to`. Skips parts that are equal on both cards. Returns the number of
-    /// copied bytes.
+    /// Copies chunks of a VM to VM `its` of card `to`, except parts that are equal on both cards. Returns the number of
+    /// bytes copied.
     fn carry(
         &self,
         vm: TenantId,
@@ -369,7 +369,7 @@ impl ManagedCard {
         std::thread::scope(|scope| {
             let runs: Vec<_> =
                 parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
-            // Wait for all threads even after an error.
+            // Wait for all threads, even after an error.
             let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
             ended.into_iter().try_for_each(|run| run.unwrap_or(Err(ManagerError::OutOfService)))
         })?;
@@ -381,7 +381,7 @@ impl ManagedCard {
         state.place_of(vm, at).map(|place| End::from_place(&state, place))
     }
 
-    /// Zeroes chunks of VM `its` of card `to` that were copied and that the VM on this card has since freed.
+    /// Zeroes chunks of VM `its` of card `to` that were copied, but that the VM on this card has freed since.
     fn take_back(&self, chunks: Vec<GuestVramAddr>, to: &ManagedCard, its: TenantId) -> Result<(), ManagerError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
@@ -400,7 +400,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM that arrives from another card or in a stream, into zeroed memory.
+    /// Writes memory of a VM that arrives from another card or in a stream. The memory must be zeroed before.
     ///
     /// # Errors
     /// Returns an error if the memory does not belong to the VM, if no memory is free, or if the card does not respond.
@@ -437,7 +437,7 @@ impl ManagedCard {
             }
         };
         if let Place::Host(slot) = place {
-            // The host allocates pages without the card's lock.
+            // Let the host allocate pages without the card's lock held.
             let wanted = self.lock().vram().pinned.lacks(slot);
             if let Some(wanted) = wanted {
                 let memory = wanted.find()?;
@@ -446,11 +446,11 @@ impl ManagedCard {
             self.lock().vram_mut().pinned.fill(slot)?;
         }
         let place = self.lock().place_of(vm, at);
-        place.ok_or(ManagerError::Unsettled("a chunk has lost its place"))
+        place.ok_or(ManagerError::Unsettled("a chunk was unplaced"))
     }
 }
 
-/// Copies `bytes` bytes, except for parts that are already equal. Returns the number of copied bytes.
+/// Copies `bytes` bytes, except parts that are already equal. Returns the number of bytes copied.
 fn copy(
     host: &ManagedCard,
     from: &End,
@@ -476,8 +476,8 @@ fn copy(
 }
 
 impl CardState {
-    /// If `held` is true, stops a VM's channels, removes them from the engines, and pins the VM's memory in place.
-    /// Otherwise, undoes these steps.
+    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place if `held` is true, or
+    /// undoes this otherwise.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -492,12 +492,12 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Pins a VM's memory in place while it arrives from another card, or allows it to move again.
+    /// Pins a VM's memory in place while it arrives from another card, or permits it to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }
 
-    /// Returns a VM's channels that have not left their engines; `None` if all have left.
+    /// Returns a VM's channels that have not left their engines, or `None` if all have left.
     fn stays_of(&mut self, vm: TenantId) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -517,7 +517,7 @@ impl CardState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Returns the location of a byte of guest VRAM if it has memory.
+    /// Returns the location of a byte of guest VRAM, if it has memory.
     pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
@@ -526,12 +526,12 @@ impl CardState {
     }
 
     /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) on this card.
-    /// `directory` maps old directories to new ones. The VM's address spaces must map the channels' pages before it
-    /// resumes.
+    /// `directory` maps old directories to new ones. The channels' pages must be mapped in the VM's address spaces
+    /// before the VM resumes.
     ///
     /// # Errors
-    /// Returns an error if too few channels are free, or if the channels are invalid for this card. In both cases, the
-    /// state is unchanged.
+    /// Returns an error if too few channels are free, or if the channels are invalid for this card. In both cases,
+    /// nothing is changed.
     pub fn arrive(
         &mut self,
         vm: TenantId,
@@ -553,7 +553,8 @@ impl CardState {
         Ok(())
     }
 
-    /// Records a channel's submissions. Started submissions wait for a slice, as on a stopped channel.
+    /// Records the submissions of an arrived channel. Submissions that were started wait for a slice, as on a stopped
+    /// channel.
     fn adopt(&mut self, vm: TenantId, arrived: &Arrived) -> Vec<Event> {
         let now = self.card_time();
         let physical = arrived.physical;

@@ -1,4 +1,4 @@
-//! Recovers from faulted channels, and handles channels that must leave the card.
+//! Recovery from faults of channels, and departure of channels that must leave the card.
 
 use super::scrubber::SCRUBBER;
 use super::{CardState, ManagedCard};
@@ -16,15 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Interval at which a thread polls, without a lock, for channels to leave.
+/// Interval at which a thread without a lock polls channels that must leave.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel has not left its engines yet. The channel then departs, and its VM is notified
-    /// once the channel has left ([`GuestEvent::Left`]).
+    /// Returns [`Stuck`] if the channel has not left its engines yet. In this case, the channel is departing, and its
+    /// VM is notified once the channel has left ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -33,7 +33,8 @@ impl CardState {
         ended
     }
 
-    /// Makes a channel leave its engines; it may be scheduled again later. If it does not leave, its engine is reset.
+    /// Makes a channel leave its engines, and resets an engine if the channel does not leave it. The channel may be
+    /// scheduled again later.
     pub fn clear_engines(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let Some(physical) = self.work.channels().physical(vm, channel) else { return };
         if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
@@ -43,10 +44,10 @@ impl CardState {
         }
     }
 
-    /// Removes a channel from the card permanently, and reserves its number until [`Self::end_channel`].
+    /// Removes a channel from the card permanently. Its number stays reserved until [`Self::end_channel`].
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel has not left its engines yet. It then departs.
+    /// Returns [`Stuck`] if the channel has not left its engines yet. In this case, the channel is departing.
     pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -69,8 +70,8 @@ impl CardState {
         retired
     }
 
-    /// Like [`Self::retire_channel`], for a channel that the card must no longer run. If the channel stays on an
-    /// engine, the engine is reset, because the channel's work is no longer charged.
+    /// Same as [`Self::retire_channel`], for a channel that the card must no longer run. If the channel does not leave
+    /// an engine, the engine is reset, because the channel's work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
@@ -92,7 +93,7 @@ impl CardState {
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
             && let Err(error) = restart_engine(&*card, &self.firmware, engine)
         {
-            tracing::error!(engine, %error, "an engine does not start after a reset");
+            tracing::error!(engine, %error, "an engine does not restart after a reset");
         }
         self.retire_now(vm, channel);
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
@@ -109,7 +110,7 @@ impl CardState {
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
 
-    /// Records that a VM's channel must leave the card, with the result of its removal.
+    /// Records the departure of a VM's channel, given the result of its removal.
     fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
@@ -123,7 +124,7 @@ impl CardState {
         }
     }
 
-    /// Handles a departing channel that has now left its engines.
+    /// Handles a departing channel that has left its engines.
     fn departed(&mut self, vm: TenantId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -144,14 +145,14 @@ impl CardState {
         self.removed.remove(&vm);
         tracing::info!(%vm, "the card has released the channels of a removed VM; the VM's memory is free");
         if let Err(error) = self.memory.destroy_vm(vm) {
-            tracing::error!(%vm, %error, "the memory of a removed VM stays unusable");
+            tracing::error!(%vm, %error, "cannot free the memory of a removed VM");
         }
-        // The memory is scrubbed on demand, or by the mover.
+        // The memory is scrubbed on demand or by the mover.
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels with a bounded number of accesses per channel. Must be called until no departing
-    /// channel is left.
+    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called until no channel is
+    /// departing.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -163,7 +164,7 @@ impl CardState {
                 None => {}
                 Some(Remedy::Reset) => self.reset_engines_of(physical),
                 Some(Remedy::GiveUp) => {
-                    tracing::error!(%vm, channel = physical.0, "a channel stays on the card despite engine resets; its memory \
+                    tracing::error!(%vm, channel = physical.0, "a channel does not leave the card despite engine resets; its memory \
                         is kept until the channel has left or the card is reset");
                     if self.work.departures_mut().discharge(physical) {
                         self.feeder().channel_ended(vm, physical);
@@ -173,19 +174,19 @@ impl CardState {
         }
     }
 
-    /// Returns true if a VM's channel has yet to leave its engines.
+    /// Returns true if one of a VM's channels has not left its engines yet.
     #[must_use]
     pub(crate) fn is_departing(&self, vm: TenantId) -> bool {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM must unmap the work areas
+    /// Returns a VM's channels that have left, but whose work areas are still mapped. The VM must unmap the work areas
     /// and then call [`Self::free_left`].
     pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
-    /// Frees a departed channel's number once the card cannot access its work area.
+    /// Frees a departed channel's number after the card has lost access to its work area.
     pub fn free_left(&mut self, physical: ChannelId) {
         self.work.channels_mut().unstrand(physical);
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -197,7 +198,7 @@ impl CardState {
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
-    /// Resets the engines that execute a channel and do not release it. Contexts of other channels are in memory, so no
+    /// Resets the engines that execute a channel and do not release it. Other channels' contexts are in memory, so no
     /// other work is lost.
     pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
         let card = Arc::clone(self.vram().memory.card());
@@ -209,10 +210,10 @@ impl CardState {
                 tracing::error!(
                     channel = physical.0,
                     engine = unit,
-                    "an engine does not release a channel and is reset"
+                    "an engine does not release a channel, so it is reset"
                 );
                 if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
-                    tracing::error!(engine = unit, %error, "an engine does not start after a reset");
+                    tracing::error!(engine = unit, %error, "an engine does not restart after a reset");
                 }
             }
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
@@ -220,9 +221,9 @@ impl CardState {
     }
 
     /// Removes a faulted channel (if its owner is known) from the card, and lets its engine continue with other
-    /// channels. The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error would
-    /// make the scheduler use the engine again, but would not repair the engine. An engine that already works for
-    /// another channel is not reset.
+    /// channels. The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`). Acknowledging the error would
+    /// make the scheduler use the engine again, but would not repair it. An engine that already works for another
+    /// channel is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
@@ -238,7 +239,7 @@ impl CardState {
             && stopped(card, engine, physical)
             && let Err(error) = restart_engine(card, &self.firmware, engine)
         {
-            tracing::error!(engine, %error, "an engine does not start after a reset due to a fault");
+            tracing::error!(engine, %error, "an engine does not restart after the reset due to a fault");
         }
         if let Some((vm, channel)) = channel {
             self.retire_now(vm, channel);
@@ -249,15 +250,15 @@ impl CardState {
 }
 
 impl ManagedCard {
-    /// Waits, for a limited number of polls and without a lock, until a VM's departing channels have left or are known
-    /// to stay. The caller must not hold a VM's lock.
+    /// Waits, for a limited number of polls and without a lock, until each of a VM's departing channels has left or is
+    /// known to stay. The caller must not hold a VM's lock.
     pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
-                    // Next, the VM's memory may be wiped and given to another VM.
+                    // After this, the VM's memory may be wiped and given to another VM.
                     if let Err(error) = state.vram().memory.barrier() {
                         tracing::error!(%vm, %error, "the last writes of a VM's channels may arrive late");
                     }
@@ -270,7 +271,8 @@ impl ManagedCard {
 }
 
 /// Returns true if an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
-/// faulted channel is on the engine. Otherwise, the engine was reset in the meantime and may execute another channel.
+/// faulted channel is on the engine. Returns false if the engine was reset in the meantime and may execute another
+/// channel.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
     waits || channel.is_some_and(|channel| holds(card, unit, channel))

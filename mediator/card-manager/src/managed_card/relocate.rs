@@ -1,16 +1,16 @@
-//! Moves a VM's chunks between the card and host memory while the VM continues. Executes [`tenancy::relocation`] for
-//! VMs.
+//! Moves a VM's chunks between the card and host memory while the VM continues. Implements the executor of
+//! [`tenancy::relocation`] for VMs.
 //!
-//! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
-//! 2. The VM's channels are stopped and leave the engines. Its CPUs are not affected: submitted work waits in the
-//!    rings, and CPU writes go to the chunks' old locations and are recorded.
-//! 3. The mediator's own channels copy the chunks, in batches.
-//! 4. For each batch, while later ones are still being copied, pages that were written in the meantime are copied again
-//!    under the VM's lock and the card's lock. Then the chunks switch to their new locations, the shadow entries that
-//!    refer to them are rewritten, and the card's TLBs are flushed.
+//! 1. The destinations are reserved, and the host allocates pages for those in host memory.
+//! 2. The VM's channels are stopped and leave the engines. The VM's CPUs are not affected: work that they submit waits
+//!    in the rings, and their writes go to the chunks' old locations and are recorded.
+//! 3. The mediator's own channels copy the chunks in batches.
+//! 4. When a batch has been copied, pages that were written in the meantime are copied again under the VM's lock and
+//!    the card's lock, while later batches are still being copied. Then the chunks switch to their new locations, the
+//!    shadow entries that refer to them are rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
-//! Neither lock is held while waiting.
+//! Neither lock is held during a wait.
 
 use super::{CardState, GuestEvents, ManagedCard};
 use crate::ManagerError;
@@ -28,35 +28,37 @@ use std::time::{Duration, Instant};
 use tenancy::relocation::{Action, User};
 use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, VramAddr};
 
-/// Interval at which channels are polled for leaving their engines. The card has no interrupt for this event.
+/// Interval at which channels that must leave the engines are polled. The card has no interrupt for this event.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time limit for progress by the engines, after which the CPU copies the rest.
-// TIMEOUT: covers a 512 KiB copy behind a queue of guest copies. The watchdog handles hung channels of the mediator.
+/// Time limit for the engines to make progress. After it, the CPU copies the rest.
+// TIMEOUT: allows for a copy of 512 KiB behind a queue of guest copies. The watchdog handles hung channels of the
+// mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
-/// Interval between progress checks.
+/// Interval between checks for progress.
 const STILL_LOOK: Duration = Duration::from_secs(1);
-/// Number of bytes that the CPU copies per critical section of the card's lock if the engines fail.
+/// Number of bytes that the CPU copies per critical section of the card's lock if the engines have failed.
 const BY_HAND: u64 = 64 << 10;
 
-/// Total size of the chunks that switch locations per critical section, in bytes, unless a single chunk is larger.
+/// Maximum total size of the chunks that switch locations in one critical section, in bytes. A larger chunk switches
+/// alone.
 const COMMIT_BYTES: u64 = 2 << 20;
 /// Number of pages copied again per critical section of the card's lock.
 const AGAIN_PAGES: usize = 8;
 
-/// A batch of copies submitted to the engines.
+/// A batch of copies in progress on the engines.
 struct InFlight {
     batch: u64,
     chunks: Vec<Chunk>,
-    /// One copy per chunk; `None` if the engines accept no copies.
+    /// ID of each chunk's copy, or `None` if the engines accept no copies.
     copies: Option<Vec<CopyId>>,
 }
 
 impl ManagedCard {
-    /// Moves chunks of `vm`. Returns when the chunks have moved, or are known to stay.
+    /// Moves chunks of `vm`. Returns when the chunks have moved or are known to stay.
     pub fn relocate(&self, vm: TenantId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
-        // Otherwise, the card was handed over or closed while this thread waited.
+        // The card may have been handed over or closed while this thread waited.
         let holder = if self.over() { None } else { self.holder(vm) };
         let Some(holder) = holder else {
             done.stayed = steps.len() as u32;
@@ -78,7 +80,7 @@ impl ManagedCard {
         done
     }
 
-    /// Executes the steps of a VM's relocation until it ends.
+    /// Executes the steps of a VM's relocation until there are no more.
     fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
         let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
         let (mut current, mut copies_began) = (0, None);
@@ -131,13 +133,13 @@ impl ManagedCard {
         }
     }
 
-    /// Checks once whether a VM's channels have left the engines, and sleeps if they have not.
+    /// Checks once if a VM's channels have left the engines, and sleeps if they have not.
     fn await_quiet(&self, vm: TenantId, order: u32) {
         {
             let state = &mut *self.lock();
             let now = state.now_ns();
             if state.stays_on(vm).is_none() {
-                // Wait for the last writes of the VM's engines to the old location.
+                // Wait until the last writes of the VM's engines to the old location have arrived.
                 let arrived = state.vram().memory.barrier();
                 let (relocations, chunks) = state.memory.relocations();
                 if let Err(error) = arrived {
@@ -151,7 +153,7 @@ impl ManagedCard {
         locks::sleep(POLL_INTERVAL);
     }
 
-    /// Returns the object to notify of moves of a VM's memory. Without one, the VM's memory stays in place.
+    /// Returns the object to notify when a VM's memory moves, or `None` if the memory must stay in place.
     fn holder(&self, vm: TenantId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
@@ -162,13 +164,13 @@ impl ManagedCard {
     }
 
     /// Reserves the destinations, and omits chunks that cannot move. Also returns the number of steps that needed no
-    /// copy. Releases the card's lock between chunks, and between the parts of a scrub.
+    /// copy. Releases the card's lock between chunks and between the parts of a scrub.
     fn reserve_moves(&self, vm: TenantId, steps: &[Step]) -> (Vec<Move>, u32) {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // Both steps need the same critical section. Otherwise, another thread could scrub the last chunk in
-                // between.
+                // Both operations need the same critical section. Otherwise, another thread could scrub the last chunk
+                // in between.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -186,7 +188,7 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Allocates pages for destinations in host memory. Omits chunks whose destinations get no memory.
+    /// Makes the host allocate pages for destinations in host memory. Omits chunks for which this fails.
     fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -224,8 +226,9 @@ impl ManagedCard {
         }
     }
 
-    /// Makes the host allocate the pages of destinations. This takes long but does not delay any VM, because the VM
-    /// still works and the card's lock is free. Failed allocations are retried under the lock, and reported then.
+    /// Makes the host allocate the pages of destinations. This takes long, but does not delay any VM, because the VM
+    /// still works and the card's lock is free. Failed allocations are retried under the lock, and errors are reported
+    /// then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -245,7 +248,7 @@ impl ManagedCard {
         }
     }
 
-    /// Waits until no channel of a stopped VM is on an engine.
+    /// Waits until no channel of a stopped VM is on an engine. Returns false if a channel does not leave.
     pub(super) fn vacate(&self, vm: TenantId) -> bool {
         let began = Instant::now();
         loop {
@@ -283,11 +286,11 @@ impl ManagedCard {
         let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "the copy engines failed; the CPU copies chunks");
-            // An engine that still works could later write to memory that belongs to a guest by then.
+            // An engine that still works could write to memory that belongs to a guest by then.
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
-            // A single wait for the engines suffices.
+            // Waiting for the engines once is enough.
             later.iter_mut().for_each(|batch| batch.copies = None);
             stopped?;
             let bytes = self.lock().chunk_bytes();
@@ -300,14 +303,14 @@ impl ManagedCard {
         })
     }
 
-    /// Removes the mediator's own channels, if any, from the card, so that they cannot write later. If they do not
-    /// leave, their targets `places` stay unusable.
+    /// Removes the mediator's own channels, if any, from the card, so that they cannot write any more. If they do not
+    /// leave, their targets `places` must not be reused.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
             let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
             for channel in lanes {
-                // The code below waits for the channels that have not left yet.
+                // The wait below covers channels that have not left yet.
                 let _ = state.retire_channel(COPIER, channel);
             }
         }
@@ -321,7 +324,7 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    /// Makes the engines execute the jobs returned by `wanted`, and waits for their completion.
+    /// Makes the engines execute the jobs that `wanted` returns, and waits until they are done.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let copies = {
             let mut state = self.lock();
@@ -355,8 +358,8 @@ impl ManagedCard {
         }
     }
 
-    /// Switches the chunks to their copies in groups, releasing the locks between groups for other threads. Returns
-    /// which moves have ended: those of chunks that have moved or no longer exist.
+    /// Switches the chunks to their copies in groups, and releases the locks between groups for other threads. Returns
+    /// true for each move that has ended because its chunk has moved or no longer exists.
     fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
         let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
         let mut ended = Vec::new();
@@ -369,7 +372,7 @@ impl ManagedCard {
                 ranges
             };
             if let Err(error) = holder.relocated(&mut commit) {
-                tracing::error!(%vm, %error, "the card may still use a former location of guest memory; that memory \
+                tracing::error!(%vm, %error, "the card may still use an old location of guest memory; that memory \
                     stays unusable until the card is reset");
             }
             ends.resize(chunks.len(), false);
@@ -380,7 +383,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Begins moves, and starts recording writes to the chunks.
+    /// Begins moves, and starts recording writes to their chunks.
     fn begin_moves(&mut self, vm: TenantId, moves: &[Move]) {
         let now = self.now_ns();
         for chunk in moves {
@@ -397,8 +400,7 @@ impl CardState {
         relocations.submit(chunks, now);
     }
 
-    /// Returns a stopped VM's channels that are on an engine; `None` if no channel is on an engine or about to leave
-    /// one.
+    /// Returns a stopped VM's channels that are on an engine, or `None` if none is on an engine or about to leave one.
     fn stays_on(&mut self, vm: TenantId) -> Option<Vec<VirtualChannelId>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -408,11 +410,11 @@ impl CardState {
     fn has_copied(&mut self, batch: u64, done: bool) {
         let now = self.now_ns();
         let (relocations, chunks) = self.memory.relocations();
-        // Concurrent batches are measured together.
+        // The duration is measured over all concurrent batches, not here.
         relocations.copied(chunks, now, batch, done, 0);
     }
 
-    /// Reports a batch's moves that have ended: the chunks are at their destinations, or no longer exist.
+    /// Reports the moves of a batch that have ended: their chunks are at the destinations or no longer exist.
     fn has_remapped(&mut self, vm: TenantId, order: u32, ended: &[bool]) {
         let now = self.now_ns();
         let (relocations, chunks) = self.memory.relocations();
@@ -422,8 +424,8 @@ impl CardState {
         }
     }
 
-    /// Resets the engines of channels that do not leave them. The watchdog may notify the guest; this code needs only
-    /// the engine.
+    /// Resets the engines that a VM's channels do not leave. This step needs only the engines; notifying the guest is
+    /// left to the watchdog.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)
@@ -449,8 +451,8 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and sets for each chunk whether its move
-    /// has ended.
+    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and appends to `ended` true for each
+    /// chunk whose move has ended.
     fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
         let bytes = self.chunk_bytes();
@@ -474,8 +476,7 @@ impl CardState {
         ranges
     }
 
-    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still translate to
-    /// them.
+    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still contain them.
     pub fn quarantine_left(&mut self) {
         self.memory.quarantine_left();
     }
@@ -500,8 +501,8 @@ impl CardState {
         let channels = work.channels_mut();
         let revived = ended.map_err(ManagerError::Stuck).and_then(|()| copier.revive(vram, channels));
         match revived {
-            Ok(()) => tracing::info!("the copy engines are retried for memory moves"),
-            Err(error) => tracing::warn!(%error, "the copy engines cannot be retried for memory moves"),
+            Ok(()) => tracing::info!("retrying the copy engines for memory moves"),
+            Err(error) => tracing::warn!(%error, "cannot retry the copy engines for memory moves"),
         }
     }
 

@@ -1,11 +1,12 @@
-//! Opens a card that another owner has saved, with its VMs, and takes over the card.
+//! Opens a card that another owner has saved, together with its VMs, and takes it over.
 //!
-//! The other owner keeps the card unless this process takes it over, so the takeover has two steps. First,
+//! The other owner keeps the card until this process takes it over, so there are two steps. First,
 //! [`ManagedCard::reopen`] restores and checks all saved state, and VMs are restored and
 //! [readmitted](Reopened::readmit); this step only reads card registers, and queues writes to card memory. Then
 //! [`Reopened::take_over`] performs these writes and resumes all VMs.
 //!
-//! The mediator's own channels are bound again, because they have no work in flight when a card is quiesced.
+//! The mediator's own channels are not restored but bound again, because they have no work in flight when a card is
+//! quiesced.
 
 use super::saved::{SavedHost, SavedOwner};
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -38,10 +39,10 @@ use vram::TenantId;
 // TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread to run, which a busy host may
 // delay.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Interval at which departing channels are polled.
+/// Interval between polls of departing channels.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Input for restoring a card.
+/// Input for reopening a card.
 pub struct Handed {
     /// The saved parts.
     pub saved: SavedHost,
@@ -56,13 +57,13 @@ pub struct Reopened {
     vms: BTreeMap<TenantId, RestoredVm>,
     /// I/O addresses that no owner has claimed yet.
     claims: Claims,
-    /// Queued writes to card memory.
+    /// Queued writes to VRAM.
     writes: Vec<(VramAddr, Vec<u8>)>,
     scheduler: sched::Config,
     clear: bool,
 }
 
-/// The card, as the context for restoring its parts.
+/// The card's context for restoring its parts.
 struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
@@ -94,11 +95,11 @@ impl Surroundings for Around<'_> {
 }
 
 impl ManagedCard {
-    /// Opens a `card` that another owner has saved, without changing it. Uses the settings from `sharing`, except for
-    /// the chunk size and the host memory; `vm` returns the settings of each VM.
+    /// Opens a `card` that another owner has saved, without changing it. Uses the settings in `sharing`, except the
+    /// chunk size and the host memory. `vm` returns each VM's settings.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, belongs to another card or contradicts the settings, or if the
+    /// Returns an error if the saved state is invalid, belongs to another card, or contradicts the settings, or if the
     /// host has too little memory.
     pub fn reopen(
         card: Arc<dyn Card>,
@@ -146,7 +147,7 @@ impl ManagedCard {
         let slots = chunk(host_bytes);
         Invalid::unless(u64::from(slots) * chunk_bytes <= pinned.range().1, || {
             format!(
-                "it has {:#x} bytes of host memory, which only a restart can increase, but {host_bytes:#x} are set",
+                "it has {:#x} bytes of host memory, which can only be increased by a restart, but {host_bytes:#x} are set",
                 pinned.range().1
             )
         })?;
@@ -180,13 +181,13 @@ impl ManagedCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // Reject any setting now that a later step would reject.
+        // Reject settings now that a later step would reject.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
 }
 
-/// Lays out the fixed structures in the `bytes` bytes starting at `first`.
+/// Returns the layout of the fixed structures in the `bytes` bytes from `first` on.
 fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Result<Layout, ManagerError> {
     let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
     let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
@@ -203,13 +204,13 @@ impl Reopened {
         &self.host
     }
 
-    /// Returns the numbers of the saved VMs whose state has not been taken yet.
+    /// Returns the numbers of the saved VMs that have not been [taken](Self::take_vm) yet.
     #[must_use]
     pub fn vms(&self) -> Vec<TenantId> {
         self.vms.keys().copied().collect()
     }
 
-    /// Takes the restored state of a VM, from which the VM can be rebuilt.
+    /// Returns the restored state of a VM, from which the VM can be rebuilt.
     ///
     /// # Errors
     /// Returns an error if the VM was not saved, or if its state was already taken.
@@ -254,11 +255,11 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes over the card, which the previous owner has given up, and resumes its VMs.
+    /// Takes over the card after the previous owner has given it up, and resumes its VMs.
     ///
     /// # Errors
-    /// Returns an error if a VM was not restored, or if the card does not respond. In the second case, the takeover may
-    /// be incomplete, and the card must be reset.
+    /// Returns an error if a VM was not restored, or if the card does not respond. In the latter case, the takeover may
+    /// be incomplete, so the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
@@ -300,7 +301,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // The card does not repeat interrupts raised in the meantime.
+        // The card does not repeat interrupts that it raised in the meantime.
         host.wake_threads();
         drop(no_moves);
         Ok(host)
@@ -308,8 +309,7 @@ impl Reopened {
 }
 
 impl ManagedCard {
-    /// Makes the mediator's own channels, which the previous owner left behind, leave the card. Releases the lock
-    /// between polls.
+    /// Removes the mediator's own channels that the previous owner left on the card. Releases the lock between polls.
     fn clear_own(&self) -> Result<(), ManagerError> {
         for vm in [COPIER, SCRUBBER] {
             let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
@@ -317,7 +317,9 @@ impl ManagedCard {
             for physical in own {
                 while self.lock().leaves(physical).is_err() {
                     if began.elapsed() > LEAVE_LIMIT {
-                        return Err(CardError::Unresponsive("one of the mediator's own channels stays on it").into());
+                        return Err(
+                            CardError::Unresponsive("one of the mediator's own channels does not leave it").into()
+                        );
                     }
                     locks::sleep(POLL_INTERVAL);
                 }
@@ -327,7 +329,7 @@ impl ManagedCard {
                 work.channels_mut().destroy_vm(memory.card_mut(), vm)
             };
             if !stuck.is_empty() {
-                return Err(CardError::Unresponsive("one of the mediator's own channels stays on it").into());
+                return Err(CardError::Unresponsive("one of the mediator's own channels does not leave it").into());
             }
         }
         Ok(())
@@ -350,8 +352,8 @@ impl CardState {
         Ok(())
     }
 
-    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again, because no VM holds it now, or because
-    /// their channels ran without it.
+    /// Makes VMs wait for PGRAPH again if they have started work that may need it. No VM has PGRAPH now, or their
+    /// channels ran without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

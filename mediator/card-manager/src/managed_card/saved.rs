@@ -1,6 +1,6 @@
-//! Saved state of a card for its next owner, and the handover of the card.
+//! Saved form of a card for its next owner, and handover of the card.
 //!
-//! VMs save their own state. The card itself, its memory, and the host memory are handed over as they are.
+//! VMs save their own state. The card, its memory, and the host memory are handed over as they are.
 
 use super::ManagedCard;
 use super::standstill::Standstill;
@@ -15,19 +15,19 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Owner number of the card's parts in a file.
+/// Owner number of a card's parts in a file.
 const CARD: u32 = 0;
 
-/// The card manager's state of a card, without the parts saved by lower layers.
+/// Saved form of the card manager's state of a card, without the parts that lower layers save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
     /// Chunk size in bytes, checked against the settings before the rest is parsed.
     pub(super) chunk_bytes: u64,
-    /// Card address and size in bytes of the chunks that contain the fixed structures.
+    /// VRAM address and size in bytes of the chunks that contain the fixed structures.
     pub(super) own: (u64, u64),
     /// Size of a PGRAPH context in bytes, as reported by the firmware at startup.
     pub(super) context_bytes: u32,
-    /// Time since the card was taken over, by the host's clock, in ns.
+    /// Time since the card was taken over, on the host's clock, in ns.
     pub(super) host_ns: u64,
     pub(super) memory: SavedMemory,
     pub(super) work: SavedWork,
@@ -35,19 +35,19 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// Saved state of a card and its VMs, except for each VM's own state.
+/// Saved form of a card and its VMs, without each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
-    /// Parts of lower layers, which include the VMs.
+    /// Parts from lower layers, which include the VMs.
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments shared between VMs, if any. A program without support for segments can take over a card that has none.
+    /// Segments shared between VMs, if any. A program that does not support segments can take over a card without them.
     pub(super) segments: Option<SavedSegments>,
 }
 
 impl SavedHost {
-    /// Returns the parts, each with the versions that this code can read.
+    /// Returns the parts of the file, each with the versions that this code can read.
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
@@ -84,22 +84,23 @@ impl ManagedCard {
     /// quiesced.
     ///
     /// # Errors
-    /// Returns an error if a part cannot be handed over; the error contains the reason for the first such part.
+    /// Returns an error with the reason if a part cannot be handed over.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         let state = self.lock();
         if !state.memory.is_shared() {
             return Err(ManagerError::Stays("host memory for its chunks is not shared"));
         }
         if !state.removed.is_empty() {
-            return Err(ManagerError::Stays("it keeps a channel of a removed VM"));
+            return Err(ManagerError::Stays("a channel of a removed VM has not left it"));
         }
         if state.vram().pinned.borrows() {
-            return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
+            return Err(ManagerError::Unsettled("it still uses memory of the card that a VM has left"));
         }
         Ok(())
     }
 
-    /// Returns the file with the host memory for chunks, for another process; `None` if the card has no such memory.
+    /// Returns the file with the host memory for chunks, to be passed to another process, or `None` if the card has no
+    /// such memory.
     #[must_use]
     pub fn host_memory(&self) -> Option<Arc<File>> {
         self.lock().memory.host_file().map(Arc::clone)
@@ -111,12 +112,12 @@ impl Standstill<'_> {
     /// held.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if events for a VM are still in flight; see also
+    /// Returns [`ManagerError::Unsettled`] if events for a VM are still in flight, and the errors of
     /// [`ManagedCard::check_movable`].
     pub fn save(&self, vms: impl FnOnce() -> Result<Vec<SavedVm>, ManagerError>) -> Result<SavedHost, ManagerError> {
         self.host.check_movable()?;
         self.host.tell_ended();
-        // The VMs handle pending events, which may change the card's state.
+        // Saving VMs handles their pending events, which may change the card's state.
         let vms = vms()?;
         let mut state = self.host.lock();
         // The next owner expects all channels to have the contexts that their guests have set.
@@ -145,17 +146,17 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Hands the card over to the next owner of the saved state. This process never accesses the card again, not even
-    /// on drop. Later calls that need the card's state fail as for a failed card.
+    /// Hands the card over to the next owner of the saved state. This process does not access the card any more, not
+    /// even on drop. Later calls that need the card's state fail as for a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
         host.fail("it was handed over");
-        // Wait until the current holder releases the card's lock. Later holders see the failure.
+        // Wait until the card's lock is released. Later holders see the failure.
         drop(host.state.lock());
-        // From now on, threads waiting to move memory see the failure.
+        // Threads that wait to move memory see the failure once the guard is dropped.
         drop(self);
         host.end_threads();
     }

@@ -1,4 +1,4 @@
-//! The scheduler's view of the card: the inputs of the scheduler, and the effects of its decisions.
+//! The scheduler's interface to the card: its inputs, and the effects of its decisions.
 
 use super::CardState;
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -15,8 +15,8 @@ use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Initial interval for polling whether PGRAPH's tenant has left, which the card does not report. PGRAPH may idle in
-/// the meantime. A channel between two submissions leaves in a fraction of this time.
+/// Initial interval between polls for the departure of PGRAPH's tenant, which the card does not report, in ns. PGRAPH
+/// may idle in the meantime. A channel between two submissions leaves within a fraction of this time.
 const LEAVES_NS: u64 = 50_000;
 
 impl CardState {
@@ -135,7 +135,7 @@ impl CardView for CardState {
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
-        // With a single VM, forged records cannot harm another VM.
+        // With a single VM, forged records cannot harm anyone else.
         let shared = self.vms.len() > 1;
         let Self { memory, work, .. } = self;
         let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);

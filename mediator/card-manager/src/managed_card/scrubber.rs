@@ -1,8 +1,8 @@
-//! Clears PGRAPH between tenants by running the mediator's own kernel on its own channel.
+//! Clears PGRAPH between tenants by running the mediator's own kernel on the mediator's own channel.
 //!
-//! [`residue::Tenancy`] decides which VM uses PGRAPH; this module executes its steps. A VM's channels with a PGRAPH
+//! [`residue::Tenancy`] decides which VM uses PGRAPH, and this module executes its steps. A VM's channels with a PGRAPH
 //! context are kept off the card until the VM is admitted ([`channels::Channels::admit`]). The VM's slice begins with
-//! the clearing, which is charged to it.
+//! the clearing, which the VM is charged for.
 
 use super::CardState;
 use crate::ManagerError;
@@ -23,10 +23,10 @@ pub(super) const SCRUBBER: TenantId = TenantId::CLEARER;
 
 /// The mediator's only channel on PGRAPH.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Size of the kernel's code and of the push buffer, in bytes each.
+/// Size of the kernel's code and of its push buffer, in bytes each.
 const PART_BYTES: u64 = SMALL_PAGE;
 
-/// The channel and its kernel.
+/// The clearing channel and its kernel.
 pub(super) struct Scrubber {
     space: OwnSpace,
     physical: ChannelId,
@@ -43,18 +43,18 @@ pub(super) struct Scrubber {
     elsewhere: Vec<ChannelId>,
 }
 
-/// Time during which a departing tenant blocks PGRAPH without using it.
+/// Time for which a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
-    /// The tenant, and the time of the last poll in this state.
+    /// Tenant, and time of the last poll in this state.
     since: Option<(TenantId, Nanos)>,
-    /// Part of this time that has not been reported to the scheduler yet: the tenant, and the start time.
+    /// Tenant, and start of the time that has not been reported to the scheduler yet.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
-    /// Records a poll while PGRAPH's tenant must leave. `keeps` is true if the tenant has not left and PGRAPH is idle;
-    /// the tenant is then charged for the time since the last poll in this state.
+    /// Records a poll while PGRAPH's tenant must leave. `keeps` is true if the tenant has not left although PGRAPH is
+    /// idle, in which case the tenant is charged for the time since the last poll in this state.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -63,15 +63,14 @@ impl Keeping {
         self.since = keeps.then_some((vm, now));
     }
 
-    /// Takes the part that has not been reported to the scheduler yet.
+    /// Returns and clears the time that has not been reported to the scheduler yet.
     pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }
 }
 
 impl Scrubber {
-    /// Binds the channel, and writes the kernel to card memory. From now on, only the admitted VM's channels use
-    /// PGRAPH.
+    /// Binds the channel, and writes the kernel to VRAM. From now on, only the admitted VM's channels use PGRAPH.
     pub(super) fn new(
         vram: &mut CardVram,
         channels: &mut Channels,
@@ -141,7 +140,8 @@ impl Scrubber {
         self.elsewhere.dedup();
     }
 
-    /// Returns true if a copy engine may still be executing a channel that lost PGRAPH without a wait.
+    /// Returns true if a copy engine may still be executing a channel whose departure PGRAPH's next tenant did not wait
+    /// for.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }
@@ -151,7 +151,7 @@ impl Scrubber {
         self.busy.is_some()
     }
 
-    /// Handles a hang or fault of the channel.
+    /// Handles a hang or fault of the clearing channel.
     pub(super) fn breaks(&mut self, now: u64) {
         (self.broken, self.busy) = (true, None);
         let _waits = self.tenancy.cleared(now, false);
@@ -159,20 +159,20 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Returns how often PGRAPH has changed hands, if it is cleared between VMs.
+    /// Returns how often PGRAPH has changed hands, or `None` if it is not cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
     }
 
-    /// Returns true if the engines needed by a channel's work must be known: the channel may use PGRAPH, PGRAPH is
-    /// cleared between VMs, and another VM exists.
+    /// Returns true if the engines that a channel's work needs must be known: the channel may use PGRAPH, PGRAPH is
+    /// cleared between VMs, and there is another VM.
     #[must_use]
     pub fn asks_needs(&self, channel: ChannelId) -> bool {
         self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
     }
 
-    /// Handles a VM's work for a channel. Work that may need PGRAPH waits until the VM is admitted to PGRAPH.
+    /// Records that a channel has work. If the work may need PGRAPH, it waits until its VM is admitted.
     pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
         let [graphics, ..] = self.work.channels().contexts(channel);
         if let (Some(scrubber), Some((vm, _)), true) =
@@ -183,7 +183,7 @@ impl CardState {
         }
     }
 
-    /// Handles the removal of a VM from the card.
+    /// Removes a VM from the candidates for PGRAPH, because it is removed from the card.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
@@ -195,7 +195,7 @@ impl CardState {
         }
     }
 
-    /// Handles the completion of the kernel.
+    /// Handles the completion of the clearing kernel.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
         if let Some(mut scrubber) = self.scrubber.take() {
@@ -208,8 +208,8 @@ impl CardState {
         }
     }
 
-    /// Admits a VM to PGRAPH. Before that, channels of other VMs that a copy engine is still executing lose their
-    /// PGRAPH contexts.
+    /// Admits a VM to PGRAPH. Channels of other VMs that a copy engine is still executing lose their PGRAPH contexts
+    /// first.
     fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
         let (vram, channels) = self.parts();
         for channel in &scrubber.elsewhere {
@@ -220,7 +220,7 @@ impl CardState {
         channels.admit(&mut vram.memory, Some(vm));
     }
 
-    /// Changes PGRAPH's tenant as far as currently possible. Does nothing while the card is quiesced.
+    /// Advances the change of PGRAPH's tenant as far as currently possible. Does nothing while the card is quiesced.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
         while !self.still {
@@ -288,13 +288,13 @@ impl CardState {
         scrubber.submit(vram, channels, now)
     }
 
-    /// Returns true if a VM has work at one of these stages that may need PGRAPH.
+    /// Returns true if a VM has work that may need PGRAPH at one of these stages.
     pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns true if a VM has work on PGRAPH, or work that may reach it soon. Work on a copy engine while PGRAPH is
-    /// idle does not count.
+    /// Returns true if a VM has work that is on PGRAPH or may reach it soon. Work on a copy engine does not count while
+    /// PGRAPH is idle.
     fn works_on_graphics(&mut self, vm: TenantId) -> bool {
         let on = self.started_on_graphics(vm);
         let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
@@ -315,10 +315,11 @@ impl CardState {
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns two flags: whether PGRAPH is idle, and whether in addition no more of a VM's work can reach PGRAPH. A
-    /// channel on a copy engine cannot, because it is stopped and reaches no other engine before its VM is admitted
-    /// again.
-    // GUESS: the card schedules a stopped channel only on the engine that is already executing it.
+    /// Returns true if PGRAPH is idle, and a second flag that is true if, in addition, no more of a VM's work can reach
+    /// PGRAPH. A channel on a copy engine cannot, because it is stopped and reaches no other engine before its VM is
+    /// admitted again.
+    // GUESS: the card does not schedule a stopped channel on any engine other than the one that is already executing
+    // it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
@@ -336,8 +337,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Finds VMs with channels that lost PGRAPH while a copy engine was executing them, and queues these VMs for PGRAPH
-    /// once this work has completed.
+    /// Queues VMs for PGRAPH whose channels lost it while a copy engine was executing them, once that work has
+    /// completed.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
@@ -371,7 +372,7 @@ mod tests {
         keeping.look(a, true, Nanos(20));
         keeping.look(a, false, Nanos(30));
         assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
-        // The tenant uses PGRAPH in between. Afterwards, another VM is the tenant.
+        // The tenant uses PGRAPH in between, and then another VM becomes the tenant.
         keeping.look(a, true, Nanos(40));
         keeping.look(b, true, Nanos(50));
         keeping.look(b, false, Nanos(60));

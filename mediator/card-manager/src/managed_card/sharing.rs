@@ -1,13 +1,13 @@
-//! Memory that two cards share while a VM moves between them. The VM's host memory is also mapped for the other card,
-//! which avoids copying it during the VM's downtime. Only one of the cards runs the VM.
+//! Sharing of memory between two cards while a VM moves from one to the other. The VM's host memory is also mapped for
+//! the other card, so it need not be copied during the VM's downtime. Only one of the cards runs the VM.
 //!
-//! 1. The target card *borrows* the VM's memory from the other card's host memory ([`ManagedCard::lend`]), in addition
-//!    to its own memory, whose pages are already allocated.
-//! 2. When the VM is stopped, borrowed chunks that have moved in the meantime are returned ([`ManagedCard::part`]) and
-//!    copied like chunks that were never borrowed.
+//! 1. The target card *borrows* the VM's memory from the other card's host memory ([`ManagedCard::lend`]). It also has
+//!    its own memory for the VM, whose pages are already allocated.
+//! 2. After the VM has stopped, borrowed chunks that have moved in the meantime are returned ([`ManagedCard::part`]),
+//!    and copied like chunks that were never borrowed.
 //! 3. After the VM has resumed, the borrowed memory is copied in parts. The VM's work is off the engines during each
-//!    part, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then is the memory returned to the old
-//!    card.
+//!    part, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). The memory is returned to the old card only
+//!    afterwards.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -21,7 +21,7 @@ use vram::{GuestVramAddr, HostAddr, Place, TenantId};
 /// Number of bytes copied at a time, while the VM's work is stopped.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// A chunk whose memory belongs to another card.
+/// A chunk that borrows another card's memory.
 struct Lent {
     at: GuestVramAddr,
     slot: HostAddr,
@@ -29,8 +29,8 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM that keeps working. Returns the chunks that cannot be
-    /// borrowed, because they are on a card or because the chunk sizes differ.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which keeps working. Returns the chunks that cannot be
+    /// borrowed because they are on the card or the cards' chunk sizes differ.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory or does not respond.
@@ -61,11 +61,11 @@ impl ManagedCard {
     }
 
     /// Makes VM `its` of card `to` return borrowed chunks of a VM that have moved in the meantime. Its own memory at
-    /// these addresses is zero. Must be called while no memory of this card moves. Returns the chunks that are
-    /// identical on both cards.
+    /// these addresses contains zeros. No memory of this card may move during the call. Returns the chunks that are
+    /// still borrowed, and therefore identical on both cards.
     ///
     /// # Errors
-    /// Returns an error if the other card rejects its own memory.
+    /// Returns an error if the other card cannot use its own memory.
     pub(super) fn part(
         &self,
         vm: TenantId,
@@ -90,11 +90,12 @@ impl ManagedCard {
         Ok(same)
     }
 
-    /// Copies the borrowed memory of an arrived VM to this card's own memory, a few MiB at a time. The VM's work leaves
+    /// Copies the borrowed memory of an arrived VM to this card's own memory, a few MiB at a time. The VM's work is off
     /// the engines during each copy.
     ///
     /// # Errors
-    /// Returns an error if this card still uses the other card's memory, which the other card must then not reuse.
+    /// Returns an error if this card still uses the other card's memory. In this case, the other card must not reuse
+    /// it.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();
@@ -105,10 +106,10 @@ impl ManagedCard {
             }
             self.copy_borrowed_batch(vm, &lent)?;
         }
-        // Scrub memory released by the VM in the meantime.
+        // Scrub memory that the VM has released in the meantime.
         self.scrub();
         if self.lock().vram().pinned.borrows() {
-            return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
+            return Err(ManagerError::Unsettled("it still uses memory of the card that a VM has left"));
         }
         Ok(())
     }
@@ -116,7 +117,7 @@ impl ManagedCard {
     fn copy_borrowed_batch(&self, vm: TenantId, lent: &[Lent]) -> Result<(), ManagerError> {
         self.lock().begin_settling(vm, lent);
         let copied = if self.vacate(vm) {
-            // Wait for the last writes of the VM's engines.
+            // Wait until the last writes of the VM's engines have arrived.
             let arrived = self.lock().vram().memory.barrier().map_err(ManagerError::from);
             let bytes = self.lock().chunk_bytes();
             arrived.and_then(|()| {
@@ -134,14 +135,14 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns the host memory of a whole chunk.
+    /// Returns a whole chunk's host memory.
     fn host_memory_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<DmaMemory> {
         let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
         let (memory, offset) = self.vram().pinned.memory(slot)?;
         (offset == 0).then_some(memory)
     }
 
-    /// Returns the chunks of a VM whose memory belongs to another card.
+    /// Returns the chunks of a VM that borrow another card's memory.
     fn lent_to(&self, vm: TenantId) -> Vec<Lent> {
         let pinned = &self.vram().pinned;
         if !pinned.borrows() {
@@ -154,7 +155,7 @@ impl CardState {
         self.chunks_of(vm).into_iter().filter_map(lent).collect()
     }
 
-    /// Stops a VM's channels, makes them leave the engines, and records CPU writes by the VM to these chunks.
+    /// Stops a VM's channels, makes them leave the engines, and records the VM's CPU writes to these chunks.
     fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {
@@ -163,7 +164,7 @@ impl CardState {
         self.keep_from_running(vm);
     }
 
-    /// Switches a copied chunk to the card's own memory, including writes made in the meantime, unless the chunk was
+    /// Switches a copied chunk to the card's own memory, with the writes made in the meantime, unless the chunk was
     /// freed.
     fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), ManagerError> {
         let bytes = self.chunk_bytes();

@@ -1,8 +1,8 @@
-//! Quiesces the card: no channel of a VM is on an engine, completed work has been reported, and no memory moves. The
-//! card can then be saved or handed over.
+//! Quiesces the card, so that no VM's channel is on an engine, completed work has been reported, and no memory moves.
+//! The card can then be saved or handed over.
 //!
-//! Guests keep running: their submitted work waits in the rings, and their writes stay in place. They notice only that
-//! work takes longer.
+//! Guests keep running. Work that they submit waits in the rings, and their writes to memory take effect. They only
+//! notice that work takes longer.
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
@@ -17,10 +17,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Additional time limit after hung channels have been killed.
+/// Additional time limit after hung channels were killed.
 // TIMEOUT: an engine is idle after a reset, and departures time out after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
-/// Interval at which departing channels are polled. The card has no interrupt for a channel's departure.
+/// Interval between polls of departing channels. The card has no interrupt for a channel's departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A card that is quiesced until this value is dropped.
@@ -31,11 +31,11 @@ pub struct Standstill<'a> {
 }
 
 impl ManagedCard {
-    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` is killed as hung, its
-    /// guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
+    /// Makes the work of all VMs leave the engines. If a channel has not left within `limit`, it is killed as hung and
+    /// its guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
     ///
     /// # Errors
-    /// Returns an error if a channel still stays on the card; the card then continues.
+    /// Returns an error if a channel still does not leave the card. In this case, the card continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -62,7 +62,7 @@ impl ManagedCard {
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// Returns an error if a channel still stays on the card.
+    /// Returns an error if a channel still does not leave the card.
     pub(super) fn await_rest(
         &self,
         limit: Duration,
@@ -72,7 +72,7 @@ impl ManagedCard {
         loop {
             let Some(stays) = stays(&mut self.lock()) else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(?stays, "channels do not leave the engines");
+                tracing::error!(?stays, "some channels do not leave the engines");
                 return Err(ManagerError::NotStill);
             }
             if began.elapsed() > limit {
@@ -84,7 +84,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Handles a channel that has not left within its limit.
+    /// Kills a channel that has not left within its limit, and notifies its guest.
     fn hangs(&self, vm: TenantId, channel: VirtualChannelId) {
         let told = self.lock().kill_hung(vm, channel);
         told.into_iter().for_each(|event| self.deliver(vm, event));
@@ -116,7 +116,7 @@ impl CardState {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Returns the channels that are still on their engines, or `None` if all have left. Omits departing channels.
+    /// Returns the channels that are still on their engines, or `None` if there are none. Omits departing channels.
     fn stays(&mut self) -> Option<Vec<(TenantId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<TenantId> = self.vms.keys().copied().collect();
@@ -129,7 +129,7 @@ impl CardState {
         (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
     }
 
-    /// Kills a channel on all engines that it uses, and returns the event for its guest.
+    /// Kills a channel on all engines that it uses. Returns the event for its guest, if the guest must be notified.
     fn kill_hung(&mut self, vm: TenantId, channel: VirtualChannelId) -> Option<GuestEvent> {
         let physical = self.work.channels().physical(vm, channel)?;
         let on = Engine::ALL
@@ -137,8 +137,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine executes this channel. Resetting the engines that it occupies suffices, and its guest need not
-            // be notified.
+            // No engine executes this channel. It is enough to reset the engines that it occupies, without notifying
+            // its guest.
             self.reset_engines_of(physical);
             return None;
         };
@@ -156,7 +156,7 @@ impl CardState {
             self.keep_still(vm);
             self.feeder().look_at_waits(Some(vm));
         }
-        // Channels that ran without their PGRAPH contexts may use PGRAPH again.
+        // Let channels that ran without their PGRAPH contexts use PGRAPH again.
         self.want_graphics_again();
         self.change_hands();
     }

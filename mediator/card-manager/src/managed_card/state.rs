@@ -14,7 +14,7 @@ use std::time::Duration;
 use tenancy::Standing;
 use vram::{Done, TenantId};
 
-/// Memory of the card.
+/// Methods for the card's memory.
 impl CardState {
     /// Returns the card's memory: the VMs' shares, its division, and memory lent to the card.
     #[must_use]
@@ -27,7 +27,7 @@ impl CardState {
         &mut self.memory
     }
 
-    /// Returns guest memory in all locations.
+    /// Returns the guest memory in all locations.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
         self.memory.vram()
@@ -38,26 +38,26 @@ impl CardState {
         self.memory.vram_mut()
     }
 
-    /// Returns mutable references to the memory and to the physical channels.
+    /// Returns mutable references to the memory and the physical channels.
     pub fn parts(&mut self) -> (&mut CardVram, &mut Channels) {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
 
-    /// Sets the amount of RAM that a VM may lend from now on. RAM that is already lent stays lent.
+    /// Sets the amount of RAM that a VM may lend from now on. RAM that was already lent stays lent.
     ///
     /// # Errors
-    /// Returns an error if the guaranteed part is unavailable; the state is then unchanged.
+    /// Returns an error if the guaranteed part is not available. In this case, nothing is changed.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
-    /// Returns the current allocation of the memory.
+    /// Returns the current use of the memory.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         self.memory.holdings(self.now_ns())
     }
 
-    /// Returns the moves that are due now, starting with the mediator's own.
+    /// Returns the moves that are due, starting with those for the mediator's own structures.
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
         let schedule = self.work.schedule();
@@ -81,7 +81,7 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves needed to guarantee `chunks` more card chunks.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
@@ -92,32 +92,32 @@ impl CardState {
         self.memory.inject_random_moves()
     }
 
-    /// Returns the time until more moves may be due if no event comes first.
+    /// Returns the time until more moves may be due unless an event occurs earlier.
     pub(super) fn next_plan(&self) -> Option<Duration> {
         self.memory.next_plan()
     }
 
-    /// Records a scan by the mover: `waiting` are the VMs that waited for memory during the whole scan, and `served`
-    /// those for which memory was moved. Returns the VMs that are waiting now.
+    /// Records that the mover has finished a round. `waiting` contains the VMs that waited for memory throughout the
+    /// round, and `served` those for which memory was moved. Returns the VMs that wait now.
     pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
     }
 
-    /// Ends a round of plans. Starts the quantum for which memory was moved, unless memory is still moving.
+    /// Ends a planning round. Starts the quantum for which memory was moved, unless memory is still moving.
     pub(super) fn round_ended(&mut self) {
         let now = self.now_ns();
         let holds = self.memory.round_ended(now);
         self.hold(holds);
     }
 
-    /// Records memory moves.
+    /// Records the moves of a VM's memory.
     pub(super) fn has_moved(&mut self, vm: TenantId, done: &Relocated) {
         let now = self.now_ns();
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or resumes them.
+    /// Stops VMs because of another VM's quantum, or resumes them.
     fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
@@ -127,14 +127,14 @@ impl CardState {
         self.compete();
     }
 
-    /// Makes a quantum's holder compete for time with the settings of all members.
+    /// Makes the holder of a quantum compete for time with the settings of all members.
     fn compete(&mut self) {
         let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
         self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
     }
 }
 
-/// Work of the card.
+/// Methods for the card's work.
 impl CardState {
     /// Returns the physical channels.
     #[must_use]
@@ -147,7 +147,7 @@ impl CardState {
         self.work.channels_mut()
     }
 
-    /// Returns the scheduler, read-only.
+    /// Returns the scheduler.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         self.work.schedule().scheduler()
@@ -159,7 +159,7 @@ impl CardState {
         self.memory.worked(now, vm);
     }
 
-    /// Returns the time since the card was taken over, by the host's clock, in ns.
+    /// Returns the time since the card was taken over, on the host's clock, in ns.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.clock.host_ns()
@@ -170,27 +170,27 @@ impl CardState {
         self.clock.set(&**self.memory.vram().memory.card());
     }
 
-    /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns or slightly later; `None`
+    /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns or slightly later. `None`
     /// cancels the alarm.
     pub fn arm_guest_alarm(&mut self, vm: TenantId, in_ns: Option<u64>) {
         let now = self.now_ns();
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and how often its channels were
-    /// paused because of them.
+    /// Returns how many interrupts without a completion a VM has caused, and how often its channels were paused because
+    /// of them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
     }
 
-    /// Returns the VM's share of the card's time while all VMs have work, in millionths.
+    /// Returns a VM's share of the card's time while all VMs have work, in millionths.
     #[must_use]
     pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
     }
 
-    /// Returns the scheduler's usage data, including usage in the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's usage data, including the use in the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
@@ -209,32 +209,33 @@ impl CardState {
         usage
     }
 
-    /// Starts recording the scheduler, in at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
-    /// recording is already running, or if the scheduler's current state does not fit.
+    /// Starts recording the scheduler, in at most `limit` bytes. `names` contains the VMs' names. Returns `false` if a
+    /// recording is already running or the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
     }
 
-    /// Adds a move of a VM's memory to the scheduler recording.
+    /// Adds a memory move of a VM to the recording of the scheduler.
     pub(super) fn note_move(&mut self, moved: MemoryMove) {
         self.work.note_move(moved);
     }
 
-    /// Starts recording how often a VM's memory is accessed. Returns `false` if the VM does not exist or is already
-    /// being recorded.
+    /// Starts counting the accesses to a VM's memory. Returns `false` if the VM does not exist or its accesses are
+    /// already being counted.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)
     }
 
-    /// Ends an access record and returns it; `None` if none is running, for example after the VM's removal.
+    /// Stops counting the accesses to a VM's memory and returns the counts, or `None` if they are not being counted,
+    /// for example because the VM was removed.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)
     }
 
-    /// Ends the scheduler recording and returns it; `None` if none is running.
+    /// Ends the recording of the scheduler and returns it, or `None` if none is running.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.work.end_record()
     }

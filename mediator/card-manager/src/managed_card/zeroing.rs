@@ -1,4 +1,4 @@
-//! Zeroes free memory, with the copy engines if they work and are configured for it, and otherwise with the CPU.
+//! Zeroing of free memory: with the copy engines if this is configured and they work, or else with the CPU.
 
 use super::ManagedCard;
 use crate::ManagerError;
@@ -6,25 +6,25 @@ use card_memory::{Job, Source};
 use vram::Place;
 
 impl ManagedCard {
-    /// Scrubs free memory. The thread that moves memory does this after each relocation.
+    /// Scrubs free memory. The mover does this after each relocation.
     pub fn scrub(&self) {
         while self.zero_by_engines(true) {}
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs memory freed by a VM. If the engines zero memory, only wakes the mover, because the caller may hold a
-    /// VM's lock.
+    /// Scrubs memory that a VM has freed. If the engines zero memory, only wakes the mover, because the caller may hold
+    /// a VM's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
     pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
-        // Hold the card's lock for one part at a time.
+        // Hold the card's lock for only one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}
         Ok(())
     }
 
-    /// Zeroes free card chunks with the engines: all chunks, or only the reserve of pre-zeroed chunks. Returns false if
-    /// no chunk needs zeroing, or if the CPU must zero the chunks.
+    /// Zeroes free card chunks with the engines: all of them, or only enough for the reserve of zeroed chunks. Returns
+    /// false if no chunk needs zeroing or the CPU must zero the chunks.
     pub(super) fn zero_by_engines(&self, all: bool) -> bool {
         if !self.engines_zero {
             return false;
@@ -43,8 +43,8 @@ impl ManagedCard {
             self.lock().vram_mut().engines_have_zeroed();
             return !places.is_empty();
         };
-        tracing::warn!(%error, "the copy engines failed; the CPU zeroes memory");
-        // An engine that still works could later write to memory that belongs to a guest by then.
+        tracing::warn!(%error, "the copy engines failed; the CPU zeroes memory instead");
+        // An engine that still works could write to memory that belongs to a guest by then.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
             Err(_) => self.lock().vram_mut().engines_keep(),

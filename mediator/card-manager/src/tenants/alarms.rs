@@ -1,4 +1,4 @@
-//! Alarms that guests have armed on their PTIMERs. One timer per card is set to the earliest alarm.
+//! Alarms that guests have armed on their PTIMERs. A single timer per card is set to the earliest one.
 
 use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
@@ -8,11 +8,11 @@ use vram::TenantId;
 /// thread.
 const SOONEST_NS: u64 = 100_000;
 
-/// Alarms by VM, and the timer that expires at the earliest one.
+/// Each VM's alarm, and the timer that expires at the earliest one.
 #[derive(Debug)]
 pub(crate) struct GuestAlarms<A = TimerAlarm> {
     timer: A,
-    /// Expiry times in ns since the card was taken over.
+    /// Expiry time of each VM's alarm, in ns since the card was taken over.
     at: BTreeMap<TenantId, u64>,
 }
 
@@ -21,7 +21,7 @@ impl<A: Alarm> GuestAlarms<A> {
         Self { timer, at: BTreeMap::new() }
     }
 
-    /// Arms a VM's alarm to expire `in_ns` ns after `now`, replacing the previous one; `None` disarms it.
+    /// Arms a VM's alarm to expire `in_ns` ns after `now`, replacing the previous one. `None` disarms it.
     pub(crate) fn arm(&mut self, vm: TenantId, now: u64, in_ns: Option<u64>) {
         match in_ns {
             Some(in_ns) => drop(self.at.insert(vm, now.saturating_add(in_ns.max(SOONEST_NS)))),

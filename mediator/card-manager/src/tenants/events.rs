@@ -5,13 +5,13 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. Contains physical addresses and numbers if the card manager does not know the VM's own
-/// ones.
+/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the VM's
+/// own ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
-    /// Work on an engine has raised its interrupt, and the VM had work on this engine.
+    /// Work on an engine has raised its non-stall interrupt, and the VM had work on this engine.
     NonStall {
-        /// Number of the engine in `nvspec::fifo::engine`.
+        /// Engine number, as defined in `nvspec::fifo::engine`.
         engine: u32,
     },
     /// The VM's last submitted runlist is in effect.
@@ -26,12 +26,12 @@ pub enum GuestEvent {
     Memory,
     /// A channel occupied an engine for too long without progress, and was removed from the card.
     Hang {
-        /// Number of the engine in `nvspec::fifo::engine`.
+        /// Engine number, as defined in `nvspec::fifo::engine`.
         engine: u32,
         /// The VM's channel.
         channel: VirtualChannelId,
     },
-    /// The card's MMU rejected an access by a channel, which was removed from the card.
+    /// The card's MMU rejected an access by a channel. The channel was removed from the card.
     MmuFault {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -39,7 +39,7 @@ pub enum GuestEvent {
         unit: u32,
         /// GPU virtual address.
         va: GpuVa,
-        /// Fault type word, in the format of `pfifo::FAULT_TYPE`.
+        /// Fault type, in the format of `pfifo::FAULT_TYPE`.
         kind: u32,
     },
     /// A PBDMA found a method that it cannot execute, and skipped it.
@@ -50,7 +50,7 @@ pub enum GuestEvent {
         unit: u32,
         /// Bits in the format of `pbdma::INTR_0`.
         intr: u32,
-        /// Word in the format of `pbdma::METHOD_0`.
+        /// Method, in the format of `pbdma::METHOD_0`.
         method: u32,
         /// Data of the method.
         data: u32,
@@ -61,11 +61,11 @@ pub enum GuestEvent {
         channel: VirtualChannelId,
         /// Bits in the format of `pgraph::INTR`.
         intr: u32,
-        /// Word in the format of `pgraph::DATA_ERROR`.
+        /// Error code, in the format of `pgraph::DATA_ERROR`.
         code: u32,
         /// Class of the subchannel.
         class: u32,
-        /// Word in the format of `pgraph::TRAPPED_ADDRESS`.
+        /// Trapped method, in the format of `pgraph::TRAPPED_ADDRESS`.
         address: u32,
         /// Data of the method.
         data: u32,
@@ -82,7 +82,7 @@ pub enum GuestEvent {
         engine: u32,
         /// Bits in the format of `ce0::INTR`.
         intr: u32,
-        /// Word in the format of `nvspec::class::ce90b5::error`.
+        /// Error report, in the format of `nvspec::class::ce90b5::error`.
         report: u32,
         /// Data of the method.
         data: u32,

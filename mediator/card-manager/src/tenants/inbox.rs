@@ -1,14 +1,14 @@
 //! Events from the card's interrupt thread for a VM whose lock is held.
 //!
-//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM: a guest that keeps its own
-//! vGPU busy with a large flush would otherwise delay its neighbours' interrupts. Instead, the thread puts the event
-//! into the inbox, and `mailbox` handles it later.
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM. Otherwise, a guest that keeps
+//! its own vGPU busy with a large flush would delay its neighbours' interrupts. Instead, the thread puts the event into
+//! the inbox, and `mailbox` handles it later.
 
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors; any more are only counted. Engines continue after an error, so a guest can cause
-/// any number of them.
+/// Maximum number of queued errors. Any more are only counted. Engines continue after an error, so a guest can cause
+/// any number of errors.
 const MAX_QUEUED_ERRORS: usize = 256;
 
 /// Events waiting for a VM.
@@ -25,13 +25,13 @@ impl Inbox {
             return;
         }
         match event {
-            // A channel's ring is read up to its last doorbell, so store only that one.
+            // A channel's ring is read up to its last doorbell, so keep only that one.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each of these events ends a channel, which stays bound until the event is handled, so each channel has at
-            // most one.
+            // Each of these events ends a channel, which stays bound until the event is handled. Therefore, each
+            // channel has at most one of them.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
             | GuestEvent::NonStall { .. }
@@ -49,7 +49,7 @@ impl Inbox {
         self.events.push_back(event);
     }
 
-    /// Takes the oldest event.
+    /// Removes and returns the oldest event.
     pub(crate) fn pop(&mut self) -> Option<GuestEvent> {
         self.events.pop_front()
     }
@@ -59,7 +59,7 @@ impl Inbox {
         self.events.is_empty()
     }
 
-    /// Returns the number of events dropped since the VM was created because the queue was full.
+    /// Returns the number of events dropped because the queue was full, since the VM was created.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }

@@ -1,8 +1,8 @@
 //! A VM's lock and its inbox, shared by the card's interrupt thread and the VM's own threads.
 //!
-//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox and tries
-//! to take the lock. If another thread holds the lock, that thread drains the inbox on release. An event may arrive
-//! after the holder's last check and still find the lock taken, so the holder checks once more after the release.
+//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox, and tries
+//! to acquire the lock. If another thread holds the lock, that thread drains the inbox before it releases the lock. An
+//! event may arrive after this last check and before the release, so the holder checks once more after the release.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -10,7 +10,7 @@ use locks::{Guard, Locks, Mutex, Real, rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Handles events.
+/// An object that handles events.
 pub trait Recipient {
     /// Reports an event to the guest. The caller holds the lock.
     fn take_up(&mut self, event: GuestEvent);
@@ -28,12 +28,12 @@ pub struct Mailbox<R, L: Locks = Real> {
     torn: AtomicBool,
 }
 
-/// Guard of the lock. Queued events are handled before the lock is released.
+/// Guard of the lock. It handles queued events before it releases the lock.
 pub struct MailboxGuard<'a, R: Recipient, L: Locks = Real> {
     mailbox: &'a Mailbox<R, L>,
-    /// Present until the end of [`Drop::drop`].
+    /// Guard of the recipient, present until the end of [`Drop::drop`].
     guard: Option<Guard<'a, rank::Vm, R, L>>,
-    /// Set if the thread was panicking when it took the lock.
+    /// Set if the thread was already panicking when it acquired the lock.
     unwinding: bool,
 }
 
@@ -43,10 +43,10 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         Self { locked: Mutex::new(recipient), inbox: Mutex::default(), torn: AtomicBool::new(false) }
     }
 
-    /// Takes the lock, waiting for it if necessary.
+    /// Acquires the lock, and waits for it if necessary.
     ///
     /// # Panics
-    /// Panics if the recipient is [torn](Self::is_torn). The panic ends the VM's own thread; other threads check first.
+    /// Panics if the recipient is [torn](Self::is_torn). The panic ends the VM's own thread. Other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
@@ -55,19 +55,19 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         held
     }
 
-    /// Takes the lock even if the recipient is torn, so that the VM can be removed.
+    /// Acquires the lock even if the recipient is torn, so that the VM can be removed.
     #[track_caller]
     pub fn lock_torn(&self) -> MailboxGuard<'_, R, L> {
         MailboxGuard::new(self, self.locked.lock())
     }
 
-    /// Takes the lock if it is free and the recipient is not torn.
+    /// Acquires the lock if it is free and the recipient is not torn.
     #[track_caller]
     pub fn try_lock(&self) -> Option<MailboxGuard<'_, R, L>> {
         self.locked.try_lock().map(|guard| MailboxGuard::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Returns true if a panic has released the lock. The recipient may then be inconsistent.
+    /// Returns true if a panic has released the lock, so the recipient may be inconsistent.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
@@ -79,12 +79,13 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         drop(self.try_lock());
     }
 
-    /// Returns the number of events dropped since the VM was created because the queue was full.
+    /// Returns the number of events dropped because the queue was full, since the VM was created.
     pub fn lost(&self) -> u64 {
         self.inbox.lock().lost()
     }
 
-    /// Takes the next event. A separate function, so that the inbox is unlocked while the event is handled.
+    /// Removes and returns the next event. This is a separate function so that the inbox is unlocked while the event is
+    /// handled.
     fn next(&self) -> Option<GuestEvent> {
         self.inbox.lock().pop()
     }
@@ -121,7 +122,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             self.mailbox.torn.store(true, Ordering::Release);
         }
         if std::thread::panicking() || self.mailbox.is_torn() {
-            // The recipient is no longer used.
+            // The recipient is not used any more.
             return;
         }
         while let Some(mut recipient) = self.guard.take() {
@@ -133,7 +134,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             torn.whole = true;
             drop(torn);
             drop(recipient);
-            // An event that arrived after the check still found the lock taken, so this thread must handle it.
+            // An event may have arrived after the check and before the release. In this case, this thread must handle
+            // it.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }
@@ -141,7 +143,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn if a panic drops this value, which is declared after the lock's guard and therefore
+/// Marks a recipient as torn if a panic drops this value. It is declared after the lock's guard, and is therefore
 /// dropped first.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
@@ -161,7 +163,7 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Counts handled events, and panics on interrupts of engine 9.
+    /// A recipient that counts handled events, and panics on interrupts of engine 9.
     #[derive(Default)]
     struct Counting {
         taken: u32,
@@ -193,7 +195,7 @@ mod tests {
         assert!(mailbox.is_torn() && mailbox.try_lock().is_none());
         assert!(panics(|| drop(mailbox.lock())));
         mailbox.deliver(GuestEvent::Memory);
-        assert_eq!(mailbox.lock_torn().taken, 0, "an inconsistent recipient must not handle events");
+        assert_eq!(mailbox.lock_torn().taken, 0, "a torn recipient must not handle events");
     }
 
     #[test]

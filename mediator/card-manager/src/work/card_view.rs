@@ -1,4 +1,4 @@
-//! The interface of a [`Feeder`](super::feeder::Feeder) to the card.
+//! Interface of a [`Feeder`](super::feeder::Feeder) to the card.
 
 use super::needs::Needs;
 use super::schedule::Schedule;
@@ -8,12 +8,12 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Queries and requests from a feeder to its card. Implemented by a card's locked state, and by a model in tests.
+/// Queries and requests that a feeder sends to its card. Implemented by a card's locked state, and by a model in tests.
 ///
-/// The schedule is part of that state rather than of the feeder, because a request may end channels, and a feeder for
+/// The schedule is part of this state rather than of the feeder, because a request may end channels, and a feeder for
 /// the same card must be notified before the request returns ([`Self::kill`]).
 pub trait CardView {
-    /// The alarm that wakes the interrupt thread.
+    /// Alarm that wakes the interrupt thread.
     type Alarm: Alarm;
 
     /// Returns the scheduler and its known submissions, which are part of the card's state.
@@ -22,46 +22,45 @@ pub trait CardView {
     /// Returns the card time, which never decreases.
     fn card_time(&self) -> Nanos;
 
-    /// Returns the VM of a channel on the card, and the guest's channel number.
+    /// Returns the VM that owns a channel on the card, and the guest's channel number.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
-    /// Returns the engines that can execute a channel, according to its contexts.
+    /// Returns the engines on which a channel's work can run, according to its contexts.
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
     /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns a channel's location as reported by the card.
+    /// Returns a channel's presence as reported by the card.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
     /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
-    /// Returns the channel that an engine is executing, as reported by the card.
+    /// Returns the channel that the card reports as running on an engine.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
-    /// Returns true if a channel is kept off an engine that another VM holds, so it cannot poll its semaphore. The
-    /// card's report about the channel is then from its last run.
+    /// Returns true if a channel cannot poll its semaphore because it is kept off an engine that another VM has. In
+    /// this case, the card's report about the channel is from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
     /// soon.
     fn is_left_out(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has work for any engine on the
-    /// card.
+    /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has any work on the card.
     fn closes_graphics(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel's PGRAPH context setting matches the needs of the work.
+    /// Returns true if the state of a channel's PGRAPH context matches the needs of the work.
     fn is_ready_for(&self, channel: ChannelId, needs: Needs) -> bool;
 
-    /// Returns true if a channel has so much work that its completions must be noticed immediately.
+    /// Returns true if a channel has so much work in flight that its completions must be noticed immediately.
     fn needs_ends(&self, channel: ChannelId) -> bool;
 
-    /// Returns the time until the timer must expire if no other event comes first, in ns. At that time,
+    /// Returns the time until the timer must expire unless an event occurs earlier, in ns. At that time,
     /// [`Self::take_ended`] must be called again, or a departing channel must be polled.
     fn deferred_ns(&self) -> Option<u64>;
 
@@ -69,25 +68,25 @@ pub trait CardView {
     /// known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Lets the card fetch a submission and the channel's earlier submissions. Returns `false` if the channel no longer
+    /// Lets the card fetch a submission and the channel's earlier ones. Returns `false` if the channel no longer
     /// exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
     /// Suppresses the interrupt at the end of a submission. Returns `false` if it cannot be suppressed.
     fn suppress_completion_irq(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Makes a channel without work on the card [ready](Self::is_ready_for). Returns `false` if the channel has yet to
-    /// leave an engine.
+    /// Makes a channel without work on the card [ready](Self::is_ready_for) for work. Returns `false` if the channel
+    /// has not left an engine yet.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
-    /// Requests that the card remove a channel from its engines.
+    /// Asks the card to remove a channel from its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
-    /// Keeps a channel off the card, or lets it return with its work.
+    /// Keeps a channel off the card, or lets it return together with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Changes the tenant of an engine that only one VM at a time may use, if due. Returns the VM that has blocked
-    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
+    /// Advances a due change of the tenant of an engine that only one VM at a time may use. Returns the VM that has
+    /// blocked PGRAPH with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
     /// Removes a channel that has occupied an engine for too long from the card, and reports its end through

@@ -1,8 +1,8 @@
-//! Channels that must leave the card but have not left their engines yet.
+//! Channels that must leave the card and have not left their engines yet.
 //!
 //! No thread holds the card's lock while it waits for these channels. The scheduler's tick polls each channel, resets
-//! an engine that keeps a channel for too long, and gives up if the channel stays nevertheless. Until a channel has
-//! left, its number, shadow directory and work area do not change, and its work is charged to its VM.
+//! an engine that keeps a channel for too long, and gives up if the channel still does not leave. Until a channel has
+//! left, its number, shadow directory and work area do not change, and its VM is charged for its work.
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use vram::TenantId;
 
 /// Minimum time between counted polls, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Number of polls before the engine that executes a channel is reset. These polls take at least 20 ms.
+/// Number of polls after which the engine that executes a channel is reset. These polls take at least 20 ms.
 // TIMEOUT: an idle engine releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
-/// Number of polls after the reset before the card is considered to keep the channel.
+/// Number of polls after the reset before waiting for the channel ends.
 const RESET_LOOKS: u32 = 200;
-/// Interval between polls of a channel that stays on the card, in ns. The channel may still leave, because a slow host
-/// may only have delayed the card.
+/// Interval between polls of a channel that has not left after the reset, in ns. It may still leave, because a slow
+/// host may only have delayed the card.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Stage of a channel's departure.
@@ -28,7 +28,8 @@ enum Stage {
     Reset,
     /// The channel has left. Its VM must unmap its work area.
     Left,
-    /// The channel stays on the card, and no thread waits for it. It may still leave late, or after a card reset.
+    /// The channel does not leave the card, and no thread waits for it any more. It may still leave late, or after a
+    /// card reset.
     Kept,
 }
 
@@ -45,12 +46,12 @@ struct Departure {
     charged: bool,
 }
 
-/// Next remedy for a channel that stays.
+/// Next remedy for a channel that does not leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
     /// Reset the engines that execute the channel.
     Reset,
-    /// Stop waiting; the channel stays on the card.
+    /// Stop waiting for the channel.
     GiveUp,
 }
 
@@ -59,46 +60,47 @@ pub(crate) enum Remedy {
 pub(crate) struct Departures(BTreeMap<ChannelId, Departure>);
 
 impl Departures {
-    /// Starts the departure of one of `vm`'s channels, unless it is already departing. If `charged` is true, its work
-    /// is charged until it has left.
+    /// Starts the departure of one of `vm`'s channels, unless it is already departing. If `charged` is true, the
+    /// channel's work is charged until it has left.
     pub(crate) fn begin(&mut self, vm: TenantId, channel: ChannelId, charged: bool, now_ns: u64) {
         let new = Departure { vm, stage: Stage::Asked, looks: 0, looked_ns: now_ns, charged };
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
 
-    /// Returns true if a channel is tracked: it is departing, has left, or stays on the card.
+    /// Returns true if a channel is tracked: it is departing, has left, or is not expected to leave.
     pub(crate) fn contains(&self, channel: ChannelId) -> bool {
         self.0.contains_key(&channel)
     }
 
-    /// Returns the channels to poll, with their VMs: departing channels, and occasionally those that stay on the card.
+    /// Returns the channels to poll, with their VMs: departing channels and, occasionally, channels that are not
+    /// expected to leave.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel (of `vm`, if given) has yet to leave.
+    /// Returns true if any channel (of `vm`, if given) has not left yet.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
 
-    /// Returns true if any channel of `vm` stays on the card.
+    /// Returns true if any channel of `vm` is not expected to leave the card.
     pub(crate) fn any_kept(&self, vm: TenantId) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
-    /// Returns true if no channel is departing, stays on the card, or has left and waits for its VM.
+    /// Returns true if no channel is tracked.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns true if any channel stays on the card.
+    /// Returns true if any channel is not expected to leave the card.
     pub(crate) fn any_kept_at_all(&self) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept)
     }
 
-    /// Counts a poll at `now_ns` that found a channel still on the card, unless the previous one was too recent.
-    /// Returns the next remedy if due.
+    /// Counts a poll at `now_ns` that found a channel still on the card, unless the previous poll was too recent.
+    /// Returns the next remedy, if one is due.
     pub(crate) fn stays(&mut self, channel: ChannelId, now_ns: u64) -> Option<Remedy> {
         let departure = self.0.get_mut(&channel)?;
         if departure.stage == Stage::Kept {
@@ -120,7 +122,7 @@ impl Departures {
         Some(remedy)
     }
 
-    /// Records that a channel has left. If `lingers` is true, its VM has yet to unmap its work area. Returns true if
+    /// Records that a channel has left. If `lingers` is true, its VM must still unmap its work area. Returns true if
     /// the scheduler must be notified that the channel's work has ended.
     pub(crate) fn leave(&mut self, channel: ChannelId, lingers: bool) -> bool {
         let charged = self.discharge(channel);
@@ -160,7 +162,7 @@ mod tests {
     const VM: TenantId = TenantId(1);
     const CHANNEL: ChannelId = ChannelId(7);
 
-    /// Polls `times` times, at intervals long enough to be counted. Returns the last remedy.
+    /// Polls `times` times, at intervals that are long enough to be counted. Returns the last remedy.
     fn look(departures: &mut Departures, times: u32, now_ns: &mut u64) -> Option<Remedy> {
         let mut remedy = None;
         for _ in 0..times {
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(look(&mut departures, RESET_LOOKS, &mut now), Some(Remedy::GiveUp));
         assert!(departures.any_kept(VM) && !departures.any_leaving(None));
         assert_eq!(look(&mut departures, 1000, &mut now), None);
-        // A second request finds the channel still tracked and starts no new wait.
+        // The channel is still tracked, so a second request starts no new wait.
         departures.begin(VM, CHANNEL, true, now);
         assert!(!departures.any_leaving(None) && departures.contains(CHANNEL));
     }

@@ -1,9 +1,9 @@
-//! Channels whose started work is currently kept off the card. It resumes in its VM's next slice.
+//! Channels whose started work is currently kept off the card. The work resumes in its VM's next slice.
 //!
-//! There are two kinds. First, a channel that was stopped, through its guest's registers or because memory moves, and
-//! has left the card: it resumes when it may run again. Second, a channel that waits for a semaphore and *rests* while
-//! other channels have work, either because its acquire may repeatedly block the method fetch unit for a whole time
-//! slice, or because its VM has used up its [hops](WakeAllowance) with work between waits. Periodically, one resting
+//! There are two kinds. A channel of the first kind was stopped, by its guest or because memory moves, and has left the
+//! card. It resumes when it may run again. A channel of the second kind waits for a semaphore, and *rests* while other
+//! channels have work. The reason is that its acquire may repeatedly block the method fetch unit for a whole time
+//! slice, or that its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting
 //! channel may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel
 //! rests.
 
@@ -12,10 +12,10 @@ use sched::Nanos;
 use std::collections::{BTreeMap, VecDeque};
 use vram::TenantId;
 
-/// Interval between polls of resting channels' semaphores, in ns. A poll takes up to a millisecond, which is 3 % of
-/// this time.
+/// Interval between semaphore polls by resting channels, in ns. A poll takes up to a millisecond, which is 3 % of this
+/// time.
 const REST_NS: u64 = 32_000_000;
-/// Number of hops that a VM may make in a burst ([`WakeAllowance`]).
+/// Number of hops in a burst that a VM may make ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
 /// Reason why a channel is descheduled.
@@ -49,7 +49,7 @@ impl DescheduledChannels {
         self.channels.contains_key(&channel)
     }
 
-    /// Returns true if any resting channel waits for its poll.
+    /// Returns true if any resting channel waits for its next poll.
     pub(crate) fn any_rests(&self) -> bool {
         !self.resting.is_empty()
     }
@@ -73,15 +73,15 @@ impl DescheduledChannels {
         self.channels.remove(&channel).is_some()
     }
 
-    /// Forgets channels that are permanently off the card.
+    /// Removes channels that have left the card permanently.
     pub(crate) fn forget(&mut self, gone: impl Fn(TenantId, ChannelId) -> bool) {
         self.channels.retain(|channel, (vm, _)| !gone(*vm, *channel));
         let channels = &self.channels;
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// Returns the next channel to poll, which then no longer rests, if a poll is due. `wanted` is true if other VMs
-    /// have work.
+    /// If a poll is due, removes the next channel to poll from the resting ones and returns it. `wanted` is true if
+    /// other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;
@@ -95,8 +95,9 @@ impl DescheduledChannels {
     }
 }
 
-/// Limits how often a VM's channels do work between two polls that both find them waiting. Such work is not measured
-/// and does not belong to a slice, so each VM may do it a few times, and then only once per poll of a resting channel.
+/// Limits how often a VM's channels do work between two polls that both find them waiting. Such work is neither
+/// measured nor part of a slice, so each VM may do it a few times in a row, and then only as often as a resting channel
+/// may poll.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 
@@ -127,7 +128,7 @@ mod tests {
         let at = |ms: u64| Nanos(1_000_000_000 + ms * 1_000_000);
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(0))).count() as u64, BURST_HOPS);
         assert!(hops.allow(TenantId(2), at(0)), "each VM has its own allowance");
-        // A rejected hop is not charged.
+        // A rejected hop does not count.
         assert!(!hops.allow(vm, at(31)) && hops.allow(vm, at(32)) && !hops.allow(vm, at(63)));
         // Unused hops do not accumulate.
         assert_eq!((0..100).filter(|_| hops.allow(vm, at(100_000))).count() as u64, BURST_HOPS);

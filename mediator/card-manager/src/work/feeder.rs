@@ -1,17 +1,17 @@
-//! Feeds events to a card's scheduler, and executes its decisions.
+//! Sends events to a card's scheduler, and executes its decisions.
 //!
 //! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]), and the submission
-//! arrives at the feeder. Once it gets a slice, on any thread, the card may fetch it. Its completion record contains
-//! the card's timestamp.
+//! arrives at the feeder. After a thread has started it in its slice, the card may fetch it. Its completion record
+//! contains the card's timestamp.
 //!
 //! A submission that cannot run does not block others: it arrives only once the guest has enabled and listed its
 //! channel. A started submission may wait, for a semaphore or because its channel was stopped. It releases the engine
-//! once the card reports that no engine executes its channel. Until then it is charged and its limit applies,
-//! regardless of the guest's register writes; a stopped channel must leave the engine. When the submission can run
-//! again, it resumes in its [slice](super::descheduled).
+//! once the card reports that no engine executes its channel. Until then, it is charged and its limit applies,
+//! regardless of the guest's register writes, and a stopped channel is asked to leave the engine. When the submission
+//! can run again, it resumes in a [slice](super::descheduled).
 //!
-//! Modules: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run),
-//! `engines` (the channels on the engines, and overruns).
+//! Modules: `arrivals` (submissions before they are queued), `waits` (submissions and channels that cannot run), and
+//! `engines` (channels on the engines, and overruns).
 //!
 //! A channel is killed only if the engine confirms that it is executing the channel.
 
@@ -36,7 +36,7 @@ pub struct Feeder<'a, C> {
 }
 
 impl<'a, C: CardView> Feeder<'a, C> {
-    /// Creates the feeder of a card for several events within one critical section of the card's lock.
+    /// Creates the card's feeder for several events in one critical section of the card's lock.
     pub(crate) fn new(card: &'a mut C) -> Self {
         Self { card }
     }
@@ -51,7 +51,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Added { vgpu: vm, params }]);
     }
 
-    /// Handles the removal of a VM from the card.
+    /// Removes a VM from the scheduler, because it was removed from the card.
     pub(crate) fn unschedule_vm(&mut self, vm: TenantId) {
         self.schedule().forget(|held| held.vm == vm);
         self.schedule().descheduled.forget(|of, _| of == vm);
@@ -60,12 +60,12 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Removed { vgpu: vm }]);
     }
 
-    /// Changes a VM's share from now on.
+    /// Changes a VM's share of the card's time from now on.
     pub fn set_share(&mut self, vm: TenantId, params: VgpuParams) {
         self.feed([Event::Changed { vgpu: vm, params }]);
     }
 
-    /// Changes the card's policy from now on. Queued and running work continues.
+    /// Changes the scheduler's settings from now on. Queued and running work is kept.
     pub fn set_scheduler(&mut self, config: Config) {
         self.feed([Event::Configured(config)]);
     }
@@ -75,7 +75,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended earlier was
+    /// Handles the end of a physical channel, which has left the card with all its work. Work that ended earlier was
     /// already [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
@@ -84,10 +84,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::ChannelEnded { vgpu: vm, channel: Channel(channel.0.into()) }]);
     }
 
-    /// Finds the submissions that have completed.
+    /// Detects submissions that have completed, and reports them.
     pub(crate) fn complete(&mut self) {
         let mut ended = self.card.take_ended();
-        // Completions on one engine are in order. A completion without a time happened before now.
+        // Completions on one engine are in order. A completion without a time occurred before now.
         ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
         let mut events = Vec::new();
         for (submission, ended) in ended {
@@ -115,7 +115,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     /// Handles the timer's expiry.
     pub(crate) fn tick(&mut self) {
         self.schedule().disarm();
-        // Work that has already completed did not exceed its limit.
+        // Complete work first, because work that has ended did not exceed its limit.
         if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
@@ -126,10 +126,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Tick]);
     }
 
-    /// Finds submissions, of one VM or of all VMs, that have become able or unable to run.
+    /// Detects submissions, of one VM or of all VMs, that have become able or unable to run.
     pub fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
-            // Guests' register writes do not trigger this step, because reading the card delays other VMs.
+            // Skip this step after guests' register writes, because reading the card delays other VMs.
             let moved = self.look_at_engines();
             self.feed(moved);
         }
@@ -146,7 +146,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// Returns the time until the next poll that the scheduler does not request, if any, in ns.
+    /// Returns the time until the next poll that the scheduler does not request, in ns, if there is one.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred =
             self.card.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
@@ -176,7 +176,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.schedule().arm(now, deferred);
     }
 
-    /// Executes a decision, and appends the resulting events for the scheduler.
+    /// Executes a decision, and appends the resulting events to `events` for the scheduler.
     fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
         let mut told = Vec::new();
         match decision {
@@ -189,7 +189,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
                 tracing::warn!(
                     vm = vgpu.0,
                     ?until,
-                    "a VM is quarantined: too many of its submissions ran for too long"
+                    "a VM is quarantined because too many of its submissions ran for too long"
                 );
             }
             Decision::Released { vgpu } => tracing::info!(vm = vgpu.0, "a VM was released from quarantine"),
@@ -209,8 +209,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         if !self.card.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The completion of the work before this fence is noticed together with the fence's, so one interrupt suffices
-        // for both.
+        // The end of the work before this fence is noticed together with the end of the fence, so one interrupt is
+        // enough for both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.card.suppress_completion_irq(channel, Submission(before.0))
@@ -218,7 +218,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         {
             held.irq_suppressed = true;
         }
-        // Earlier work of the channel must continue first.
+        // Earlier work of the channel must resume first.
         if self.schedule().descheduled.contains(channel)
             && let Some(held) = self.schedule().held.get_mut(&ticket)
         {

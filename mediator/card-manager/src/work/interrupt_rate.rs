@@ -1,22 +1,22 @@
-//! Counts and limits the interrupts that VMs cause in addition to their completion interrupts.
+//! Counts and limits the interrupts that VMs cause in addition to those for completions.
 //!
 //! The card's single interrupt thread handles each of these interrupts (unknown methods, engine errors, interrupts
 //! within a submission) under the card's lock. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of them between two checks
-//! by that thread. If it causes more, its channels are paused until the next check, which costs the VM its own time
-//! rather than that of others.
+//! by that thread. If it causes more, its channels are paused until the next check, so the VM loses its own time rather
+//! than that of others.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
 /// Maximum number of interrupts per VM between two checks, which are a tenth of a second apart.
 pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
-/// Number of uncounted interrupts per submission, for the guest's fences.
+/// Number of interrupts per submission that are not counted, for the guest's fences.
 const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 
-/// Interrupt account of one VM.
+/// A VM's interrupt account.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Number of interrupts since the last check, minus the allowance for the VM's submissions.
+    /// Number of interrupts since the last check beyond the allowance for the VM's submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -28,7 +28,7 @@ pub(super) struct Caused {
 pub(crate) struct InterruptRateLimit(pub(super) BTreeMap<TenantId, Caused>);
 
 impl InterruptRateLimit {
-    /// Counts an interrupt. Returns true if the VM's channels must be paused from now on.
+    /// Counts an interrupt. Returns true if the VM's channels must be paused now.
     pub(crate) fn count(&mut self, vm: TenantId) -> bool {
         let caused = self.0.entry(vm).or_default();
         caused.total = caused.total.saturating_add(1);
@@ -39,14 +39,14 @@ impl InterruptRateLimit {
         exceeds
     }
 
-    /// Handles the completion of one of the VM's submissions.
+    /// Adds the allowance for one of the VM's submissions, which has completed.
     pub(crate) fn ended(&mut self, vm: TenantId) {
         if let Some(caused) = self.0.get_mut(&vm) {
             caused.lately = caused.lately.saturating_sub(FREE_INTERRUPTS_PER_SUBMISSION);
         }
     }
 
-    /// Restarts the count. Returns the VMs whose channels resume.
+    /// Resets the counts at a check. Returns the VMs whose channels resume.
     pub(crate) fn look(&mut self) -> Vec<TenantId> {
         let mut resumed = Vec::new();
         for (vm, caused) in &mut self.0 {
@@ -58,12 +58,12 @@ impl InterruptRateLimit {
         resumed
     }
 
-    /// Returns the number of interrupts that a VM has caused, and the number of resulting pauses.
+    /// Returns the number of interrupts that a VM has caused, and the number of pauses due to them.
     pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }
 
-    /// Forgets a removed VM.
+    /// Removes a VM that no longer exists.
     pub(crate) fn forget(&mut self, vm: TenantId) {
         self.0.remove(&vm);
     }
@@ -82,7 +82,7 @@ mod tests {
         let most = u64::from(MAX_INTERRUPTS_PER_CHECK);
         assert!((0..most).all(|_| !noise.count(NOISY) && !noise.count(QUIET)));
         assert!(noise.count(NOISY));
-        assert!(!noise.count(NOISY), "the VM is paused once");
+        assert!(!noise.count(NOISY), "the VM is paused only once");
         assert_eq!(noise.look(), [NOISY]);
         assert_eq!(noise.look(), []);
         assert!((0..most).all(|_| !noise.count(NOISY)));

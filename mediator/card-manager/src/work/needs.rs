@@ -1,7 +1,7 @@
-//! Engines that a submission needs, as far as its push buffer reveals them.
+//! Engines that a submission needs, as far as its push buffers show.
 //!
-//! This is only a hint, because the guest can change the push buffer after it was read. Work classified as copies runs
-//! on a channel without a PGRAPH context, where a method for PGRAPH faults and ends the channel.
+//! The result is only a hint, because the guest can change a push buffer after it was read. Work that counts as copies
+//! runs on a channel without a PGRAPH context, where a PGRAPH method faults and ends the channel.
 
 use super::engine_numbered;
 use sched::Engine;
@@ -9,17 +9,17 @@ use sched::Engine;
 /// Engines that a submission needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// PGRAPH, or unknown needs.
+    /// PGRAPH, or unknown.
     #[default]
     Graphics,
-    /// Only copy engines. This one is used first.
+    /// Only copy engines, starting with this one.
     Copies(Engine),
-    /// No engine: all methods are for the host interface.
+    /// No engine, because all methods are for the host interface.
     Host,
 }
 
 impl Needs {
-    /// Returns the needs of a method for the engine with this card number.
+    /// Returns the needs of a method for the engine with the given number on the card.
     #[must_use]
     pub(crate) fn of_engine(number: u32) -> Self {
         match engine_numbered(number) {
@@ -28,7 +28,7 @@ impl Needs {
         }
     }
 
-    /// Returns the combined needs of this work and of the work after it, which has the needs `other`.
+    /// Returns the combined needs of this work and of later work with the needs `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

@@ -1,5 +1,5 @@
-//! Submissions that arrived long ago and have not completed, with the reason for each wait. `mediatorctl sched show`
-//! and the log show them.
+//! Submissions that arrived long ago and have not completed, and the reason for each wait. Shown by `mediatorctl sched
+//! show` and in the log.
 
 use super::Work;
 use super::descheduled::Why;
@@ -13,7 +13,7 @@ use vram::TenantId;
 
 /// Age at which a submission counts as overdue, in ns.
 const OVERDUE_NS: u64 = 1_000_000_000;
-/// Minimum time between log lines about one VM, in ns, because a guest can cause them.
+/// Minimum time between log lines about the same VM, in ns. Guests can cause such lines.
 const QUIET_NS: u64 = 10_000_000_000;
 /// Maximum number of submissions shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
@@ -29,11 +29,11 @@ pub enum Awaited {
     MemoryTurn,
     /// The VM has caused more interrupts than permitted, and is paused until the next check.
     Interrupts,
-    /// The card is quiesced for all VMs.
+    /// The whole card is quiesced.
     Standstill,
     /// The scheduler has not started the submission.
     Turn,
-    /// The VM is quarantined.
+    /// The VM is in quarantine.
     Quarantine,
     /// A semaphore has not been released.
     Semaphore,
@@ -63,13 +63,13 @@ impl fmt::Display for Awaited {
 /// A submission that arrived more than a second ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overdue {
-    /// The VM's channel.
+    /// Guest channel number.
     pub channel: VirtualChannelId,
     /// Engine of the submission.
     pub engine: Engine,
-    /// Event for which the submission waits.
+    /// Reason why the submission has not completed.
     pub awaited: Awaited,
-    /// Age of the submission in ns, by the card's clock.
+    /// Age of the submission in ns, on the card's clock.
     pub age_ns: u64,
 }
 
@@ -104,7 +104,7 @@ impl Work {
         }
     }
 
-    /// Returns the number of each VM's submissions whose channels are stopped because memory moves or is short.
+    /// Returns the number of submissions by VM whose channels are stopped because memory is being moved or is short.
     pub(crate) fn stopped_for_memory(&self) -> BTreeMap<TenantId, usize> {
         let mut stopped = BTreeMap::new();
         for held in self.schedule.held.values().filter(|held| held.stage == Stage::Parked) {
@@ -120,7 +120,7 @@ impl Work {
         self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
-    /// Logs the reason for each VM's oldest overdue submission, at most once per VM every ten seconds.
+    /// Logs why each VM's oldest overdue submission waits, at most once per VM every ten seconds.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

@@ -1,6 +1,6 @@
-//! Determines the engines of a submission's methods from its push buffers, while the submission is pulled.
+//! Determines which engines a submission's methods are for, by parsing its push buffers while it is pulled.
 //!
-//! The guest can change the push buffers afterwards, so the protection of other VMs does not depend on the result; see
+//! The guest can change the push buffers afterwards, so the protection of other VMs does not depend on the result. See
 //! [`Needs`].
 #![cfg_attr(
     not(test),
@@ -10,12 +10,12 @@
 use super::needs::Needs;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, SUBCHANNELS, engine, host_method, sub_op};
 
-/// Maximum number of dwords to read per submission. A longer submission counts as work for PGRAPH.
+/// Maximum number of dwords to read per submission. A longer submission counts as PGRAPH work.
 const WORDS: usize = 4096;
-/// Number of dwords to read at a time: the first few dwords usually suffice to recognize work for PGRAPH.
+/// Number of dwords to read at a time. The first few usually show if the work is for PGRAPH.
 const DWORDS_PER_READ: usize = 64;
 
-/// Engines bound to a channel's subchannels, as far as known.
+/// Engine number bound to each of a channel's subchannels, if known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
@@ -24,8 +24,8 @@ pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 enum State {
     /// The next dword is a header.
     Header,
-    /// The next dwords are data. The fields are the subchannel, the method of the next dword, the method's increment
-    /// after this dword and after each later one, and the number of dwords.
+    /// The next dwords are data. The fields are the subchannel, the method of the next dword, the increments of the
+    /// method after this dword and after each later one, and the number of dwords left.
     Data { subchannel: u8, method: u32, step: u32, then: u32, count: u32 },
 }
 
@@ -40,14 +40,14 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader for a submission of the channel with these bindings.
+    /// Creates a reader for a submission on the channel with these bindings.
     #[must_use]
     pub const fn new(bindings: &'a mut Bindings) -> Self {
         Self { bindings, state: State::Header, left: WORDS, needs: Needs::Host }
     }
 
-    /// Parses a push buffer of `dwords` dwords in parts. `read` fills a buffer with the dwords starting at an index,
-    /// and returns `None` if they cannot be read.
+    /// Parses a push buffer of `dwords` dwords in parts. `read` fills a buffer with the dwords from an index on, and
+    /// returns `None` if they cannot be read.
     pub fn range(&mut self, dwords: u32, mut read: impl FnMut(usize, &mut [u8]) -> Option<()>) {
         let dwords = dwords as usize;
         if dwords > self.left {
@@ -77,13 +77,13 @@ impl<'a> Reader<'a> {
         self.needs
     }
 
-    /// Counts the submission as work for PGRAPH, and forgets the bindings, because the rest stays unread.
+    /// Marks the submission as PGRAPH work, and clears the bindings, because the rest is not read.
     fn give_up(&mut self) {
         self.needs = Needs::Graphics;
         *self.bindings = Bindings::default();
     }
 
-    /// Handles a dword. Returns false at the end of the range.
+    /// Parses one dword. Returns false at the end of the range.
     fn word(&mut self, word: u32) -> bool {
         let State::Data { subchannel, method, step, then, count } = self.state else { return self.header(word) };
         let next = State::Data {
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Handles a method. Returns false if the rest need not be read.
+    /// Processes a method. Returns false if the rest need not be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();
@@ -137,7 +137,7 @@ impl<'a> Reader<'a> {
         let needs = if method == host_method::SET_OBJECT {
             let number = host_method::set_object::ENGINE.get(datum);
             *bound = Some(number);
-            // Binding a PGRAPH class may load the PGRAPH context.
+            // Binding a class of PGRAPH may load the PGRAPH context.
             if number == engine::GR { Needs::Graphics } else { Needs::Host }
         } else if method < host_method::ENGINE_FIRST {
             Needs::Host

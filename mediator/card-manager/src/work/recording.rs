@@ -1,4 +1,4 @@
-//! Records the events and decisions of a card's scheduler in memory, at an operator's request.
+//! Recordings of a card scheduler's events and decisions, in memory, at an operator's request.
 
 use super::Work;
 use sched::trace::{MemoryMove, Recording};
@@ -6,8 +6,8 @@ use sched::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
 impl Work {
-    /// Starts recording the scheduler, in at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
-    /// recording is already running, or if the scheduler's current state does not fit.
+    /// Starts recording the scheduler, in at most `limit` bytes. `names` contains the VMs' names. Returns `false` if a
+    /// recording is already running or the scheduler's current state does not fit.
     pub(crate) fn start_record(&mut self, at: Nanos, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         if self.schedule.recording.is_some() {
             return false;
@@ -17,14 +17,14 @@ impl Work {
         self.schedule.recording.is_some()
     }
 
-    /// Adds a move of a VM's memory to the recording.
+    /// Adds a memory move of a VM to the recording.
     pub(crate) fn note_move(&mut self, moved: MemoryMove) {
         if let Some(recording) = &mut self.schedule.recording {
             recording.note_move(moved);
         }
     }
 
-    /// Ends the recording and returns it; `None` if none is running.
+    /// Ends the recording and returns it, or `None` if none is running.
     pub(crate) fn end_record(&mut self) -> Option<Vec<u8>> {
         self.schedule.recording.take().map(Recording::end)
     }

@@ -1,4 +1,4 @@
-//! Saved state of the work on a card, except for its channels and its scheduler, which are saved separately.
+//! Saved form of the work on a card, without its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -16,19 +16,19 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::TenantId;
 
-/// Saved state of the work.
+/// Saved form of the work on a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
     /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// Descheduled channels: physical channel number, VM, and reason.
+    /// Physical channel number, VM, and reason of each descheduled channel.
     descheduled: Vec<(u8, u32, SavedWhy)>,
     /// Resting channels, in the order of their next polls.
     resting: Vec<u8>,
     next_look: u64,
-    /// VMs, each with the time until which its hop allowance is used up.
+    /// VM number, and time until which the VM's hop allowance is used up.
     hops: Vec<(u32, u64)>,
-    /// Channels with several possible engines, each with the engine where it was last observed.
+    /// Channels that could run on several engines, each with the engine on which it was last observed.
     several: Vec<(u8, Option<u8>)>,
     looked: u64,
     /// Interrupt accounts of VMs.
@@ -36,7 +36,7 @@ pub(crate) struct SavedWork {
     ended: u64,
 }
 
-/// A submission in flight.
+/// Saved form of a submission in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedHeld {
     ticket: u64,
@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts caused by a VM. The VM's channels record whether the VM is paused because of them.
+/// Interrupts caused by a VM. Its channels' state shows if it is paused because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,
@@ -99,16 +99,16 @@ impl Work {
             alarm: _,
             armed: _,
             outbox,
-            // Recounted by the next process.
+            // The next process counts these again.
             waiting: _,
             descheduled: DescheduledChannels { channels, resting, next, hops: WakeAllowance(hops) },
             // Derived from the scheduler's state.
             barred: _,
             several,
             looked,
-            // The next process may log these messages again.
+            // The next process may repeat these log messages.
             told: _,
-            // A running record ends.
+            // A running recording ends here.
             recording: _,
         } = schedule;
         if !departures.is_empty() || !outbox.is_empty() {
@@ -177,7 +177,7 @@ impl SavedWork {
     }
 
     /// Checks that each submission is in flight on its channel and known to the scheduler, and that each descheduled
-    /// channel has a submission.
+    /// channel has one.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))
@@ -194,7 +194,7 @@ impl SavedWork {
         }
         let known: BTreeMap<u64, u32> = held.iter().map(|held| (held.ticket, held.vm)).collect();
         let stray = scheduler.tickets().find(|(vm, ticket)| known.get(&ticket.0) != Some(&vm.0));
-        Invalid::unless(stray.is_none(), || format!("the scheduler has work that does not exist: {stray:?}"))?;
+        Invalid::unless(stray.is_none(), || format!("the scheduler contains work that does not exist: {stray:?}"))?;
         for (channel, vm, _) in descheduled {
             let bound = channels.by_physical(ChannelId(*channel)).map(|(vm, _)| vm.0);
             Invalid::unless(bound == Some(*vm), || {
@@ -241,7 +241,7 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // The interrupt may be suppressed. Assuming so is safe, because polling for the completion is cheap.
+            // The interrupt may have been suppressed. Assume so, because polling for the completion is cheap.
             irq_suppressed: true,
             brief: false,
             // The channel has its PGRAPH context again.

@@ -1,5 +1,4 @@
-//! A card's scheduler, and the mediator's record of submissions in flight, which [`Feeder`](super::feeder::Feeder)
-//! uses.
+//! A card's scheduler, and the records of submissions in flight that [`Feeder`](super::feeder::Feeder) uses.
 
 use super::descheduled::DescheduledChannels;
 use super::needs::Needs;
@@ -16,7 +15,7 @@ pub(crate) const LOOK_NS: u64 = 500_000;
 /// Stage of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The channel may not run, and the scheduler does not know the submission.
+    /// The channel may not run, and the submission was not passed to the scheduler.
     Parked,
     /// The submission waits for a slice.
     Queued,
@@ -26,7 +25,7 @@ pub(crate) enum Stage {
     Waiting,
     /// The submission is on the card, but its channel is [descheduled](super::descheduled).
     Descheduled,
-    /// The submission waits for a slice in which to continue its work on the card.
+    /// The submission waits for a slice in which its work on the card can resume.
     Again,
 }
 
@@ -36,27 +35,27 @@ pub(crate) struct TrackedSubmission {
     pub(crate) vm: TenantId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
-    /// Time at which the guest submitted the work.
+    /// Time at which the guest submitted the work, on the card's clock.
     pub(crate) arrived: Nanos,
-    /// Time of the last poll that found the submission waiting for a semaphore, and its progress then.
+    /// Time of the last poll that found the submission waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if the channel has done work between waits more often than the VM's limit permits.
+    /// Set if the channel has worked between waits more often than permitted.
     pub(crate) hopped: bool,
-    /// Time at which the submission was first observed on an engine after its start, plus the time during which it was
-    /// not on any engine.
+    /// Time at which the submission was first observed on an engine, moved forward by any time since in which it was on
+    /// none.
     pub(crate) on_engine: Option<Nanos>,
     /// Set if the submission's completion raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// Set if the submission is only a few dwords long, like a fence after other work.
+    /// Set if the submission has only a few dwords, like a fence after other work.
     pub(crate) brief: bool,
-    /// Engines that the submission needs, as far as its push buffer reveals them.
+    /// Engines that the submission needs, as far as its push buffers show.
     pub(crate) needs: Needs,
 }
 
-/// A card's scheduler and the tickets of its submissions.
+/// A card's scheduler, and the submissions in flight.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// Submissions by ticket. Ticket numbers follow the order of arrival.
+    /// Submissions in flight. Tickets are in order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
     /// Alarm that expires when the scheduler must run.
     pub(crate) alarm: A,
@@ -67,16 +66,16 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are kept off it until their VM uses PGRAPH again. The scheduler does not
-    /// book them on any engine.
+    /// Submissions on the card whose channels are kept off PGRAPH until their VM uses it again. They are not booked on
+    /// any engine in the scheduler.
     pub(crate) barred: BTreeSet<Ticket>,
-    /// Channels with several possible engines, each with the engine where it was last observed.
+    /// Channels that could run on several engines, each with the engine on which it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time at which the engines were last asked for their channels.
+    /// Time of the last poll for the engines' channels.
     pub(super) looked: Nanos,
-    /// VMs whose overdue work was logged, each with the time of the log message.
+    /// VMs whose overdue work was logged, with the time of the log message.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
-    /// The operator's recording.
+    /// Recording started by the operator, if any.
     pub(crate) recording: Option<sched::trace::Recording>,
 }
 
@@ -109,7 +108,7 @@ impl<A: Alarm> Schedule<A> {
         &self.scheduler
     }
 
-    /// Returns the number of each VM's queued submissions and submissions on the card.
+    /// Returns the number of queued submissions and of submissions on the card, by VM.
     pub(crate) fn counts(&self) -> BTreeMap<TenantId, (usize, usize)> {
         let mut counts: BTreeMap<TenantId, (usize, usize)> = BTreeMap::new();
         for held in self.held.values() {
@@ -124,7 +123,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Returns the time until the next poll for work that raises no interrupt, if the card has any, in ns. The interval
-    /// grows with the work's age, because the work may be waiting for its guest.
+    /// grows with the age of the work, which may be waiting for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let irq_suppressed = self
             .held
@@ -133,15 +132,15 @@ impl<A: Alarm> Schedule<A> {
         irq_suppressed.map(|held| (now.since(held.arrived) / 8).max(LOOK_NS)).min()
     }
 
-    /// Makes the interrupt thread deliver an event.
+    /// Queues an event, and makes the interrupt thread deliver it.
     pub(crate) fn post(&mut self, vm: TenantId, event: GuestEvent) {
         self.outbox.push((vm, event));
         if let Err(error) = self.alarm.wake() {
-            tracing::error!(%error, "the card's interrupt thread cannot be woken");
+            tracing::error!(%error, "cannot wake the card's interrupt thread");
         }
     }
 
-    /// Returns the guest events posted since the last call.
+    /// Returns and clears the guest events posted since the last call.
     pub(crate) fn take_outbox(&mut self) -> Vec<(TenantId, GuestEvent)> {
         std::mem::take(&mut self.outbox)
     }
@@ -152,7 +151,7 @@ impl<A: Alarm> Schedule<A> {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
-        // An early wake-up is cheaper than setting the timer for each submission.
+        // A wake-up that is too early costs less than setting the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
@@ -162,7 +161,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Handles the alarm's expiry. The alarm then stays silent until it is armed again.
+    /// Handles the alarm's expiry. It does not expire again until it is armed again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -170,15 +169,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled, because other work waits for it, or because deferred work may
-    /// block it.
+    /// Returns true if work in flight must be polled, because other work waits for it or it may be blocked by deferred
+    /// work.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Records the engines that can execute a channel, when work arrives on it.
+    /// Records the engines on which a channel's work can run, when work arrives.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -187,22 +186,22 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the engine on which a channel's work is booked: with several possible engines, the one where it was last
-    /// observed; otherwise its first engine.
+    /// Returns the engine on which a channel's work is booked: the engine on which the channel was last observed if
+    /// there are several possible ones, or else its first engine.
     pub(crate) fn engine_for(&self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
         let seen = self.several.get(&channel).copied().flatten();
         let first = || Engine::ALL.into_iter().find(|engine| engines[engine.index()]);
         seen.or_else(first).unwrap_or(Engine::Compute)
     }
 
-    /// Returns true if any channel with several possible engines has work on the card.
+    /// Returns true if a channel that could run on several engines has work on the card.
     pub(crate) fn any_of_several(&self) -> bool {
         let works = |held: &TrackedSubmission| held.stage == Stage::Started && self.several.contains_key(&held.channel);
         !self.several.is_empty() && self.held.values().any(works)
     }
 
-    /// Records that an engine executes a channel. Returns true if the channel has several possible engines and is
-    /// booked on a different one.
+    /// Records that an engine executes a channel. Returns true if the channel could run on several engines and is
+    /// booked on another one.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -210,15 +209,15 @@ impl<A: Alarm> Schedule<A> {
         self.scheduler.engine_of(ticket).is_some_and(|booked| booked != engine)
     }
 
-    /// Drops submissions that will never complete.
+    /// Removes submissions that will never complete.
     pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
         self.held.retain(|_, held| !gone(held));
-        // Forget the engines of removed VMs' channels: the next user of a channel number reports its engines again.
+        // Also remove the engines of these channels. The next user of a channel number reports its engines again.
         let Self { several, held, .. } = self;
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
 
-    /// Returns the channel of each submission that waits for a semaphore. A channel may occur several times.
+    /// Returns the channel of each submission that waits for a semaphore. A channel may appear several times.
     pub(crate) fn waiting_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
         self.held.values().filter(|held| held.stage == Stage::Waiting).map(|held| held.channel)
     }
@@ -234,13 +233,13 @@ impl<A: Alarm> Schedule<A> {
         self.held.values().any(|held| stages.contains(&held.stage) && channels.contains(&held.channel))
     }
 
-    /// Returns the channel's first submission at one of these stages.
+    /// Returns a channel's first submission at one of these stages.
     pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
         let mut held = self.held.iter();
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
-    /// Returns the submissions in flight on a channel that precede this one.
+    /// Returns the submissions in flight on a channel that precede the given one.
     pub(crate) fn before(
         &self,
         ticket: Ticket,
@@ -249,17 +248,17 @@ impl<A: Alarm> Schedule<A> {
         self.held.range(..ticket).map(|(_, held)| held).filter(move |held| held.channel == channel)
     }
 
-    /// Returns the submission that precedes this one on the channel and on the card, if its completion raises an
-    /// interrupt.
+    /// Returns the submission that precedes the given one on the same channel, if it is on the card and its completion
+    /// raises an interrupt.
     pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
         let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
         before.filter(|(_, held)| held.stage == Stage::Started && !held.irq_suppressed).map(|(ticket, _)| *ticket)
     }
 
-    /// Records that a channel's work is kept off the card, and appends the scheduler's events.
+    /// Records that a channel's work is kept off the card, and appends the events for the scheduler.
     ///
-    /// The scheduler also defers each submission on an engine. Otherwise, a submission that remains there would never
-    /// complete, and would block the engine for all VMs.
+    /// Submissions on an engine are deferred in the scheduler, too. Otherwise, they would stay there without ever
+    /// completing, and would block the engine for all VMs.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -272,7 +271,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Records the channels that engines are executing. For other channels, the time since the last poll does not
+    /// Records the channels that engines are executing. For all other channels, the time since the last poll does not
     /// count.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
@@ -284,15 +283,14 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the latest possible time at which an engine that is now executing a channel started its first
-    /// submission.
+    /// Returns the latest time at which the engine that is executing a channel may have started its first submission.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine is executing a channel although all work of the channel was descheduled. Returns the
-    /// event for the scheduler.
+    /// Records that an engine executes a channel all of whose work was descheduled. Returns the event for the
+    /// scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! A copy of a card's scheduler state, for readers that must not block the card.
+//! Snapshot of a card's scheduler state, for readers that must not block the card.
 
 use super::Work;
 use super::overdue::Overdue;
@@ -8,14 +8,14 @@ use vram::TenantId;
 
 pub use tenancy::{TenantTime, TimeView, Wait};
 
-/// State of a card's scheduler at a point in time.
+/// Snapshot of a card's scheduler state.
 #[derive(Clone, Debug)]
 pub struct SchedulerUsage {
     /// Settings of the scheduler.
     pub config: Config,
-    /// The division of time, in a form common to all kinds of cards.
+    /// Division of time, in the form common to all kinds of card.
     pub time: TimeView,
-    /// Some overdue submissions of each VM, oldest first.
+    /// Oldest overdue submissions of each VM, oldest first.
     pub overdue: BTreeMap<TenantId, Vec<Overdue>>,
 }
 
@@ -37,7 +37,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns the scheduler's accounts, including usage in the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's accounts, including the use in the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

@@ -25,8 +25,8 @@ pub enum Placement {
     Spread,
 }
 
-/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total size of VRAM
-/// visible to virtual machines.
+/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total VRAM visible to
+/// virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -66,7 +66,7 @@ fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Returns the reason why a policy must not assign a card to a virtual machine; `None` if the card is suitable.
+/// Returns the reason why the policy must not assign a card to a virtual machine; `None` if the card is suitable.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,

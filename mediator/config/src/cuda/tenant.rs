@@ -23,7 +23,7 @@ fn unknown_card(tenant: &TenantSpec, name: &str, cards: &[CardSpec]) -> Refusal 
     Refusal { kind: RefusalKind::UnknownCard, field, what }
 }
 
-/// Returns the reasons to reject a tenant with several cards, except those that concern a single card.
+/// Returns the reasons to reject a tenant with several cards, except for those that concern a single card.
 fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, String)> {
     let cards = &tenant.cards;
     let mut wrong = Vec::new();

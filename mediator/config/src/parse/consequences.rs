@@ -3,7 +3,8 @@
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
 
-/// Keys that affect size checks. Each may change how much is left for others, in its own table and in other tables.
+/// Keys that affect size checks. Each may change the amount left for other objects, in its own table and in other
+/// tables.
 const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
 /// Keys of `[daemon]` that affect the checks of socket paths.
 const SOCKETS: [&str; 3] = ["socket_dir", "admin_socket", "read_socket"];
@@ -42,7 +43,7 @@ impl Wrong {
         let (other, other_field) = (mistake.key.table, mistake.key.field);
         let of_amounts = is_amount(other_field) || mistake.what.starts_with(NO_ROOM);
         if table == other && index == mistake.key.index {
-            // The rules lack this value.
+            // The rules were checked without this value.
             return within(field, other_field)
                 || within(other_field, field)
                 || (!self.is_unknown() && is_amount(field) && of_amounts);
@@ -54,7 +55,7 @@ impl Wrong {
         match table {
             "daemon" if SOCKETS.contains(&field) => other_field == "socket",
             "daemon" => field == "placement" && other_field == "card",
-            // Names of this card seem unknown.
+            // Without its table, the card's name seems unknown.
             "card" if self.table_is_out => USERS.contains(&other) && (other_field == "card" || of_amounts),
             "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && other_field == "card")),
             "profile" if self.table_is_out => other_field == "profile",
@@ -65,8 +66,8 @@ impl Wrong {
         }
     }
 
-    /// Returns the index that a table of this name has in the file, where this table counts too if it was omitted
-    /// earlier.
+    /// Converts a table's index in the parsed text to its index in the file, which also counts this table if it was
+    /// omitted.
     fn renumbered(&self, table: &str, index: usize) -> usize {
         match self.parts() {
             (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,
@@ -80,7 +81,7 @@ fn within(inner: &str, outer: &str) -> bool {
     !outer.is_empty() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns true if the size checks use this key, or if it stands for a whole table.
+/// Returns true if the size checks use this key, or if the key represents a whole table.
 pub(super) fn is_amount(field: &str) -> bool {
     field.is_empty() || AMOUNTS.iter().any(|amount| within(field, amount))
 }

@@ -50,7 +50,7 @@ impl Host {
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns the names in a folder in ascending order.
+    /// Returns the names in a folder, in ascending order.
     pub(super) fn names(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -96,7 +96,7 @@ impl Host {
         })
     }
 
-    /// Returns the name for an ID in a file such as `/etc/passwd`, or the ID itself if it has no name.
+    /// Returns the name of an ID in a file such as `/etc/passwd`, or the ID itself if it has no name.
     fn named(&self, file: &str, number: u32) -> String {
         let text = self.read(file).unwrap_or_default();
         let number = number.to_string();

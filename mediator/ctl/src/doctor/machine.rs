@@ -1,4 +1,4 @@
-//! Checks the machine and its kernel: KVM, IOMMU, asynchronous I/O, locked memory.
+//! Checks the machine and its kernel: KVM, IOMMU, asynchronous I/O, and locked memory.
 
 use config::CardKind;
 
@@ -78,7 +78,7 @@ fn iommu(patient: &Patient<'_>) -> Option<Finding> {
             "the kernel does not use an IOMMU",
             "enable VT-d or AMD-Vi in the firmware setup; on Intel, also boot with `intel_iommu=on`",
         )),
-        // No card needs an IOMMU, so a finding would only be noise.
+        // No card needs an IOMMU, so a finding would be noise.
         0 => None,
         _ if there || needed => Some(Finding::good("iommu", format!("enabled, {groups} groups"))),
         _ => None,

@@ -68,7 +68,7 @@ fn looked(root: &TempDir, socket: &str) -> (Code, Vec<Value>, String) {
     (code, json["findings"].as_array().unwrap().clone(), text)
 }
 
-/// Returns the findings of a check, except good ones.
+/// Returns the findings of a check, except for good ones.
 fn told(findings: &[Value], check: &str) -> String {
     let of = findings.iter().filter(|one| one["check"] == check && one["state"] != "good");
     of.map(|one| {
@@ -185,7 +185,10 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "iommu"), told(&findings, "memlock")), (String::new(), String::new()), "{text}");
     let driver = told(&findings, "driver");
-    assert!(driver.contains("driver nouveau has 0000:65:00.0, not vfio-pci [`mediatorctl card bind"), "{driver}");
+    assert!(
+        driver.contains("0000:65:00.0 is bound to driver nouveau, not vfio-pci [`mediatorctl card bind"),
+        "{driver}"
+    );
     assert!(told(&findings, "cards").contains("note: NVIDIA cards without a [[card]] table: 0000:66:00.0"), "{text}");
 }
 
@@ -247,7 +250,7 @@ fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     );
     let users = told(&findings, "worker-users");
     assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [uncomment the lines"), "{users}");
-    // Separate users protect the host as well.
+    // Separate users also protect the host.
     assert!(told(&findings, "sandbox").starts_with("note: the kernel does not support Landlock"), "{text}");
     assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
     assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB in total, with 1024 MiB"), "{text}");

@@ -8,7 +8,7 @@ use super::{Finding, Patient};
 const QEMU: (u32, u32) = (10, 1);
 /// Names of the QEMU executable.
 const NAMES: [&str; 2] = ["qemu-system-x86_64", "qemu-kvm"];
-/// Path where the package installs the libvirt hook, and where libvirt looks for it.
+/// Path where the package installs libvirt's hook, and where libvirt searches for it.
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
 /// File that permits QEMU's connections under libvirt's AppArmor profile.
 const APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
@@ -28,7 +28,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns advice on getting a newer version.
+/// Returns advice on installing a newer version.
 fn newer(patient: &Patient<'_>) -> String {
     let release = patient.host.read("etc/os-release").unwrap_or_default();
     let is = |word: &str| release.lines().any(|line| line.trim_matches('"') == word);

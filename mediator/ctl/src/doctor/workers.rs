@@ -13,7 +13,7 @@ const WORKER: &str = "usr/lib/gpu-mediator/cuda-worker";
 /// Capabilities that the daemon needs to assign separate users to workers, as bit numbers and names.
 const NEEDED: [(u32, &str); 3] = [(5, "CAP_KILL"), (6, "CAP_SETGID"), (7, "CAP_SETUID")];
 
-/// Checks a host with a CUDA card if its configuration allows VMs with CUDA. Such VMs can also be added at run time.
+/// Checks a host with a CUDA card if its configuration permits VMs with CUDA. Such VMs can also be added at run time.
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let Ok(config) = &patient.config else { return Vec::new() };
     let cards: Vec<_> = config.cards.iter().filter(|card| card.kind == CardKind::Cuda).collect();
@@ -135,7 +135,7 @@ fn hmm(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Checks the total window size against the host's memory.
+/// Compares the total window size with the host's memory.
 fn windows(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let windows = config.vms.iter().filter_map(|vm| Some(vm.cuda?.window_mib)).fold(0u64, u64::saturating_add);

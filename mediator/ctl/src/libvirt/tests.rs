@@ -16,7 +16,7 @@ impl Site {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("boot"), "first\n").unwrap();
-        // Without root, these tests can assign files only to their own user.
+        // Without root, these tests can change a file's owner only to their own user.
         let uid = fs::metadata(folder.path()).unwrap().uid();
         fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
         let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
@@ -56,7 +56,7 @@ impl Site {
         self.client().get::<api::VmList>("/v1/vms").unwrap().vms.into_iter().map(|vm| vm.name).collect()
     }
 
-    /// Returns the XML of a domain with a `vgpu` element and a device that uses a virtual machine's socket.
+    /// Returns the XML of a domain with a `vgpu` element and a device that uses the virtual machine's socket.
     fn domain(&self, vgpu: &str, vm: &str) -> String {
         let socket = self.served.fixture.path(&format!("{vm}.sock")).display().to_string();
         format!(
@@ -81,7 +81,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
-    // The hook's VM is removed, whatever the XML currently contains.
+    // The hook's VM is removed, regardless of the current XML.
     site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
     site.hook("web", "release", "end", &domain).unwrap();
@@ -140,7 +140,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         assert!(error.to_string().contains(told), "{text}: {error}");
         assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
     }
-    // Domain names are arbitrary; file names are not.
+    // Domain names are arbitrary, but file names are not.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
     assert_eq!(
@@ -166,8 +166,8 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
     vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!(vm.state, api::VmState::Connected);
-    // Two cases: another domain requests the same VM, and another domain with the same name, which libvirt has lost
-    // track of, is still running.
+    // Two cases: another domain requests the same VM, and a domain with the same name that libvirt no longer knows is
+    // still running.
     let other = site.domain("vm='web' vram-mib='16'", "web");
     for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
         let error = site.hook(name, "prepare", "begin", text).unwrap_err();

@@ -17,7 +17,7 @@ use crate::values::span;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
-    /// Counts accesses to a guest's VRAM for some time, and writes a profile
+    /// Counts accesses to a guest's VRAM for a given time, and writes a profile
     Record {
         /// Name of the virtual machine
         vm: String,

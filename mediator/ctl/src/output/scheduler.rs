@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Renders the scheduling state of a virtual machine: its quarantine and when it ends, or the reason for its wait.
+/// Renders a virtual machine's scheduling state: its quarantine and the end of it, or the reason for its wait.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
@@ -66,7 +66,7 @@ fn max_run(time: &VmTime) -> String {
     }
 }
 
-/// Returns the weight, guarantee and cap for the copy engines if any of them differs from its value for compute.
+/// Returns the copy engines' weight, guarantee and cap, if any of them differs from its value for compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
     let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } =
         time.params(None).for_engine(Engine::Copy0);

@@ -1,7 +1,7 @@
 //! Starts programs as a tenant.
 //!
-//! The process executes the program in place. With `--memory` or `--weight`, the daemon changes the tenant's limits
-//! until this process exits.
+//! The process executes the program in place of itself. With `--memory` or `--weight`, the daemon changes the tenant's
+//! limits until this process exits.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -53,7 +53,8 @@ impl Run {
     /// Executes the program in place of this process; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
-        // If a name is missing here, a program that loads it gets NVIDIA's library and runs outside its limits.
+        // If a name is missing here, a program that loads it gets NVIDIA's library, and runs outside the tenant's
+        // limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);
             if !path.exists() {
@@ -73,7 +74,7 @@ impl Run {
     }
 
     /// Returns the tenant once its card's owner responds and has finished starting the MPS server of the tenant's
-    /// group: a program is an MPS client from its start or never.
+    /// group: a program becomes an MPS client at its start or never.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {
@@ -120,13 +121,13 @@ impl Run {
     }
 }
 
-/// Returns the value of the library's environment variable for the sockets of a tenant's cards.
+/// Returns the sockets of a tenant's cards in the format of the library's environment variable.
 fn list(sockets: &[PathBuf]) -> OsString {
     let separator = OsStr::from_bytes(&[SOCKET_SEPARATOR]);
     sockets.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(separator)
 }
 
-/// Prepends a value to an environment variable in the format used by the dynamic loader.
+/// Prepends a path to an environment variable that the dynamic loader reads.
 fn in_front(mut first: OsString, variable: &str) -> OsString {
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
         first.push(":");

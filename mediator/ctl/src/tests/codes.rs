@@ -187,7 +187,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// Accepts a limited number of outputs, and then fails like a closed pipe.
+/// Accepts a limited number of writes, and then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,
@@ -225,7 +225,7 @@ fn watch_repeats_until_reader_closes() {
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(looks.len(), 3, "one line for each refresh: {}", reader.text);
     }
-    // When the daemon exits, so does the command.
+    // If the daemon exits, so does the command.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);

@@ -1,4 +1,4 @@
-//! Tests `apply`, `export` and `assert`, used by one operator and by several operators concurrently.
+//! Tests `apply`, `export` and `assert`, with one operator and with several concurrent operators.
 
 use super::*;
 use api::{Action, Applied, Comparison, Exported};
@@ -61,7 +61,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
     let ran = with_file(&served, TWO, &["apply"]);
     assert_eq!(ran.out, "card card0 matches the file\nVM web matches the file\nVM build matches the file\n");
 
-    // Only the given keys change: the weight of `web` and the VM `build` stay as they are.
+    // Only the given keys change: the weight of `web` and the VM `build` stay unchanged.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
     let ran = with_file(&served, text, &["apply"]);
     assert_eq!(ran.out, "VM web changed\n  time.class: \"normal\" -> \"interactive\"\n");
@@ -302,7 +302,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
             let time = TimeShare { max_run_ms: before.time.max_run_ms.or(after.time.max_run_ms), ..before.time };
             prop_assert_eq!(after, &VmSpec { time, ..before.clone() });
         }
-        // The export of that state changes nothing.
+        // Applying the export of the current state changes nothing.
         let kept = ctl(&served, &["export"]).out;
         let ran = with_file(&served, &kept, &["--json", "apply", "--prune"]);
         let applied: Applied = serde_json::from_str(&ran.out).unwrap();

@@ -1,4 +1,4 @@
-//! Tests firmware from a file to the image that a card loads, without a daemon.
+//! Tests firmware commands without a daemon, from importing a file to the image that a card loads.
 
 use super::*;
 use ::firmware::{Image, Store};

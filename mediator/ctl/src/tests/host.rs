@@ -26,7 +26,7 @@ fn card_list_of_host_names_obstacle_and_remedy() {
             "0000:65:00.0 10de:06d8 nouveau 7 - bus no",
             "0000:66:00.0 10de:06d8 vfio-pci 8 - bus yes",
             "",
-            "driver nouveau has 0000:65:00.0, not vfio-pci",
+            "0000:65:00.0 is bound to driver nouveau, not vfio-pci",
             "`mediatorctl card bind 0000:65:00.0` as root",
         ]
     );
@@ -48,13 +48,9 @@ fn binding_ends_with_the_code_of_its_trouble() {
     fake.add(Plan { address: "0000:02:00.0", id: (0x8086, 1), ..Plan::CARD });
     let cases: [(&[&str], Code, &str); 7] = [
         (&["card", "bind", "0000:65:00.0"], Code::Good, ""),
-        (
-            &["card", "bind", "65:00.0"],
-            Code::Usage,
-            "is not an address of a PCI function, expected one such as 0000:65:00.0",
-        ),
+        (&["card", "bind", "65:00.0"], Code::Usage, "is not a PCI function address, expected one such as 0000:65:00.0"),
         (&["card", "bind", "0000:7f:00.0"], Code::NotFound, "the host has no PCI function 0000:7f:00.0"),
-        (&["card", "bind", "0000:01:00.0"], Code::Conflict, "turn the IOMMU on in the firmware's setup"),
+        (&["card", "bind", "0000:01:00.0"], Code::Conflict, "enable the IOMMU in the firmware setup"),
         (&["card", "unbind", "0000:02:00.0"], Code::Usage, "only NVIDIA's are supported"),
         (
             &["card", "unbind", "0000:65:00.0", "--driver", "nvidia"],
@@ -65,7 +61,7 @@ fn binding_ends_with_the_code_of_its_trouble() {
         (
             &["card", "unbind", "0000:65:00.0", "--driver", "nouveau"],
             Code::Failed,
-            "the kernel gave 0000:65:00.0 to vfio-pci",
+            "the kernel bound 0000:65:00.0 to vfio-pci",
         ),
     ];
     for (arguments, code, what) in cases {

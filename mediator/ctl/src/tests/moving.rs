@@ -71,7 +71,7 @@ fn impossible_move_or_drain_exits_with_code_and_cause() {
 fn labels_place_vms_near_or_apart() {
     let served = Served::new();
     assert_eq!(card_of(&served, &["web", "--label", "app=web"]), "card0");
-    // Card1 has the most free capacity.
+    // `card1` has the most free capacity.
     assert_eq!(card_of(&served, &["cache", "--near", "app=web"]), "card0");
     assert_eq!(card_of(&served, &["db", "--apart-from", "app=web"]), "card1");
     let ran = ctl(&served, &["vm", "add", "x", "--card", "card0", "--vram-mib", "64", "--apart-from", "app"]);

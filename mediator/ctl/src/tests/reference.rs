@@ -267,7 +267,7 @@ fn texts_of_the_page_name_options_that_exist() {
     let mut command = examples::command();
     command.build();
     options(&command, &mut known);
-    // Options of curl and podman that the examples use.
+    // The examples use these options of curl and podman.
     known.extend(["unix-socket", "device"].map(str::to_owned));
     for part in page.split("--").skip(1) {
         let end = part.find(|c: char| !c.is_ascii_lowercase() && c != '-').unwrap_or(part.len());

@@ -131,7 +131,7 @@ fn invalid_sched_command_exits_with_code_and_cause() {
         (&["sched", "set", "card0", "--policy", "best"], Code::Usage, "expected one of `direct`, `fifo`"),
         (&["sched", "set", "card0", "--period-ms", "0"], Code::Usage, "band.period_ns = 0 is not between 100000"),
         (&["sched", "set", "card9", "--policy", "fifo"], Code::NotFound, "there is no card `card9`"),
-        (&["sched", "set", "card1", "--policy", "fifo"], Code::Conflict, "VM `p` has its card by passthrough"),
+        (&["sched", "set", "card1", "--policy", "fifo"], Code::Conflict, "VM `p` uses its card in passthrough"),
         (&["sched", "show", "card1"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "p", "--weight", "3"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "a", "--weight", "0"], Code::Usage, "weight = 0 is not between 1 and 10000"),

@@ -1,4 +1,4 @@
-//! Selects columns that fit on a screen. Numbers are never truncated; less important columns are omitted.
+//! Selects the columns that fit on a screen. Numbers are never truncated; less important columns are omitted.
 
 /// A column of a table.
 pub(super) struct Column {
@@ -59,7 +59,7 @@ pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec
     kept
 }
 
-/// Truncates text to a width, with a mark for the omitted part. Numbers are omitted instead of truncated.
+/// Truncates text to a width, and marks the truncation. Numbers are omitted instead of truncated.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

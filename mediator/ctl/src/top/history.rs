@@ -13,7 +13,7 @@ const SHOWN: Duration = Duration::from_secs(60);
 const WIDTH: usize = 15;
 /// Maximum number of samples, reached with short intervals.
 const MAX_SAMPLES: usize = 600;
-/// Characters for the heights of the chart.
+/// Characters for the chart's bar heights.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Key of a history: card, virtual machine or tenant, and engine.
@@ -24,7 +24,7 @@ pub(super) type Key = (String, String, Engine);
 pub(super) struct History(BTreeMap<Key, VecDeque<u32>>);
 
 impl History {
-    /// Adds the shares of a refresh, and drops the shares of removed virtual machines.
+    /// Adds a refresh's shares, and drops the shares of removed virtual machines.
     pub(super) fn add(&mut self, cards: &[CardScheduler], interval: Duration) {
         let count = SHOWN.as_millis().checked_div(interval.as_millis()).unwrap_or(1);
         let count = usize::try_from(count).unwrap_or(1).clamp(1, MAX_SAMPLES);
@@ -45,11 +45,11 @@ impl History {
         self.0 = next;
     }
 
-    /// Renders the chart. Each character is the mean of several samples, with the latest on the right.
+    /// Renders the chart. Each character is the mean of several samples, with the latest at the right.
     pub(super) fn picture(&self, key: &Key) -> String {
         let samples: Vec<u32> = self.0.get(key).into_iter().flatten().copied().collect();
         let each = samples.len().div_ceil(WIDTH).max(1);
-        // Group samples from the end, so that the characters of old samples stay the same as new samples arrive.
+        // Group samples from the end, so that the characters of old samples stay the same when new samples arrive.
         let groups =
             samples.rchunks(each).map(|group| group.iter().sum::<u32>() / u32::try_from(group.len()).unwrap_or(1));
         let mut picture: Vec<char> = groups.map(level).collect();

@@ -1,4 +1,4 @@
-//! The page for the cards' memory.
+//! The page that shows the cards' memory.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ pub(super) const TABLE: [Column; 10] = [
     Column { head: "STATE", kind: Kind::Text, rank: 4 },
 ];
 
-/// Bytes moved of a VM's memory, and number of its submissions that were denied memory, by card and VM.
+/// For each card and VM, the number of bytes moved and the number of submissions that were denied memory.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
-/// Returns the counts at a refresh, for comparison with the next one.
+/// Returns a refresh's counts, for comparison with the next refresh.
 pub(super) fn counts(cards: &[CardMemory]) -> Counts {
     each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
 }
@@ -40,7 +40,7 @@ pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
     let line = |(card, vm): (&CardMemory, &VmMemory)| {
         let before = before.get(&(card.card.clone(), vm.vm.clone())).copied().unwrap_or_default();
         let now = count(vm);
-        // A count that has decreased means that the VM was removed and added again.
+        // A lower count means that the VM was removed and added again.
         let (moved, denied) = now.0.checked_sub(before.0).zip(now.1.checked_sub(before.1)).unwrap_or(now);
         let in_host = vm.in_reserve_bytes.saturating_add(vm.in_host_bytes);
         let suspended = match vm.suspensions.count {

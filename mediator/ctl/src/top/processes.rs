@@ -1,4 +1,4 @@
-//! The page for processes: programs of tenants and guests, and VMMs.
+//! The page that shows processes: programs of tenants and guests, and VMMs.
 
 use super::Look;
 use super::columns::{Column, Kind};
@@ -45,13 +45,13 @@ pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// Describes the memory that a process uses outside its tenant's account.
+/// Describes the memory that a process uses beyond its tenant's account.
 fn unaccounted(tenant: &Tenant, pid: u32) -> Option<String> {
     let found = tenant.unaccounted.iter().find(|one| one.pid == pid);
     found.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)))
 }
 
-/// Returns the programs of a tenant, except workers, whose programs are listed under the VM.
+/// Returns the programs of a tenant, except for workers, whose programs are listed under their VM.
 fn of_tenant(tenant: &Tenant, vm: Option<&Vm>) -> Vec<Line> {
     let serves = |pid: u32| vm.is_some_and(|vm| vm.programs.iter().any(|program| program.worker == Some(pid)));
     let programs = tenant.programs.iter().filter(|program| !serves(program.pid)).map(|program| {

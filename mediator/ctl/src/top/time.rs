@@ -1,4 +1,4 @@
-//! The page for the cards' time.
+//! The page that shows the cards' time.
 
 use std::collections::BTreeMap;
 
@@ -30,10 +30,10 @@ pub(super) const TABLE: [Column; 14] = [
     Column { head: "STATE", kind: Kind::Text, rank: 5 },
 ];
 
-/// Number of a VM's submissions started on an engine, and their total wait in ns.
+/// For each card, VM and engine, the number of started submissions and their total wait in ns.
 pub(super) type Waits = BTreeMap<(String, String, Engine), (u64, u64)>;
 
-/// Returns the waits at a refresh, for comparison with the next one.
+/// Returns a refresh's waits, for comparison with the next refresh.
 pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     let each = each(cards).map(|(card, vm, engine, used)| {
         ((card.card.clone(), vm.vm.clone(), engine), (used.wait.count, used.wait.sum_ns))
@@ -45,7 +45,7 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
 fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> Cell {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));
-    // A count that has decreased means that the VM was removed and added again.
+    // A lower count means that the VM was removed and added again.
     let (count, sum) = since.unwrap_or((used.wait.count, used.wait.sum_ns));
     sum.checked_div(count).map_or_else(|| NOTHING.into(), |mean_ns| Cell::number(duration(mean_ns), mean_ns))
 }

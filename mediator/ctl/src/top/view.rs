@@ -162,7 +162,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Shows the results of a refresh, one of which occurs per `interval`.
+    /// Shows the results of a refresh. Refreshes occur once per `interval`.
     pub(super) fn show(&mut self, look: Look, interval: Duration) {
         let before = std::mem::replace(&mut self.look, look);
         self.error = None;
@@ -183,7 +183,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the next of the page's main columns, or after the last one in the API's order.
+    /// Sorts by the next of the page's main columns; after the last one, restores the API's order.
     pub(super) fn reorder(&mut self) {
         let orders = self.page.orders();
         let present = self.order.and_then(|order| self.page.columns().get(order.column)).map(|column| column.head);

@@ -23,12 +23,12 @@ use events::author;
 mod moving;
 mod saving;
 
-/// Maximum size of a request body, in bytes.
+/// Maximum request body size, in bytes.
 const MAX_BODY: usize = 64 << 10;
 /// Maximum duration of a scheduler recording, in ms.
 const RECORD_MS: u64 = 60_000;
 
-/// Returns the router for read-only requests, whose method is GET or HEAD.
+/// Returns the router for read-only requests, which use GET or HEAD.
 pub fn read_only(daemon: Arc<Daemon>) -> Router {
     router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -88,7 +88,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// Error to be sent as a response.
+/// An error to send as a response.
 struct Failure {
     status: StatusCode,
     body: api::Error,
@@ -186,7 +186,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Returns the error for an empty table.
+/// Returns the error for an invalid `[[table]]` in a request body.
 fn misdescribed(what: &str, table: &str) -> Failure {
     let advice = format!("send a JSON object with the keys of a [[{table}]] table");
     Failure::invalid(StatusCode::UNPROCESSABLE_ENTITY, what.to_owned(), &advice)
@@ -200,14 +200,14 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes to virtual machines run one at a time in any case. The number of changes
-/// that wait for the owner of one CUDA card is limited, so that changes to other cards still get a permit.
+/// Permits for concurrent changes. Changes to virtual machines are serialized in any case. The number of changes that
+/// wait for one CUDA card's owner is limited, so that changes to other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it can take a long time. Attributes its events to the client served by the
-/// calling task.
+/// Runs a change on another thread, because it can take a long time. Attributes its events to the client that the
+/// calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -215,15 +215,15 @@ fn beside<T: Send + 'static>(
     off_thread(&CHANGES, move || author::acting(author, work))
 }
 
-/// Runs a read-only request on another thread, because it takes locks, for which the runtime must not wait.
+/// Runs a read-only request on another thread, because it takes locks, on which the runtime must not block.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread as soon as `places` grants a permit. Handlers that call the daemon must use
-/// this function, because the runtime also notifies the service manager's watchdog.
+/// Runs blocking work on its own thread once `places` grants a permit. Handlers that call the daemon must use this
+/// function, because the runtime also notifies the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -282,7 +282,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// Request body that changes some keys of a table.
+/// Request body that changes keys of a table.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
@@ -388,7 +388,7 @@ struct RecordQuery {
     for_ms: u64,
 }
 
-/// Responds when the recording is complete. If the client disconnects earlier, the recording is discarded.
+/// Responds when the recording is complete. Discards the recording if the client disconnects earlier.
 async fn record_scheduler(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -400,7 +400,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Responds when the counts are complete. If the client disconnects earlier, the counts are discarded.
+/// Responds when counting is complete. Discards the counts if the client disconnects earlier.
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -452,7 +452,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// Request body that specifies the memory to move.
+/// Request body that selects the memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
@@ -572,7 +572,7 @@ async fn set_tenant(
     Ok(Json(beside(move || daemon.set_tenant_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// Sets limits of a tenant until the client's process exits.
+/// Sets a tenant's limits until the client's process exits.
 async fn lease_tenant(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,

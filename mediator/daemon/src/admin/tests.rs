@@ -19,7 +19,7 @@ mod ram;
 mod scheduler;
 mod schema;
 
-/// Access to clients of a test daemon.
+/// Creates clients of a test daemon's API.
 pub(crate) trait HasClient {
     fn client(&self) -> Client;
 
@@ -95,10 +95,7 @@ fn launch_args_name_the_socket_and_bad_queries_are_refused() {
     let args: api::LaunchArgs = client.get(&format!("{path}?vmm=cloud-hypervisor&memory=4G")).unwrap();
     assert_eq!(args.args, ["--memory", "size=4G,shared=on", "--user-device", &format!("socket={socket}")]);
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?vmm=xen")));
-    assert_eq!(
-        (error.code, &*error.error),
-        (ErrorCode::Invalid, "VM `a` is not a domain of Xen: it has no `xen_domain`")
-    );
+    assert_eq!((error.code, &*error.error), (ErrorCode::Invalid, "VM `a` is not a Xen domain: it has no `xen_domain`"));
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?vmm=bochs")));
     assert!(error.error.contains("unknown variant `bochs`"), "{error:?}");
     let error = refused(client.get::<api::LaunchArgs>(&format!("{path}?memory=much")));
@@ -127,7 +124,7 @@ fn metrics_are_in_prometheus_form() {
     }
     let mixed = |line: &&str| line.contains("_total{") && line.contains("count=") && line.contains("_ns\"");
     assert_eq!(text.lines().find(|line| mixed(line) && !line.contains("_seconds_total{")), None);
-    // Each metric is declared once, before its samples.
+    // Each metric's type is declared once, before its samples.
     let described: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let names: std::collections::BTreeSet<_> = described.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(described.len(), names.len());
@@ -169,7 +166,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Timeout of each wait, longer than any step of these tests takes.
+/// Timeout of each wait, longer than any step of these tests.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -191,7 +188,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
         let (tell, told) = std::sync::mpsc::channel();
         let (admin, reader) = (served.client(), served.reader());
         let fed = served.fed.load(Ordering::Relaxed);
-        // The client runs on another thread, so that a missing response fails the test but does not block it.
+        // Run the client on another thread, so that a missing response fails the test instead of blocking it.
         std::thread::spawn(move || {
             for client in [admin, reader] {
                 for path in LOOKS {
@@ -209,7 +206,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     drop(blocked);
 }
 
-/// Requests that read the state of a VM.
+/// Requests that read a VM's state.
 const LOOKS: [&str; 9] = [
     "/metrics",
     "/v1/vms",

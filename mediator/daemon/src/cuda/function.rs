@@ -19,9 +19,9 @@ use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
 
 /// Time limit for the end of a VM's workers when the VM is removed.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it.
+// TIMEOUT: a killed process exits immediately, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which the daemon checks whether workers have ended.
+/// Interval at which the daemon polls for the workers' exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Reason why a VM of another daemon cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +29,7 @@ pub(crate) enum RestoreError {
     /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The user of the VM's workers cannot be used.
+    /// The workers' user cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
@@ -51,7 +51,7 @@ impl HomeCard for CudaCard {
     }
 }
 
-/// Returns the separate user of a VM's workers, if they have such a user.
+/// Returns the dedicated user of a VM's workers, if they have one.
 fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
     let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
     report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
@@ -101,7 +101,8 @@ fn built(
 /// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// Fails if the state is impossible or does not match the configuration, or if the workers' user cannot be used.
+/// Returns an error if the state is invalid or does not match the configuration, or if the workers' user cannot be
+/// used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -118,7 +119,7 @@ pub(crate) fn restored(
     Ok(built(card, vm, dir, user, device, function))
 }
 
-/// Sends a VM's current settings to an owner that another daemon started, if that owner has different settings.
+/// Sends a VM's current settings to an owner that another daemon started, unless that owner already has them.
 ///
 /// # Errors
 /// Returns an error if the owner rejects the settings or does not respond.
@@ -129,11 +130,11 @@ pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), Da
 }
 
 impl crate::Daemon {
-    /// Continues the guest's CUDA programs in new workers; with `pid`, only a program with this process ID in the
+    /// Continues the guest's CUDA programs in new workers; with `pid`, only the program with this process ID in the
     /// guest.
     ///
     /// # Errors
-    /// If the virtual machine has no such program, or its workers do not respond.
+    /// Returns an error if the virtual machine has no such program, or if its workers do not respond.
     pub fn restart_workers(&self, name: &str, pid: Option<u32>) -> Result<api::WorkerRestarts, DaemonError> {
         let failed = |why: &str| DaemonError::NotRestarted { vm: name.to_owned(), why: why.to_owned() };
         let state = self.state.lock();
@@ -160,12 +161,12 @@ fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {
         let request = Request::Remove { name: vm.to_owned(), kills: true };
-        // Other changes of the card may run between two requests.
+        // Other changes to the card may run between two requests.
         let asked = card.change().and_then(|turn| turn.ask(&format!("VM `{vm}`"), request));
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                tracing::error!(vm, ?pids, "workers of a removed VM do not end");
+                tracing::error!(vm, ?pids, "workers of a removed VM do not exit");
                 return false;
             }
             Ok(_) => return true,

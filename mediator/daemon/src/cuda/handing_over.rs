@@ -27,8 +27,8 @@ pub(crate) struct GivenOwner {
 }
 
 impl CudaCard {
-    /// Stops using the owner. Waits for this until the time `until` at the latest. Returns the owner with the sender of
-    /// the outcome: true if another daemon has taken the owner over.
+    /// Stops using the owner; waits at most until the time `until`. Returns the owner with a sender for the outcome:
+    /// true if another daemon has taken over the owner.
     ///
     /// # Errors
     /// Returns an error if the owner does not respond now.
@@ -44,11 +44,11 @@ impl CudaCard {
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
-    /// Creates a card with the owner that another daemon started. This daemon starts to use the owner with
+    /// Creates a card with the owner that another daemon started. This daemon starts using the owner with
     /// [`Self::begin`]. `names` are the card's current tenants and VMs.
     ///
     /// # Errors
-    /// Returns an error if the owner is not compatible with this configuration.
+    /// Returns an error if the owner is incompatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
         folder: &Path,
@@ -71,11 +71,10 @@ impl CudaCard {
         Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Sends the rules of this configuration to an owner that another daemon started, if that owner has different
-    /// rules.
+    /// Sends this configuration's rules to an owner that another daemon started, unless that owner already has them.
     ///
     /// # Errors
-    /// Same as for [`Change::ask`].
+    /// Returns the same errors as [`Change::ask`].
     pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
         let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
         let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
@@ -85,11 +84,11 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant. `turn` is the right to change the card. The owner may already have the tenant, because another
-    /// daemon started it. Returns the change, and true if the tenant is new.
+    /// Adds a tenant. `turn` is the right to change the card. An owner started by another daemon may already have the
+    /// tenant. Returns the right to change the card, and true if the tenant is new.
     ///
     /// # Errors
-    /// Same as for [`Self::promise`].
+    /// Returns the same errors as [`Self::promise`].
     pub fn add<'a>(&'a self, turn: Change<'a>, of: &str, tenant: Tenant) -> Result<(Change<'a>, bool), DaemonError> {
         let known = self.known.lock().as_mut().map(|known| known.request(tenant.clone()));
         match known.unwrap_or(Some(Request::Add(tenant))) {

@@ -1,4 +1,4 @@
-//! Tests the arrivals that drained cards accept, and the order in which virtual machines leave.
+//! Tests which arrivals drained cards accept, and in which order virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};
@@ -68,7 +68,7 @@ fn drained_card_rejects_new_vms_until_undrained() {
     assert_eq!(daemon.add(VmSpec::new("b", "", 64)).unwrap().card, "card1");
     let error = daemon.move_if("b", Some("card0"), None).unwrap_err();
     assert!(error.to_string().contains("cannot move to card `card0`: card: card `card0` is drained"), "{error}");
-    // The policy finds no card other than the drained one.
+    // The policy finds only the drained card.
     let error = daemon.move_if("b", None, None).unwrap_err();
     assert!(matches!(error, DaemonError::Immovable { .. }) && error.to_string().contains("drained"), "{error}");
 
@@ -113,10 +113,10 @@ fn move_rejection_names_obstacle() {
 
     daemon.remove("b").unwrap();
     daemon.add(VmSpec { passthrough: true, vram_mib: None, ..VmSpec::new("wired", "card1", 0) }).unwrap();
-    assert!(refused("a", None, None).1.contains("VM `wired` has card `card1` by passthrough"));
+    assert!(refused("a", None, None).1.contains("VM `wired` uses card `card1` in passthrough"));
     let report = daemon.drain_if("card1", None).unwrap();
     assert!(
-        report.left[0].why.contains("VM `wired` cannot move to another card: it has its card by passthrough"),
+        report.left[0].why.contains("VM `wired` cannot move to another card: it uses its card in passthrough"),
         "{report:?}"
     );
 }
@@ -127,8 +127,8 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // A VM stays on a drained card if the configuration file assigns it to that card. A VM is placed elsewhere if the
-    // file names no card for it.
+    // A VM stays on a drained card if the configuration file names the card for it. A VM without a card in the file is
+    // placed elsewhere.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();
@@ -160,7 +160,7 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
         let card = serde_json::json!({ "name": "card0", "drained": drained });
         serde_json::from_value::<api::Desired>(serde_json::json!({ "card": [card], "vm": vm })).unwrap()
     };
-    // One file contains both the VM and the mark, and the mark takes effect.
+    // One document contains both the VM and the mark, and the mark applies.
     let vm = serde_json::json!([{ "name": "b", "card": "card0", "vram_mib": 64 }]);
     let error = daemon.apply(&desired(true, vm.clone()), false, false, None).unwrap_err();
     assert!(error.code() == ErrorCode::Conflict && error.to_string().contains("card `card0` is drained"), "{error}");

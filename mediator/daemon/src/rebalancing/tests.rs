@@ -1,4 +1,4 @@
-//! Tests of the loads that a daemon reports for its cards, and of the resulting moves.
+//! Tests the loads that a daemon reports for its cards, and the resulting moves.
 
 use super::*;
 use crate::fixture::{Fixture, Served, copy, guest};

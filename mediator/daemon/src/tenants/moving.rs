@@ -1,4 +1,4 @@
-//! Moves tenants of CUDA cards to other cards. The crate `tenant_move` has the order of the requests to the owners.
+//! Moves tenants of CUDA cards to other cards. The crate `tenant_move` defines the order of the requests to the owners.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use config::check;
 use config::{CardSpec, TenantSpec, VmSpec};
 use events::NewEvent;
 
-/// The owner of a card, asked about a tenant.
+/// A card's owner, for requests about one tenant.
 struct CardOwner<'a>(&'a CudaCard, String);
 
 impl Owner for CardOwner<'_> {

@@ -1,5 +1,5 @@
 //! Handover of cards with an owner process. The owner and the workers of guest programs are separate processes, which
-//! continue to run. The next daemon receives their pipes and links.
+//! keep running. The next daemon receives their pipes and links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ use config::Config;
 use handover::{RosterCudaCard, RosterVm};
 use listening::Sockets;
 
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and is not
-/// stored.
+/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
 const IDENTITY: [u8; 16] = *b"mediatord cuda  ";
 
 /// A card that is handed over with its virtual machines.
@@ -51,7 +50,7 @@ impl SuspendedCuda {
 /// A suspended card, its entry in the roster, and its descriptors by name.
 type GoneCuda = (SuspendedCuda, RosterCudaCard, Vec<(String, OwnedFd)>);
 
-/// Suspends a card whose virtual machines are suspended, and serializes it.
+/// Suspends a card whose virtual machines are already suspended, and serializes it.
 pub(super) fn suspend(
     going: &GoingCuda,
     until: Instant,
@@ -68,7 +67,7 @@ pub(super) fn suspend(
     let of_it = resting.iter().filter(|(vm, ..)| going.vms.iter().any(|(of, _)| of == vm));
     for ((vm, running, rest), id) in of_it.zip(0u32..) {
         let of_vm = |why: &dyn std::fmt::Display| format!("VM `{vm}`: {why}");
-        let function = running.backend.cuda().ok_or_else(|| of_vm(&"its device cannot go over"))?;
+        let function = running.backend.cuda().ok_or_else(|| of_vm(&"its device cannot be handed over"))?;
         let function = function.function.suspend(until).map_err(|why| of_vm(&why))?;
         let (saved, descriptors) = function.save().map_err(|why| of_vm(&why))?;
         suspended.functions.push(function);

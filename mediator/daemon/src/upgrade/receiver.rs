@@ -1,6 +1,6 @@
 //! Receiving daemon of an upgrade.
 //!
-//! Until the other daemon gives up ownership, this daemon does not access cards or clients of virtual machines, and
+//! Until the other daemon releases ownership, this daemon does not access cards or clients of virtual machines, and
 //! does not remove paths. Only configured changes to the permissions of sockets take effect earlier.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use listening::Activated;
 use listening::{SocketPath, Sockets};
 use overrides::OverrideStore;
 
-/// Owner number of the roster.
+/// Owner ID of the roster.
 const ROSTER: u32 = 0;
 
 /// Receiving end of the connection between the two daemons.
@@ -45,7 +45,7 @@ pub(crate) struct Successor {
     pub(super) descriptors: Package,
 }
 
-/// Virtual machine that is created but not served yet.
+/// A virtual machine that has been created but is not served yet.
 pub(super) struct Coming {
     pub spec: VmSpec,
     pub saved: RosterVm,
@@ -81,7 +81,7 @@ impl Successor {
         }
     }
 
-    /// Rejects the takeover with a reason before the daemon at the other end of the standard input has sent its state.
+    /// Rejects the takeover before receiving the state, and sends the reason to the daemon on the standard input.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // The other daemon may have exited in the meantime.
@@ -255,14 +255,14 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Save changes that the other daemon has not saved, and drop entries made redundant by the configuration.
+        // Save changes that the other daemon has not saved, and drop overrides that the configuration makes redundant.
         if let Err(error) = daemon.keep() {
             tracing::warn!(%error, "cannot save run-time changes");
         }
         Ok(daemon)
     }
 
-    /// Sends the settings of this configuration to the owners started by the other daemon, if their settings differ.
+    /// Sends this configuration's settings to the owners that the other daemon started, unless they already have them.
     fn confirm_owners(&self) {
         let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
         for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {

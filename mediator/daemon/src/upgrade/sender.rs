@@ -31,15 +31,14 @@ use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 
-/// Retry interval of quiescing.
+/// Interval between attempts to quiesce.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and is not
-/// stored.
+/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
-/// Owner number of the roster.
+/// Owner ID of the roster.
 const ROSTER: u32 = 0;
 
-/// Card that is being handed over, with its virtual machines.
+/// A card that is being handed over, with its virtual machines.
 struct Going {
     name: String,
     movable: Movable,
@@ -68,21 +67,21 @@ struct Client {
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// Quiescent card with its serialized state.
+/// A quiescent card with its serialized state.
 struct Settled {
     host: SavedHost,
     sides: Vec<(TenantId, SavedSide)>,
     card: WrittenCard,
 }
 
-/// Serialized state of a card, as sent to the next daemon.
+/// A card's serialized state, as sent to the next daemon.
 struct Written {
     file: Vec<u8>,
     vms: Vec<RosterVm>,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// Next program, which is killed on drop unless it has taken over.
+/// The next daemon's process, which is killed on drop unless it has taken over.
 struct Next {
     child: Child,
     keeps: bool,
@@ -103,7 +102,7 @@ impl Daemon {
     /// ID. This daemon exits after it has responded to the request.
     ///
     /// # Errors
-    /// Returns an error if a part cannot be handed over or the next daemon does not take over; all VMs continue here.
+    /// Returns an error, and resumes all VMs here, if the state cannot be handed over or is not taken over.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|error| {
             self.line.has_failed();
@@ -148,7 +147,7 @@ impl Daemon {
         Ok(pid)
     }
 
-    /// Drops all virtual machines and sockets without any effect on clients or cards.
+    /// Drops all virtual machines and sockets without affecting clients or cards.
     fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
         self.sockets.leave();
         let vms = {
@@ -156,7 +155,7 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Dropping sends no messages to clients, and frees no resources on the cards.
+        // Dropping sends no messages to clients, and frees no card resources.
         drop(resting);
         drop(vms);
     }
@@ -179,9 +178,9 @@ impl Daemon {
                 let vm = &spec.name;
                 let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
                 if spec.passthrough || spec.xen_domain.is_some() {
-                    return Err(of_vm(&"a card in passthrough or a domain of Xen cannot be handed over"));
+                    return Err(of_vm(&"a card in passthrough or a Xen domain cannot be handed over"));
                 }
-                let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
+                let Life::Running(running) = life else { return Err(of_vm(&"it is being created or removed")) };
                 if let Some(why) = &*running.seen.failed.lock() {
                     return Err(of_vm(&format!("it is out of service, remove it: {why}")));
                 }
@@ -210,7 +209,7 @@ impl Daemon {
         Ok(Leaving { mediated: going, with_owner })
     }
 
-    /// Hands over everything except ownership, which follows later. Adds suspended virtual machines to `resting`.
+    /// Hands over all state, but not yet its ownership. Adds suspended virtual machines to `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -294,7 +293,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the package of all state that is handed over.
+    /// Returns the package of all state to hand over.
     fn package(
         &self,
         began_ns: u64,
@@ -380,7 +379,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     }
 }
 
-/// Serializes the client of a suspended virtual machine.
+/// Serializes a suspended virtual machine's client.
 fn client(name: &str, running: &Running, rest: &Rest, host: &ManagedCard) -> Result<Client, String> {
     let failed = |what: &dyn std::fmt::Display| format!("VM `{name}`: {what}");
     let id = running.backend.scheduled_as().ok_or_else(|| failed(&"it is not mediated"))?;
@@ -446,7 +445,7 @@ fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &Halted
     Ok(Settled { host, sides, card })
 }
 
-/// Writes the file of a card, including the clients of its virtual machines.
+/// Writes a card's file, including the clients of its virtual machines.
 fn write(
     going: &Going,
     settled: Settled,

@@ -17,32 +17,32 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Size of the guest RAM of a VM in bytes. The RAM has two regions, and a VMM takes back the second one while the card
-/// uses it.
+/// Guest RAM size of a VM, in bytes. The RAM has two regions, and a VMM takes back the second one while the card uses
+/// it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
-/// Size of a buffer in pages.
+/// Buffer size in pages.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. There are only a few, so that most of them are reused.
+/// Virtual address of the first source. There are only [`SLOTS`] sources and targets, so most addresses are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
 const SLOT: u64 = 0x1_0000;
-/// Size of the VRAM required for a new channel and its buffers.
+/// VRAM needed for a new channel and its buffers, in bytes.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// Exit of a guest instance.
+/// The way a guest instance ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     /// The guest takes back lent memory, and disconnects.
     Orderly,
-    /// The guest's socket is closed while the card works for the guest.
+    /// The guest's socket is closed while the card is working for the guest.
     Dropped,
     /// The guest takes back memory that the card is using, and disconnects.
     Unmapped,
-    /// An operator removes the VM while the guest works.
+    /// An operator removes the VM while the guest is working.
     Removed,
-    /// The device is reset while the guest works. The guest then starts again, and disconnects.
+    /// The device is reset while the guest is working. The guest then starts again, and disconnects.
     Reset,
 }
 
@@ -50,7 +50,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// Statistics on the guests' actions.
+/// Counts of the guests' actions.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,
@@ -85,13 +85,13 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Channel, with its source and target pages in VRAM.
+/// A channel, with its source and target pages in VRAM.
 struct Lane {
     channel: Channel,
     vram: [u64; 2],
 }
 
-/// Guest in a VM.
+/// A guest in a VM.
 pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
@@ -119,10 +119,10 @@ impl<'a> Guest<'a> {
         self.admin.get(&self.url()).unwrap()
     }
 
-    /// Runs one instance, from the creation of the VM to its removal. Returns false if the time is over.
+    /// Runs one instance, from the creation of the VM to its removal. Returns false if the time is up.
     pub fn live(&mut self) -> bool {
-        // A busy host must not make a channel appear hung. This driver is slow, because it writes its page tables word
-        // by word through a window that it moves before each word.
+        // A busy host must not make a channel appear hung. This driver is slow: it writes its page tables word by word,
+        // and moves its window before each word.
         let spec = VmSpec {
             channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
@@ -166,7 +166,7 @@ impl<'a> Guest<'a> {
         Lane { channel, vram: [driver.vram(PAGES), driver.vram(PAGES)] }
     }
 
-    /// Performs a random action of a driver.
+    /// Performs a random driver action.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         let lane = self.random.usize(..lanes.len());
         match self.random.u64(..10) {
@@ -192,7 +192,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that were often mapped elsewhere
+    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that often had other mappings
     /// before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
@@ -205,7 +205,7 @@ impl<'a> Guest<'a> {
         self.verified(driver, lane, from, to, pages, &words);
     }
 
-    /// Maps a virtual address to several pages in sequence, and copies to each of them.
+    /// Maps a virtual address to several pages, one after the other, and copies to each of them.
     fn remap(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let from = self.place(lane, 0);
         driver.map(lane.channel.space, FROM, from, 1);
@@ -241,7 +241,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds channels up to the limit, and one more.
+    /// Binds as many channels as the limit permits, and one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
@@ -264,7 +264,7 @@ impl<'a> Guest<'a> {
         );
         let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
         assert_eq!(refused(&after), refused(&before) + 1, "the excess channel is rejected");
-        // Work on that channel faults.
+        // Work on the excess channel faults.
         assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
         self.tally.refused += 1;
@@ -290,7 +290,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits a copy, and verifies the result unless the VM was removed in the meantime.
+    /// Submits a copy, and verifies the result unless the VM has been removed in the meantime.
     fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
@@ -306,7 +306,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits more work to a channel than can be in flight, with targets in VRAM and in RAM that can be taken back.
+    /// Submits more work to a channel than can be in flight, with targets in VRAM and in revocable RAM.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -340,7 +340,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // The channel's work either completes, or faults at the first write to memory that was taken back.
+                    // The channel's work either completes, or faults at its first write to memory that was taken back.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)
@@ -377,7 +377,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Unbinds the channels and disconnects. The VM is removed, sometimes after another client has connected.
+    /// Unbinds the channels and disconnects. Then the VM is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -394,7 +394,7 @@ impl<'a> Guest<'a> {
         self.remove();
     }
 
-    /// Waits until the daemon has detected that the client is disconnected, and has freed its resources.
+    /// Waits until the daemon has detected the client's disconnection and freed the client's resources.
     fn wait_gone(&self) {
         let last = RefCell::new(None);
         let tell = || format!("the client's resources to be freed: {:#?}", last.take());

@@ -1,4 +1,4 @@
-//! Resources of a daemon, according to the daemon itself, to the kernel, and to a VM that uses all of them.
+//! A daemon's resources as seen by the daemon itself, by the kernel, and by a VM that uses all of them.
 
 use std::fmt;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Permitted growth of the daemon, independent of the number of VMs that have existed. The heap retains memory, and the
-/// log limiter has an entry for each known VM (up to 4096).
+/// Permitted growth of the daemon, regardless of how many VMs have existed. The heap retains memory, and the log's rate
+/// limiter has an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resource usage of a daemon without VMs.
@@ -25,7 +25,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the state of the process before the API, because a connection uses a descriptor.
+    /// Reads the process state before the API, because a connection uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Adds a VM that is entitled to all resources of the card, and uses all of them. Fails if a resource has leaked.
+/// Adds a VM that is entitled to all of the card's resources, and uses all of them. Fails if a resource has leaked.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();

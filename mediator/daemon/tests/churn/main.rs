@@ -1,6 +1,7 @@
-//! Adds and removes virtual machines at random, 2 to 16 at a time, on a card of a real daemon, and checks for leaks.
+//! Adds and removes virtual machines at random on a card of a real daemon, with 2 to 16 of them at a time, and checks
+//! for leaks.
 //!
-//! Each guest is a thread without a VMM: a client of the daemon's sockets, with a small driver.
+//! Each guest is a thread without a VMM: a client of the daemon's sockets with a small driver.
 //! `GPU_MEDIATOR_CHURN_SEED` is the random seed. Each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by
 //! default; minutes in manual runs). `GPU_MEDIATOR_CHURN_VMS` selects a single number of guests. Every byte of every
 //! copy is verified.
@@ -24,9 +25,9 @@ use mediatorctl::client::Client;
 use rustix::process::Signal;
 use support::{Place, Running, WAIT_TIMEOUT};
 
-/// VRAM size of each guest in MiB, which is the minimum for a VM.
+/// VRAM size of each guest in MiB; the minimum for a VM.
 const VM_MIB: u64 = 16;
-/// Maximum number of channels per guest. The total for all guests is lower than the number of channels of the card.
+/// Maximum number of channels per guest. All guests together use fewer channels than the card has.
 const MAX_CHANNELS_PER_VM: u32 = 5;
 /// Numbers of concurrent guests to test.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
@@ -72,12 +73,12 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Waits until `condition` returns a value, up to a time limit.
+/// Waits until `condition` returns a value. Panics after a time limit.
 fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Like [`until`], but calls `tell` for a description if the wait fails.
+/// Like [`until`], but adds the description from `tell` to the panic.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -89,7 +90,7 @@ fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Optio
     }
 }
 
-/// Runs `size` guests until the time is over. Returns statistics on their actions.
+/// Runs `size` guests until the time is up. Returns the counts of their actions.
 fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
     let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
@@ -111,8 +112,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status like an operator while guests are added and removed. Waits until the status contains all
-/// guests at the same time.
+/// Polls the daemon's status like an operator while guests are added and removed. Sets the flag `met` once all guests
+/// work at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -166,10 +167,10 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
-    // Warm up, to create all objects that are created only once.
+    // Warm up, so that all objects that are created only once exist.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // The connections above must be closed first. Otherwise, resources freed later would hide a leak.
+    // Wait for the connections above to close. Otherwise, resources freed later would hide a leak.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("initially: {before}");

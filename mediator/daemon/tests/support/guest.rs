@@ -5,11 +5,11 @@ use rig::{Machine, RemoteGuest};
 
 use super::Place;
 
-/// Number of bytes in a MiB.
+/// Bytes per MiB.
 pub const MIB: u64 = 1 << 20;
-/// VRAM size of each VM in MiB.
+/// VRAM size of each VM, in MiB.
 pub const VM_MIB: u64 = 32;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 /// Size of a copy in flight, in pages.
@@ -48,7 +48,7 @@ impl Guest {
         }
     }
 
-    /// Waits for all started copies, and checks that they are correct and caused no fault.
+    /// Waits for all started copies, and checks that they are correct and caused no faults.
     pub fn check(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         driver.wait(channel);
@@ -62,7 +62,7 @@ impl Guest {
         *channel = driver.channel(1);
     }
 
-    /// Checks that the device was reset, and restarts its driver.
+    /// Checks that the device has been reset, and restarts its driver.
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();

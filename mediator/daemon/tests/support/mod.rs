@@ -1,4 +1,4 @@
-//! Directory of a daemon, and the daemon as a process.
+//! A daemon's directory, and the daemon as a process.
 #![allow(dead_code, reason = "each test file uses only a part")]
 
 pub mod guest;
@@ -18,14 +18,14 @@ pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the path of mediatorctl. It is an example of this package, which cargo builds together with the tests unless
-/// a single one is selected with `cargo test --test`.
+/// `cargo test --test` selects a single one.
 pub fn ctl() -> PathBuf {
     let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
     assert!(tool.exists(), "{} is missing, build it with: cargo build --package mediatord --examples", tool.display());
     tool
 }
 
-/// Directory with a configuration file, and for the daemon's sockets.
+/// A directory with a configuration file, and with the daemon's sockets.
 pub struct Place(TempDir);
 
 impl Place {
@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-/// Daemon that runs until dropped.
+/// A daemon that runs until dropped.
 pub struct Running {
     pub child: Child,
     notify: UnixDatagram,
@@ -114,7 +114,7 @@ impl Drop for Running {
     }
 }
 
-/// Daemon that is killed at the end of a test, even if the test fails.
+/// A daemon that is killed at the end of a test, even if the test fails.
 pub struct Service(pub Child);
 
 impl Drop for Service {
@@ -125,7 +125,7 @@ impl Drop for Service {
     }
 }
 
-/// Service manager for a daemon in a directory.
+/// A service manager for the daemon in a directory.
 pub struct Manager<'a> {
     pub place: &'a Place,
     pub manager: ServiceManager,

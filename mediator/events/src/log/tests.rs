@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const KIND: EventKind = EventKind::Changed;
 
-/// Adds an event, at a time that starts a new window.
+/// Adds an event at a time that starts a new window.
 fn add(log: &Log, name: &str, seconds: u64) {
     log.add_at(NewEvent::vm(KIND, name, format!("at {seconds}")), author::daemon(), Duration::from_secs(seconds));
 }

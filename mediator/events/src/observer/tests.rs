@@ -70,7 +70,7 @@ fn kills_and_strikes_of_vm_are_counted() {
     ];
     assert_eq!(shown(&events), expected);
     assert_eq!(observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(2)), []);
-    // After a move, counts start from zero on the new card.
+    // After a move, counters start from zero on the new card.
     let events = observer.compare(&vm(json!({ "killed": 1, "strikes": 2 })), seconds(3));
     assert_eq!(shown(&events), [(EventKind::Killed, "a submission was killed for exceeding the time limit")]);
 }

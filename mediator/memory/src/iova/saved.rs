@@ -1,5 +1,5 @@
-//! Saved state of I/O virtual addresses: the ranges in use, and each VM's share. The charge to a VM's quota follows
-//! from the ranges that it claims.
+//! Saved form of I/O virtual addresses: the ranges in use, and each VM's share. The number of bytes charged to a VM
+//! follows from the ranges that it claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// Saved state of an [`IovaSpace`].
+/// Saved form of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedIova {
-    /// Start and size of each range in use in bytes, in ascending order. Includes ranges that the host cannot map.
+    /// Start and length in bytes of each range in use, in ascending order. Includes ranges that the host cannot map.
     taken: Vec<(u64, u64)>,
-    /// VMs' shares, in ascending order of VM numbers.
+    /// VMs' shares, sorted by VM number.
     vms: Vec<SavedPart>,
 }
 
-/// Share of a VM.
+/// Saved form of a VM's share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPart {
     vm: u32,
@@ -27,12 +27,12 @@ struct SavedPart {
     window: Option<(u64, u64)>,
 }
 
-/// Ranges of a restored space that have not been claimed yet. Each range has one owner.
+/// Ranges of a restored address space that have not been claimed yet. Each range has exactly one owner.
 #[derive(Debug, Default)]
 pub struct Claims(BTreeMap<u64, u64>);
 
 impl IovaSpace {
-    /// Saves the space.
+    /// Saves the address space.
     pub(crate) fn save(&self) -> SavedIova {
         let Self { taken, vms } = self;
         let vms = vms.iter().map(|(vm, part)| {
@@ -43,11 +43,11 @@ impl IovaSpace {
         SavedIova { taken: taken.iter().map(|(start, len)| (*start, *len)).collect(), vms: vms.collect() }
     }
 
-    /// Restores the space on a host that cannot map `unmappable`, and returns the ranges to claim. A range that is
-    /// never claimed stays in use, because the card may still use it.
+    /// Restores the address space on a host that cannot map `unmappable`. Also returns the ranges to claim. A range
+    /// that is never claimed stays in use, because the card may still use it.
     ///
     /// # Errors
-    /// Returns an error if ranges overlap, or if the card cannot access them.
+    /// Returns an error if ranges overlap or the card cannot access them.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -83,7 +83,7 @@ impl IovaSpace {
         Ok((space, claims))
     }
 
-    /// Claims a range for VM `vm`, or for the mediator if `None`. A VM's range counts towards its quota.
+    /// Claims a range for VM `vm`, or for the mediator if `vm` is `None`. A VM's range counts towards its quota.
     ///
     /// # Errors
     /// Returns an error if the range is not in use, or belongs to another owner.
@@ -106,7 +106,7 @@ mod tests {
 
     const VM: TenantId = TenantId(3);
 
-    /// Creates a space with a range of the mediator, a range of a VM, and unmappable ranges.
+    /// Returns an address space with a range of the mediator, a range of a VM, and unmappable ranges.
     fn space() -> (IovaSpace, Iova, Iova) {
         let mut space = IovaSpace::without(slice::from_ref(&HOLE));
         space.set_share(VM, RamShare::default()).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     fn restored_iova_range_is_claimed_only_by_its_owner() {
         let (before, own, ram) = space();
         let (mut after, mut claims) = IovaSpace::restored(before.save(), slice::from_ref(&HOLE)).unwrap();
-        assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of the range");
+        assert!(after.claim(&mut claims, Some(VM), ram, 0x10_0000).is_err(), "a part of a range cannot be claimed");
         assert!(after.claim(&mut claims, Some(TenantId(4)), ram, 0x20_0000).is_err(), "this VM does not exist");
         after.claim(&mut claims, None, own, 0x1000).unwrap();
         assert!(after.claim(&mut claims, Some(VM), own, 0x1000).is_err(), "the range belongs to the mediator");

@@ -1,4 +1,4 @@
-//! Slots that use another card's memory. A VM that moves between cards uses this memory at first; its contents are
+//! Slots that use another card's memory. A VM that moves between cards uses this memory at first, and its contents are
 //! copied only after the VM has arrived.
 
 use super::PinnedPool;
@@ -9,8 +9,8 @@ use vram::HostAddr;
 
 impl PinnedPool {
     /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
-    /// [`Self::own`] and releasing the slot from its owner release `theirs` without zeroing or freeing it. Returns
-    /// `false` if the card rejects `theirs`.
+    /// `theirs` is neither zeroed nor freed when [`Self::own`] is called or the slot loses its owner. Returns `false`
+    /// if the card rejects `theirs`.
     ///
     /// # Errors
     /// Returns an error if the card then also rejects the slot's own memory.
@@ -27,8 +27,8 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// Switches the slot at `address` back to its own memory, whatever its contents. Does nothing if the slot already
-    /// uses its own memory.
+    /// Switches the slot at `address` back to its own memory without copying. Does nothing if the slot already uses its
+    /// own memory.
     ///
     /// # Errors
     /// Returns an error if the card fails to unmap the other memory, or rejects the slot's own memory.
@@ -41,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the borrowed memory and the own memory of the slot at `address`.
+    /// Returns the borrowed memory and the own memory of the slot at `address`, if it borrows memory.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -49,13 +49,13 @@ impl PinnedPool {
         Some(Borrowed { theirs: self.slots.get(index)?.clone()?, own })
     }
 
-    /// Returns true if any slot uses another card's memory.
+    /// Returns true if any slot borrows another card's memory.
     #[must_use]
     pub fn borrows(&self) -> bool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps different memory into a slot. If the card rejects it, the slot stays unmapped.
+    /// Maps other memory into a slot. If the card rejects it, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -63,7 +63,7 @@ impl PinnedPool {
     }
 }
 
-/// The two memories of a slot.
+/// Both memories of a slot that borrows memory.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
     /// Memory of the other card, which the slot currently uses.
@@ -73,7 +73,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Copies `len` bytes at offset `at` to the slot's own memory.
+    /// Copies `len` bytes at offset `at` from the other card's memory to the slot's own memory.
     ///
     /// # Errors
     /// Returns an error if the bytes extend beyond the end of the slot.

@@ -1,5 +1,5 @@
-//! Saved state of host memory slots: their I/O addresses, and which of them have memory. The memory is in a file, which
-//! is handed over separately.
+//! Saved form of host memory slots: their I/O addresses, and the numbers of those with memory. The memory is in a file,
+//! which is handed over separately.
 
 use super::{PinnedPool, SEALS};
 use crate::ManagerError;
@@ -14,7 +14,7 @@ use std::fs::File;
 use std::sync::Arc;
 use vram::HostAddr;
 
-/// Saved state of a [`PinnedPool`].
+/// Saved form of a [`PinnedPool`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlots {
     /// First I/O address of the slots.
@@ -49,12 +49,12 @@ impl PinnedPool {
         }
     }
 
-    /// Restores slots of `slot_bytes` bytes, with their memory in `file`, and maps them for `card`, where they must not
-    /// be mapped yet. If the result is dropped before [`Self::owned`], the memory is kept.
+    /// Restores slots of `slot_bytes` bytes, with their memory in `file`, and maps them for `card`. They must not be
+    /// mapped yet. If the result is dropped before [`Self::owned`], the memory is kept.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid, if the file is not the one that was saved, or if the host cannot
-    /// map it.
+    /// Returns an error if the saved state is invalid, if the file does not match it, or if the host cannot map the
+    /// file.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
@@ -67,7 +67,7 @@ impl PinnedPool {
             .ok_or_else(|| Invalid::new("the size of host memory overflows"))?;
         let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
         let sound = within(&filled) && within(&kept) && kept.iter().all(|number| filled.binary_search(number).is_ok());
-        Invalid::unless(sound, || "nonexistent slots of host memory have memory".into())?;
+        Invalid::unless(sound, || "nonexistent host memory slots have memory".into())?;
         let file = file.map(|file| checked(file, len)).transpose()?;
         Invalid::unless(file.is_some() == (count != 0), || {
             format!("{count} slots of host memory come with a file: {}", file.is_some())
@@ -97,9 +97,9 @@ impl PinnedPool {
     }
 }
 
-/// Returns the file if it has this length and its length is sealed.
+/// Returns the file if it has the given length and its length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
-    let look = |error| ManagerError::host("the state of a host memory file cannot be read", error);
+    let look = |error| ManagerError::host("cannot read the state of a host memory file", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
     Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
         format!(

@@ -1,4 +1,4 @@
-//! Saved state of segments and their pages. Each VM saves its own mappings of segments.
+//! Saved form of segments and their pages. Each VM saves its own mappings of segments.
 
 use super::{SEGMENTS_OF_A_VM, Scope, Segment, Segments};
 use crate::Memory;
@@ -11,37 +11,37 @@ use vram::{PagePool, SavedPool, TenantId};
 /// Maximum length of a group name in bytes.
 const NAME_MAX: usize = 256;
 
-/// All segments of a card.
+/// Saved form of all segments of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSegments {
     last: u32,
-    /// Segments by ID.
+    /// Segments, sorted by ID.
     segments: Vec<SavedSegment>,
-    /// Pools, each with the number of the VM that created the segments.
+    /// Number of each VM that has created segments, and the pool for them.
     pools: Vec<(u32, SavedPool)>,
 }
 
 first_version!(SavedSegments, "card-memory.segments");
 
-/// A segment.
+/// Saved form of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Group in which the key identifies the segment; `None` if only its creator can use the key.
+    /// Group in which the key identifies the segment, or `None` if only its creator can use the key.
     group: Option<String>,
     owner: u32,
     mode: u32,
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// Number of address spaces that map the segment, by VM.
+    /// VM number, and number of the VM's address spaces that map the segment.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
 
 impl Memory {
-    /// Saves the segments; `None` if no segments exist.
+    /// Saves the segments. Returns `None` if there are none.
     pub fn save_segments(&self) -> Option<SavedSegments> {
         let Segments { segments, last, pools } = &self.segments;
         let one = |(id, segment): (&u32, &Segment)| {
@@ -70,7 +70,7 @@ impl Memory {
         })
     }
 
-    /// Restores segments and their pools. Afterwards, each VM must restore its own mappings of segments
+    /// Restores segments and their pools. Each VM must then restore its own mappings of segments
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
@@ -102,7 +102,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns a VM's mapped segments: number of address spaces, card address, and size in bytes, by segment.
+    /// Returns, for each segment that a VM has mapped, the number of address spaces, the VRAM address, and the size in
+    /// bytes.
     pub fn segments_attached(&self, vm: TenantId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()

@@ -1,4 +1,4 @@
-//! Tests of kernels whose memory is scarce, or is moved while they run. Results are compared byte by byte.
+//! Tests kernels whose memory is scarce, or moves while they run. Results are compared byte by byte.
 
 use card_manager::Chaos;
 use workloads::{Options, by_name};
@@ -34,13 +34,13 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
     for (chunk_bytes, seed) in [(128 << 10, 1), (2 * MIB, 2)] {
         let config = card(64, chunk_bytes, Chaos { every: 1, seed });
         let round = || ["memory", "hotspot", "backprop"].map(|name| two(&config, name, Options::default()));
-        // On a busy host, all runs of a round can end before the thread that moves memory is scheduled.
+        // On a busy host, all runs of a round can finish before the thread that moves memory is scheduled.
         let moved = (0..50).any(|_| round().iter().sum::<u32>() > 0);
         assert!(moved, "no chunk of {chunk_bytes} bytes was moved");
     }
 }
 
-/// Runs a program in two guests on a card with `card_mib` MiB and a bus that is 25 times slower than its memory. Stops
+/// Runs a program in two guests on a card with `card_mib` MiB, whose bus is 25 times slower than its memory. Stops
 /// after `runs` runs, or when `enough` returns true for the number of quanta so far. Returns this number.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
@@ -74,9 +74,9 @@ fn a_working_set_of_four_times_the_card_is_right() {
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
 }
 
-/// Tests the smallest card that works. While the second guest runs its first kernels, memory returns to the card. An
-/// engine then holds the kernels' channel, but no PBDMA does, and the context must not be saved to the old location of
-/// the memory.
+/// Tests the smallest card that works. While the second guest runs its first kernels, memory returns to the card.
+/// Meanwhile, the kernels' channel is loaded on an engine but not on a PBDMA, and its context must not be saved to the
+/// memory's old location.
 #[test]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {
@@ -107,8 +107,8 @@ mod full {
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
         // A probe gives each guest one turn. More turns follow only if they increase throughput. A probe can fail
-        // because the guests' work changed in the meantime. The next probe would begin after the end of this run, so
-        // the test retries on another card.
+        // because the guests' work changed in the meantime. The next probe would begin only after this run, so the test
+        // retries on another card.
         let found = (0..3).any(|_| turns_of_two(11, 30, |turns| turns > 3) > 3);
         assert!(found, "alternating turns are not kept without access counters");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");

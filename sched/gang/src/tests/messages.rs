@@ -6,11 +6,11 @@ use sched::VgpuParams;
 use sched::groups::{GroupConfig, Sharing};
 use sched::turns::{TurnsConfig, scheduler_defaults};
 
-/// Maximum number of messages and orders per gang as a result of one event.
+/// Maximum number of messages and orders that one event may cause per gang.
 const MAX_RESULTS: usize = 16;
 const CARD: CardId = CardId(1);
 
-/// Creates card 1 with two gangs. The homes of the gangs are cards 0 and 1.
+/// Creates card 1 with two gangs, whose homes are cards 0 and 1.
 fn card() -> GangTurns {
     let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
     let mut card = GangTurns::new(CARD, turns.expect("the defaults are valid"), GangConfig::default());
@@ -28,14 +28,14 @@ fn card() -> GangTurns {
 fn gang_joins_with_a_single_tenant_of_its_cards() {
     let (mut card, here, elsewhere) = (card(), [CARD, CardId(3)].into(), [CardId(2), CardId(3)].into());
     assert!(!card.join(GangId(2), TenantId(9), &here, Nanos(0)), "the tenant is unknown");
-    assert!(!card.join(GangId(2), TenantId(1), &here, Nanos(0)), "the tenant is a member");
+    assert!(!card.join(GangId(2), TenantId(1), &here, Nanos(0)), "the tenant is already a member");
     for tenant in [2, 3].map(TenantId) {
         card.with_turns(Nanos(0), |turns| turns.add(tenant, VgpuParams::default(), Nanos(0)));
     }
     card.with_turns(Nanos(0), |turns| turns.set_group(TenantId(3), Some(("group", Sharing::Turns)), Nanos(0)));
     assert!(!card.join(GangId(2), TenantId(3), &here, Nanos(0)), "the tenant is in a group");
     assert!(!card.join(GangId(2), TenantId(2), &elsewhere, Nanos(0)), "the set of cards does not include this card");
-    assert!(!card.join(GangId(1), TenantId(2), &here, Nanos(0)), "the gang is a member");
+    assert!(!card.join(GangId(1), TenantId(2), &here, Nanos(0)), "the gang is already a member");
     assert!(card.join(GangId(2), TenantId(2), &here, Nanos(0)));
     assert_eq!(card.gang_of(TenantId(2)), Some(GangId(2)));
 }

@@ -1,39 +1,41 @@
-//! Checks gangs with random sets of cards for random schedules. Cards share no memory, so a schedule is an order of
-//! messages, submissions, ends of kernels, ticks, and failures. Half of the schedules select the next step at random.
-//! The other half uses priorities that change at a few points (PCT), which can delay a message by any number of steps.
+//! Tests gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
+//! messages, submissions, kernel completions, ticks, and failures. Half of the schedules select each step at random.
+//! The other half uses priorities that change at a few points (probabilistic concurrency testing, PCT), which can delay
+//! a message by any number of steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
 use sched::sim::Random;
 
-/// Number of schedules per run. Full-scale runs use a larger number.
+/// Number of schedules per run. The full-scale test has its own, larger number.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule is considered endless. The longest schedule has a tenth of this number.
+/// Number of steps after which a schedule is considered endless. The longest schedule takes a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
-/// Number of points at which priorities change, and number of steps from which these points are selected.
+/// Number of priority changes in a schedule.
+/// Number of steps among which these points are selected.
 const CHANGES: usize = 5;
 const CHANGES_AMONG: u64 = 2_000;
-/// Number of failures in a schedule.
+/// Maximum number of failures in a schedule.
 const MAX_FAILURES: u32 = 3;
 
 /// Step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Action {
-    /// The first message on a link arrives.
+    /// The first message on a link is delivered.
     Deliver(u32, u32),
-    /// A rank submits, requests a turn, or ends it.
+    /// A rank submits, requests a turn, or ends its turn.
     Advance(TenantId, u32),
-    /// A tenant's kernel ends.
+    /// A tenant's kernel completes.
     Finish(TenantId),
     /// A card's timer expires.
     Tick(u32),
     /// Time advances until the next timer expires.
     Wait,
-    /// The connection between two cards ends, or is re-established.
+    /// The connection between two cards is cut or re-established.
     Cut(u32, u32),
     Connect(u32, u32),
-    /// A card's process is stopped or continued.
+    /// A card's process is stopped or resumed.
     Stop(u32),
     Continue(u32),
 }
@@ -50,7 +52,7 @@ struct Checker {
     choice: Choice,
     cut: BTreeSet<(u32, u32)>,
     failures: u32,
-    /// True if timers can expire although other steps are possible.
+    /// True if timers may expire while other steps are possible.
     is_hasty: bool,
     steps: u64,
 }
@@ -73,7 +75,7 @@ impl Checker {
         Self { world, random, choice, cut: BTreeSet::new(), failures, is_hasty, steps: 0 }
     }
 
-    /// Returns all steps that may be possible.
+    /// Returns the candidate steps.
     fn actions(&self) -> Vec<Action> {
         let world = &self.world;
         let mut actions = Vec::new();
@@ -92,7 +94,7 @@ impl Checker {
         actions
     }
 
-    /// Rarely returns a failure as the next step.
+    /// Rarely returns a failure to inject as the next step.
     fn failure(&mut self) -> Option<Action> {
         if self.failures == 0 || self.random.below(60) > 0 {
             return None;
@@ -136,7 +138,8 @@ impl Checker {
             Action::Wait => {
                 let running = world.cards.iter().filter(|(card, _)| !world.stopped.contains(card));
                 let Some(next) = running.filter_map(|(_, turns)| turns.next_wakeup()).min() else { return false };
-                // If a timer did not advance, this loop would be infinite.
+                // Always advance the time, even if a timer's deadline does not move. Otherwise, this loop could be
+                // infinite.
                 world.now = next.0.max(world.now + 1);
             }
             Action::Cut(one, two) => {
@@ -160,7 +163,7 @@ impl Checker {
         true
     }
 
-    /// Executes one step. Returns false if none is possible.
+    /// Executes one step. Returns false if no step is possible.
     fn step(&mut self) -> bool {
         self.steps += 1;
         if let Some(failure) = self.failure() {
@@ -185,15 +188,15 @@ impl Checker {
         })
     }
 
-    /// Runs the whole schedule. Returns the number of steps and the number of gang turns.
+    /// Runs the schedule to its end. Returns the number of steps and the number of gang turns.
     fn run(mut self, seed: u64) -> (u64, u64) {
         while !self.has_ended() {
             assert!(self.steps < MAX_STEPS, "schedule {seed} does not end: {}", self.state());
             assert!(self.step(), "schedule {seed} is a deadlock: {}", self.state());
         }
-        // With early timers, waiting for a message may exceed any limit.
+        // If timers expire early, the wait for a message may exceed any limit.
         let in_time = self.is_hasty || self.world.overdue.is_empty();
-        assert!(in_time, "schedule {seed}: work exceeded its limit, {} us", self.world.now / 1000);
+        assert!(in_time, "schedule {seed}: work exceeded its limit at {} us", self.world.now / 1000);
         let views = self.world.cards.values().flat_map(|turns| turns.members.values());
         (self.steps, views.map(|member| member.counts.turns).sum())
     }
@@ -227,7 +230,7 @@ fn any_tenant(cards: u32, random: &mut Random) -> Tenant {
     Tenant { kernels: 2 + random.below(6), ahead: 1 + random.below(3), ..flood }
 }
 
-/// Runs schedules. Returns the total number of steps and the number of gang turns.
+/// Runs the schedules with the given seeds. Returns the total number of steps and of gang turns.
 fn check(seeds: std::ops::Range<u64>) -> (u64, u64) {
     let outcomes = seeds.map(|seed| Checker::new(seed).run(seed));
     outcomes.fold((0, 0), |(steps, turns), (more_steps, more_turns)| (steps + more_steps, turns + more_turns))

@@ -1,8 +1,9 @@
-//! Simulated cards with turns, messages between them, and programs whose kernels wait for their peers on other cards.
+//! Simulated cards with turns, the messages between the cards, and programs whose kernels wait for their peers on other
+//! cards.
 //!
-//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
-//! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, and the turns on these
-//! cards cannot end.
+//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs once
+//! all ranks have submitted it. Until then, it spins on the cards that have it, and the turns on these cards cannot
+//! end.
 
 use super::super::*;
 use sched::groups::GroupConfig;
@@ -12,18 +13,18 @@ use sched::{Engine, VgpuParams};
 
 pub(super) const MS: u64 = 1_000_000;
 
-/// Tenant and its program.
+/// A tenant and its program.
 #[derive(Clone, Debug)]
 pub(super) struct Tenant {
     pub(super) cards: Vec<u32>,
     pub(super) params: VgpuParams,
     /// Length of a kernel, in ns.
     pub(super) kernel_ns: u64,
-    /// Number of kernels that a rank submits in advance.
+    /// Maximum number of kernels that a rank submits ahead.
     pub(super) ahead: u64,
-    /// Number of kernels after which the program ends.
+    /// Number of kernels after which the program exits.
     pub(super) kernels: u64,
-    /// Number of kernels in a burst, and the subsequent pause in ns.
+    /// Number of kernels in a burst, and the pause after the burst in ns.
     pub(super) burst: Option<(u64, u64)>,
 }
 
@@ -39,20 +40,20 @@ impl Tenant {
 pub(super) enum Gate {
     Closed,
     Open,
-    /// The gate will close after this number of further submissions.
+    /// The gate closes after this number of further submissions.
     Closing(u64),
 }
 
-/// Program of a tenant on one card.
+/// A tenant's program on one card.
 #[derive(Clone, Debug)]
 pub(super) struct Rank {
     pub(super) gate: Gate,
     /// Number of kernels submitted by this rank.
     pub(super) submitted: u64,
-    /// True if the card's owner knows that the rank has work.
+    /// True if the card's owner was told that the rank has work.
     asked: bool,
-    /// Last time at which the gate was open, and the longest time in which it was closed while the rank had work, in
-    /// ns.
+    /// Last time at which the gate was open, in ns.
+    /// Longest time in which the gate was closed while the rank had work, in ns.
     last_ran: u64,
     pub(super) longest_gap: u64,
 }
@@ -64,7 +65,7 @@ pub(super) struct Program {
     pub(super) done: u64,
     /// Remaining time of the running kernel, in ns.
     left: u64,
-    /// Time at which the program will have work again, in ns.
+    /// Time at which the program next has work, in ns.
     wakes: u64,
 }
 
@@ -78,7 +79,7 @@ impl Program {
         }
     }
 
-    /// Returns true if the next kernel runs: all ranks have submitted it.
+    /// Returns true if the next kernel runs because all ranks have submitted it.
     pub(super) fn runs(&self) -> bool {
         self.ranks.values().all(|rank| rank.submitted > self.done)
     }
@@ -95,7 +96,7 @@ pub(super) struct World {
     pub(super) stopped: BTreeSet<u32>,
     /// Minimum and maximum latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),
-    /// Tenants that were reported because they exceeded their limit.
+    /// Tenants that were reported for exceeding their limit.
     pub(super) overdue: BTreeSet<TenantId>,
 }
 
@@ -177,11 +178,11 @@ impl World {
             match order {
                 GangOrder::Turn(Order::Grant(_)) => (rank.gate, rank.asked) = (Gate::Open, true),
                 GangOrder::Turn(Order::Recall(_)) => {
-                    assert_eq!(rank.gate, Gate::Open, "{of:?} on card {card} is recalled, but has no open gate");
+                    assert_eq!(rank.gate, Gate::Open, "{of:?} on card {card} is recalled, but its gate is not open");
                     rank.gate = Gate::Closing(0);
                 }
                 GangOrder::Step(_) => {
-                    assert_eq!(rank.gate, Gate::Closed, "{of:?} on card {card} gets a step, but has an open gate");
+                    assert_eq!(rank.gate, Gate::Closed, "{of:?} on card {card} gets a step, but its gate is open");
                     (rank.gate, rank.asked) = (Gate::Closing(1), true);
                 }
                 GangOrder::Turn(Order::Yield(_)) => {}
@@ -200,7 +201,7 @@ impl World {
             is_open && !turns.turns().overruns(**tenant)
         });
         let open: Vec<_> = open.map(|(tenant, _)| tenant).collect();
-        assert!(open.len() <= 1, "{open:?} use card {card} at once");
+        assert!(open.len() <= 1, "{open:?} use card {card} at the same time");
     }
 
     /// Makes a rank submit, end its turn, or request a turn. Returns false if no such action is possible.
@@ -215,7 +216,7 @@ impl World {
         match &mut rank.gate {
             Gate::Open if may => rank.submitted += 1,
             Gate::Closing(left @ 1..) if may => (*left, rank.submitted) = (*left - 1, rank.submitted + 1),
-            // The program is running, but its messages to the card's owner are not processed.
+            // The program runs, but the card's owner does not process its messages.
             _ if is_stopped => return false,
             Gate::Open if is_idle && !has_work => {
                 (rank.gate, rank.asked) = (Gate::Closed, false);
@@ -235,7 +236,7 @@ impl World {
         true
     }
 
-    /// Ends the running kernel of a tenant.
+    /// Completes a tenant's running kernel.
     pub(super) fn finish(&mut self, tenant: TenantId) {
         let now = self.now;
         let program = self.programs.get_mut(&tenant).expect("known");
@@ -320,7 +321,7 @@ impl World {
     fn run_program(&mut self, tenant: TenantId, step: u64) {
         let cards = self.programs[&tenant].tenant.cards.clone();
         for &card in &cards {
-            // Delay ranks at random, because their speeds differ.
+            // Delay ranks at random to simulate their different speeds.
             if self.random.below(4) > 0 {
                 while self.advance(tenant, card) {}
             }
@@ -342,7 +343,7 @@ impl World {
         }
     }
 
-    /// Returns the total length of a tenant's completed kernels, in ns.
+    /// Returns the total run time of a tenant's completed kernels, in ns.
     pub(super) fn work(&self, number: usize) -> f64 {
         let program = &self.programs[&id(number)];
         (program.done * program.tenant.kernel_ns) as f64

@@ -1,7 +1,7 @@
-//! Compares members of a group with programs that run concurrently without gates, as under MPS alone.
+//! Compares a group's members with programs that run concurrently without gates, as under MPS alone.
 //!
-//! A program is a loop that submits, waits for the end, and pauses on the host, or a job that always has work. The
-//! gains of concurrency, the lengths and the pauses are those of decode loops on an H200.
+//! A program is either a loop that submits work, waits for its end, and pauses on the host, or a job that always has
+//! work. The gains from concurrency, the lengths, and the pauses are those of decode loops on an H200.
 
 use super::{GROUP, MS, id};
 use crate::groups::{GroupConfig, GroupTurns, Sharing};
@@ -12,22 +12,22 @@ use std::collections::BTreeMap;
 const US: u64 = 1_000;
 /// Time step of the simulation, in ns.
 const STEP: u64 = 50 * US;
-/// Time from an order to its effect, and from the end of work to its notice, in ns.
+/// Delay from an order to its effect, and from the end of work to its observation, in ns.
 const NOTICE: u64 = 100 * US;
-/// Work in thousandths of one program's work that the card does for one to four concurrent loops.
+/// Work that the card does for one to four concurrent loops, in thousandths of a single program's work.
 const GAINS: [u64; 4] = [1000, 1570, 2000, 2400];
-/// The same for programs that each fill the card.
+/// Same as [`GAINS`], for programs that each fill the card.
 const NO_GAIN: [u64; 4] = [1000; 4];
 
-/// A program whose submissions take `length` on an otherwise idle card.
+/// A program whose submissions take `length` ns on an otherwise idle card.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     length: u64,
-    /// Time on the host between the end of a submission and the next submission.
+    /// Time on the host between the end of a submission and the next submission, in ns.
     pause: u64,
-    /// Idle time after which the program gives the card back.
+    /// Idle time after which the program returns the card, in ns.
     idle: u64,
-    /// Interval of reports.
+    /// Interval between reports, in ns.
     report: u64,
     /// Progress relative to an equal part of the card, in thousandths, while other programs run.
     speed: u64,
@@ -36,7 +36,7 @@ struct Program {
 const LOOP: Program = Program { length: 1900 * US, pause: 60 * US, idle: 300 * US, report: 2 * MS, speed: 1000 };
 const PACED: Program = Program { pause: 4 * MS, idle: 150 * US, ..LOOP };
 const JOB: Program = Program { length: 230 * US, pause: 0, ..LOOP };
-/// Submissions of a program that starts.
+/// A program during its start, with short submissions.
 const STARTS: Program = Program { length: 20 * US, pause: 0, ..LOOP };
 
 #[derive(Debug)]
@@ -44,10 +44,10 @@ struct Runner {
     program: Program,
     active: bool,
     open: bool,
-    /// Time at which a recall or a grant takes effect.
+    /// Time at which a pending recall or grant takes effect; true for a grant.
     changes: Option<(u64, bool)>,
     asked: bool,
-    /// Remaining work of the submission in flight.
+    /// Remaining work of the submission in flight, in ns.
     left: u64,
     begun: u64,
     /// Time of the next submission.
@@ -58,7 +58,7 @@ struct Runner {
     launches: u64,
     reported: u64,
     opened: u64,
-    /// End and time of each submission since the last end, including its pause.
+    /// End of each submission, and the time since the previous end, including the pause, in ns.
     gaps: Vec<(u64, u64)>,
     random: u64,
 }
@@ -84,7 +84,7 @@ impl Runner {
         }
     }
 
-    /// Returns the length of the next submission, which differs by up to 2 %.
+    /// Returns the length of the next submission in ns, which varies by up to 2 %.
     fn length(&mut self) -> u64 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.program.length * (980 + (self.random >> 33) % 41) / 1000
@@ -114,7 +114,7 @@ impl Card {
         card
     }
 
-    /// Starts the programs one after the other, which submits short work, and stops them.
+    /// Starts the programs one after the other, lets each submit short work, and stops them again.
     fn start_programs(&mut self) {
         let programs: Vec<(TenantId, Program)> =
             self.runners.iter().map(|(&tenant, runner)| (tenant, runner.program)).collect();
@@ -154,7 +154,7 @@ impl Card {
                 let speed = if working > 1 { runner.program.speed } else { 1000 };
                 let mut work = STEP * total * speed / 1_000_000 / working as u64;
                 while work >= runner.left {
-                    // Shorter submissions than a step follow each other.
+                    // Submissions shorter than a step run back to back.
                     work -= runner.left;
                     runner.busy += self.now.saturating_sub(runner.begun);
                     runner.launches += 1;
@@ -181,7 +181,7 @@ impl Card {
             };
             let now = self.now;
             self.with(tenant, |runner| {
-                // A recall that follows a grant closely finds the gate open.
+                // If the recall closely follows the grant, the gate is not open yet. Open it first.
                 if !opens && !runner.open {
                     (runner.open, runner.asked, runner.reported, runner.opened) = (true, false, now, now);
                 }
@@ -196,7 +196,7 @@ impl Card {
         }
     }
 
-    /// Submits the next work of programs that have none in flight.
+    /// Submits the next work of all programs that have none in flight.
     fn submit(&mut self) {
         let mut wants = Vec::new();
         for (&tenant, runner) in &mut self.runners {
@@ -216,7 +216,7 @@ impl Card {
         }
     }
 
-    /// Sends the reports that are due, and the ends of recalled and idle programs.
+    /// Sends the reports that are due, and ends the turns of recalled and idle programs.
     fn report(&mut self) {
         let tenants: Vec<TenantId> = self.runners.keys().copied().collect();
         for tenant in tenants {
@@ -243,14 +243,14 @@ impl Card {
         }
     }
 
-    /// Returns the submissions of each program that ended in the last `ns`.
+    /// Returns the number of submissions of each program that ended in the last `ns`.
     fn ended_in(&self, ns: u64) -> Vec<u64> {
         let since = self.now - ns;
         let count = |runner: &Runner| runner.gaps.iter().filter(|(at, _)| *at > since).count() as u64;
         self.runners.values().map(count).collect()
     }
 
-    /// Returns the longest 99th percentile of a program's gaps in the last `ns`, in ns.
+    /// Returns the 99th percentile of a program's gaps in the last `ns`, in ns.
     fn p99(&self, number: u32, ns: u64) -> u64 {
         let since = self.now - ns;
         let gaps = self.runners[&id(number)].gaps.iter().filter(|(at, _)| *at > since).map(|(_, gap)| *gap);
@@ -260,7 +260,7 @@ impl Card {
     }
 }
 
-/// Runs started programs for 4 s, with and without gates.
+/// Runs the programs for 4 s after their start, with and without gates.
 fn both(gains: [u64; 4], programs: &[(Program, VgpuParams)]) -> [Card; 2] {
     [true, false].map(|gated| {
         let mut card = Card::new(gains, gated, programs);
@@ -272,7 +272,7 @@ fn both(gains: [u64; 4], programs: &[(Program, VgpuParams)]) -> [Card; 2] {
     })
 }
 
-/// Returns loops of equal weight, whose speeds next to each other differ by 0.5 %.
+/// Returns loops of equal weight whose speeds differ by 0.5 % when they run concurrently.
 fn loops(count: usize) -> Vec<(Program, VgpuParams)> {
     [1000, 1004, 997, 1001][..count].iter().map(|&speed| (Program { speed, ..LOOP }, VgpuParams::default())).collect()
 }
@@ -301,7 +301,7 @@ fn weights_of_loops_hold_within_five_percent() {
             card.run(2_000 * MS);
             let ended = card.ended_in(2_000 * MS);
             let found = ended[0] as f64 / ended.iter().sum::<u64>() as f64;
-            println!("weight {first}: {found:.3} in window {window}");
+            println!("weight {first}: ratio {found:.3} in window {window}");
             assert!((found / due - 1.0).abs() <= 0.05, "{found} instead of {due} in window {window}");
         }
     }
@@ -324,7 +324,7 @@ fn guarantee_next_to_three_jobs_holds_within_three_percent() {
 #[test]
 fn interactive_loop_runs_before_job_that_fills_card() {
     let interactive = VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() };
-    // A loop without pauses wants more than its share.
+    // A loop without pauses demands more than its share.
     for program in [PACED, Program { idle: 150 * US, ..LOOP }] {
         let job = Program { report: MS / 2, ..JOB };
         let mut card = Card::new(NO_GAIN, true, &[(program, interactive), (job, VgpuParams::default())]);
@@ -335,7 +335,10 @@ fn interactive_loop_runs_before_job_that_fills_card() {
         let of_alone = p99 as f64 / LOOP.length as f64;
         let used = (ended[0] * LOOP.length) as f64 / (4_000 * MS) as f64;
         let trained = (ended[1] * JOB.length) as f64 / (4_000 * MS) as f64 / (1.0 - used);
-        println!("pause {}: p99 {of_alone:.2} of alone, uses {used:.3}, job {trained:.3} of the rest", program.pause);
+        println!(
+            "pause {}: p99 {of_alone:.2} of alone, loop uses {used:.3}, job gets {trained:.3} of the rest",
+            program.pause
+        );
         assert!(of_alone <= 2.5, "p99 is {of_alone} of alone");
         assert!(trained >= 0.9, "the job gets {trained} of the rest");
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{Channel, Config, Event, PolicyKind, VgpuParams};
 
-/// Creates a scheduler with work on an engine, deferred work, queued work, and a quarantined vGPU.
+/// Creates a scheduler with work on an engine, deferred work, queued work, and one vGPU in quarantine.
 fn scheduler(policy: PolicyKind) -> Scheduler {
     let config = Config { policy, strikes: 1, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Nanos(0)).unwrap();
@@ -50,7 +50,7 @@ fn schedulers_that_cannot_be_are_refused() {
         edit(&mut saved);
         Scheduler::restored(saved, Nanos(1 << 40)).expect_err("restoring succeeded").to_string()
     };
-    assert!(refused(&|saved| saved.accounts.truncate(1)).contains("accounts are of other vGPUs"));
+    assert!(refused(&|saved| saved.accounts.truncate(1)).contains("accounts belong to other vGPUs"));
     assert!(refused(&|saved| saved.scheduler.now = Nanos(u64::MAX)).contains("after the current time"));
     assert!(refused(&|saved| saved.scheduler.lanes.truncate(1)).contains("1 lanes"));
     assert!(refused(&|saved| saved.scheduler.order = u64::MAX).contains("counts of events"));
@@ -79,7 +79,7 @@ fn schedulers_that_cannot_be_are_refused() {
         })
         .contains("differs from that of the scheduler")
     );
-    // After each of these changes, an engine would be considered idle or busy forever.
+    // With each of these changes, an engine would be considered idle or busy forever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
     assert!(
         refused(&|saved| {

@@ -1,5 +1,5 @@
-//! Tests random requests, frees and changes of limits, followed by an idle period. Compares the shares with an
-//! independent water filling.
+//! Tests random requests, frees, and limit changes, followed by an idle period. Compares the shares with an independent
+//! water-filling computation.
 
 use super::CHUNK;
 use super::world::{MS, World};
@@ -64,7 +64,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a rejected guarantee like the mediator: frees chunks and tries again.
+/// Handles a rejected guarantee as the mediator does: frees chunks and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -72,7 +72,7 @@ fn set_limits(world: &mut World, vm: u32, limits: Limits) {
         world.plan(Some(Request { by: By::Guarantee, chunks: more }));
         let _ = world.table.set_limits(TenantId(vm), limits);
     }
-    // A chunk that exceeds a new quota is evicted immediately.
+    // Chunks that exceed a new quota are evicted immediately.
     world.plan(None);
     world.unsettle();
 }
@@ -123,7 +123,7 @@ fn apply(world: &mut World, op: Op) {
     }
 }
 
-/// Computes each VM's share by bisection in floating point, from only the accounts. VMs in `busy` take priority.
+/// Computes each VM's share from the accounts alone, by bisection in floating point. VMs in `busy` take priority.
 fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
     let summary = world.table.summary();
     let low_water = world.balancer.config().low_water.min(summary.spare());
@@ -164,8 +164,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Checks that, with enough host memory, the balancer converges: the difference of each VM from its share is at
-    /// most one chunk, and each VM has its guarantee (if it uses it) and respects its quota.
+    /// Checks that the balancer converges if host memory is sufficient: each VM is at most one chunk from its share,
+    /// has its guarantee as far as it uses it, and respects its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -182,7 +182,7 @@ proptest! {
         for &(vm, share) in &shares {
             let account = accounts[&vm];
             let used = account.placed + account.parked + account.host;
-            // Unused chunks that are reserved for a VM are counted as used.
+            // Unused chunks that are reserved for a VM count as used.
             let card = f64::from(account.placed.max(account.guarantee));
             prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm}: {card}, share {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
@@ -196,11 +196,11 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// Checks that plans do not change if a balancer is saved and restored. The policy `loops` is excluded because its
-    /// information is not saved.
+    /// Checks that saving and restoring a balancer does not change its plans. The policy `loops` is excluded because
+    /// its information is not saved.
     #[test]
     fn restored_plans_are_the_same(
-        config in config().prop_filter("a saved policy", |config| config.policy != VictimPolicy::Loops),
+        config in config().prop_filter("a policy whose information is saved", |config| config.policy != VictimPolicy::Loops),
         ops in prop::collection::vec((op(0..30u32), any::<bool>()), 1..60),
     ) {
         let ops = ops.into_iter().filter(|(op, _)| !matches!(op, Op::Policy(VictimPolicy::Loops)));
@@ -247,8 +247,8 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// Checks that the balancer also converges with little host memory and low caps, that every step can be executed,
-    /// and that limits hold.
+    /// Checks that the balancer also converges with little host memory and low caps, that every planned step can be
+    /// executed, and that limits are respected.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

@@ -1,4 +1,4 @@
-//! A table and a balancer, with an executor that immediately executes and audits plans.
+//! A chunk table and a balancer, with an executor that executes and audits each plan immediately.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Returns true if a planned step can currently be justified.
+    /// Returns true if a plan may currently contain steps.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {
@@ -44,7 +44,7 @@ impl World {
         let pressed = self.is_pressed(request);
         let (now, config) = (self.now, *self.balancer.config());
         let steps = self.balancer.plan(&self.table, now, request);
-        assert!(pressed || steps.is_empty(), "invariant 7: a move without a reason: {steps:?}");
+        assert!(pressed || steps.is_empty(), "invariant 7: steps without a reason: {steps:?}");
         assert!(steps.len() <= config.steps_max);
         for &step in &steps {
             let back = step.to == To::Card;
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: frees a card chunk for it and places it.
+    /// Uses a guest chunk: frees a card chunk for it, and places it.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,12 +102,13 @@ impl World {
         }
     }
 
-    /// Uses guest chunks for the first time. Returns the number of these chunks that are placed in host memory.
+    /// Uses guest chunks for the first time. Returns the number of them that are placed in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Advances the time in intervals until no more moves are possible. `busy` VMs keep submitting.
+    /// Advances the time in intervals until no more moves are planned. VMs in `busy` keep submitting work. Returns the
+    /// number of steps.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -122,22 +123,22 @@ impl World {
                 return moved;
             }
         }
-        panic!("it never converges");
+        panic!("the balancer does not converge");
     }
 
-    /// Destroys a VM like the mediator.
+    /// Destroys a VM as the mediator does.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 
-    /// Returns the number of chunks of a VM that are counted on the card.
+    /// Returns the number of a VM's chunks that are counted on the card.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records a change of limits or of the quantum's holder, after which chunks can move before they have settled.
+    /// Records a change of limits or of the quantum's holder, after which chunks may move before they have settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

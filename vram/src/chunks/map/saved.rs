@@ -1,4 +1,4 @@
-//! Saved form of one VM's map. Places are omitted because the states of chunks and slots contain them.
+//! Saved form of a VM's map. It omits places, which are in the states of chunks and slots.
 
 use super::VmMap;
 use crate::TenantId;
@@ -11,13 +11,13 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Accounts of a VM on the card and in host memory, without places.
+/// Accounts of a VM's use of the card and of host memory, without places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedVm {
     pub(crate) vm: u32,
     pub(crate) bytes: u64,
     pub(crate) limits: SavedLimits,
-    /// Guest chunks in the reserve, in order.
+    /// Guest chunks in the reserve, in ascending order.
     pub(crate) parked: Vec<u32>,
     pub(crate) frozen: bool,
     pub(crate) peak: u32,
@@ -31,7 +31,7 @@ impl VmMap {
     pub(in crate::chunks) fn save(&self, vm: u32, frozen: bool) -> SavedVm {
         let Self { bytes, shift: _, chunks: _, parked, sums, arriving: _, leaving: _ } = self;
         let VmSummary {
-            // These values are derived from the places and the moves.
+            // These values are derived from the places and moves.
             advertised: _,
             placed: _,
             parked: _,
@@ -51,7 +51,7 @@ impl VmMap {
         SavedVm { vm, bytes, limits, parked, frozen, peak, host_peak, born_in_host, moved_out, moved_in }
     }
 
-    /// Restores a map of chunks of `1 << shift` bytes from its `places` and this VM's moves in `flights`.
+    /// Restores a map of chunks of `1 << shift` bytes from its `places` and the VM's moves among `flights`.
     pub(in crate::chunks) fn restored(
         saved: SavedVm,
         shift: u32,

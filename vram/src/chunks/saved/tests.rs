@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: TenantId = TenantId(1);
 
-/// Creates a table of 12 chunks: a VM in both memories and in the reserve, a mediator chunk, a move in flight, a move
-/// from the reserve to host memory, a chunk to scrub, and a quarantined chunk.
+/// Creates a table of 12 chunks, with a VM in both memories and the reserve, a mediator chunk, a move in flight, a move
+/// from the reserve to host memory, a dirty chunk, and a quarantined chunk.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -58,7 +58,7 @@ fn interrupted_scrub_is_repeated_after_restore() {
     let mut table = table();
     let work = table.take_scrub_work().unwrap();
     let mut restored = ChunkTable::try_from(table.save()).unwrap();
-    assert_eq!(restored.take_scrub_work(), Some(work), "it comes first");
+    assert_eq!(restored.take_scrub_work(), Some(work), "the interrupted scrub is repeated first");
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // Test a duplicate chunk, a chunk outside the guest's VRAM, a chunk without a VM, and a chunk that is the source of
-    // a move.
+    // Test a duplicate chunk, a chunk outside the guest's VRAM, a chunk of an unknown VM, and a chunk that is the
+    // source of a move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -88,7 +88,7 @@ fn owners_that_disagree_are_refused() {
             let at = piece(saved, &of_vm(2));
             saved.card.states[at] = SavedPiece::Vm { vm: 7, index: 0 };
         })
-        .contains("VM 7 has chunks, but does not exist")
+        .contains("VM 7 owns chunks, but does not exist")
     );
     assert!(
         refused(|saved| {
@@ -97,7 +97,7 @@ fn owners_that_disagree_are_refused() {
         })
         .contains("the chunk of move")
     );
-    assert!(refused(|saved| saved.vms.truncate(1)).contains("VM 2 has chunks"));
+    assert!(refused(|saved| saved.vms.truncate(1)).contains("VM 2 owns chunks"));
     assert!(refused(|saved| saved.host.states[0] = SavedPiece::Mediator).contains("belongs to the mediator"));
 }
 
@@ -105,7 +105,7 @@ fn owners_that_disagree_are_refused() {
 fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("the queued units differ"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("the queued units differ"));
-    // If this state were accepted, the next owner could read the VM's data.
+    // Otherwise, the next owner could read the VM's data.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
@@ -117,7 +117,7 @@ fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
 
 #[test]
 fn moves_that_lead_elsewhere_are_refused() {
-    assert!(refused(|saved| saved.flights.truncate(1)).contains("waits for a move that does not exist"));
+    assert!(refused(|saved| saved.flights.truncate(1)).contains("refers to a move that does not exist"));
     assert!(refused(|saved| saved.flights[1].to = saved.flights[0].to).contains("has another use"));
     assert!(refused(|saved| saved.flights[0].to = SavedSpot::Host(u32::MAX)).contains("has another use"));
     assert!(refused(|saved| saved.flights[1].from = SavedSpot::Card(0)).contains("the chunk of move"));
@@ -129,8 +129,8 @@ fn moves_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn numbers_out_of_bounds_are_refused() {
-    assert!(refused(|saved| saved.shift = 99).contains("2^99 bytes are not a valid chunk size"));
-    assert!(refused(|saved| saved.shift = 16).contains("2^16 bytes are not a valid chunk size"));
+    assert!(refused(|saved| saved.shift = 99).contains("2^99 bytes is not a valid chunk size"));
+    assert!(refused(|saved| saved.shift = 16).contains("2^16 bytes is not a valid chunk size"));
     assert!(refused(|saved| saved.card.limit = 0).contains("0 is not a valid number of chunks"));
     assert!(refused(|saved| saved.card.limit = 3).contains("beyond its end"));
     assert!(refused(|saved| saved.card.limit = u32::MAX).contains("is not a valid number of chunks"));
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Performs the owner's operations on a table. Ignores errors.
+/// Applies the owner's operations to a table. Ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// Checks that a corrupted saved table is either rejected, or restored as a functional table.
+    /// Checks that a corrupted saved table is either rejected, or restored to a usable table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

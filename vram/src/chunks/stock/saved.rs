@@ -1,4 +1,4 @@
-//! Saved form of the units of the card's or the host's memory.
+//! Saved form of the units of card or host memory.
 
 use super::Stock;
 use crate::TenantId;
@@ -8,19 +8,19 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// All units of the card's or the host's memory, indexed by number.
+/// All units of card or host memory, indexed by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,
-    /// Units that wait to be scrubbed, in queue order.
+    /// Units to scrub, in queue order.
     pub(crate) to_scrub: Vec<u32>,
-    /// Numbers of the condemned units, in ascending order.
+    /// Numbers of the units to quarantine when they lose their owner, in ascending order.
     pub(crate) condemned: Vec<u32>,
     pub(crate) scrubbed: u64,
     pub(crate) limit: u32,
 }
 
-/// State of a unit. Interrupted scrubs of units must be repeated.
+/// State of a unit. Scrubs that were interrupted must be repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPiece {
     Free,
@@ -48,7 +48,7 @@ impl Stock {
     pub(in crate::chunks) fn restored(saved: SavedStock) -> Result<Self, Invalid> {
         let SavedStock { states, to_scrub, condemned, scrubbed, limit } = saved;
         let states: Vec<ChunkState> = states.into_iter().map(ChunkState::from).collect();
-        let end = u32::try_from(states.len()).map_err(|_| Invalid::new("a memory has more units than numbers"))?;
+        let end = u32::try_from(states.len()).map_err(|_| Invalid::new("a memory has more units than unit numbers"))?;
         let state = |number: u32| states.get(number as usize).copied();
         let numbered = |wanted: ChunkState| {
             let of = (0u32..).zip(&states).filter(move |(_, state)| **state == wanted);
@@ -56,12 +56,12 @@ impl Stock {
         };
         let waiting: BTreeSet<u32> = to_scrub.iter().copied().collect();
         let all_wait = waiting.len() == to_scrub.len() && waiting == numbered(ChunkState::NeedsScrub);
-        Invalid::unless(all_wait, || "the queued units differ from the units that wait to be scrubbed".into())?;
+        Invalid::unless(all_wait, || "the queued units differ from the dirty units".into())?;
         let is_condemned = |number: &u32| state(*number) != Some(ChunkState::Quarantined);
         Invalid::unless(ascend(&condemned) && condemned.iter().all(is_condemned), || {
             "the condemned units are already quarantined, or not in order".into()
         })?;
-        Invalid::unless(scrubbed <= COUNT_MAX, || "too much was scrubbed".into())?;
+        Invalid::unless(scrubbed <= COUNT_MAX, || "the number of scrubbed units is too large".into())?;
         let free = numbered(ChunkState::Free);
         let quarantined = numbered(ChunkState::Quarantined).len() as u32;
         let mut stock = Self {
@@ -74,12 +74,12 @@ impl Stock {
             scrubbed,
             limit,
         };
-        Invalid::unless(stock.end() == end, || "a memory has more units than numbers".into())?;
+        Invalid::unless(stock.end() == end, || "a memory has more units than unit numbers".into())?;
         stock.trim();
         Ok(stock)
     }
 
-    /// Returns all units that are or were in use, with their states.
+    /// Returns all tracked units, with their states.
     pub(in crate::chunks) fn states(&self) -> impl Iterator<Item = (u32, ChunkState)> + '_ {
         (0u32..).zip(self.states.iter().copied())
     }

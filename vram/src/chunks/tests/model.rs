@@ -1,6 +1,6 @@
-//! Compares random sequences with a model. For each chunk of the card and each slot of the host, the model stores a
-//! token of the VM that last wrote to it. For each VM, it stores the places of its chunks. The model does not use the
-//! table's states and totals.
+//! Compares random sequences with a model. For each card chunk and host slot, the model stores a token of the VM that
+//! last wrote to it. For each VM, it stores the places of its chunks. The model does not use the table's states and
+//! totals.
 
 mod audit;
 mod op;
@@ -38,7 +38,7 @@ fn start((tier, number): Piece) -> Place {
 struct Vm {
     bytes: u64,
     limits: Limits,
-    /// Place of each guest chunk, and the token written by its VM.
+    /// Place of each guest chunk, and the token that its VM wrote.
     chunks: BTreeMap<u32, (Piece, u64)>,
     /// Chunks that are in the reserve.
     parked: BTreeSet<u32>,
@@ -68,7 +68,7 @@ impl Vm {
     }
 }
 
-/// A move in flight. `vm` is `None` if the VM was destroyed. `alive` is false if the chunk was unplaced.
+/// A move in flight. `vm` is `None` if the VM was destroyed, and `alive` is false if the chunk was unplaced.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -94,7 +94,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Numbers of moves of all VMs, including removed ones.
+    /// Number of moves of all VMs to each memory, including removed VMs.
     moved: [u64; 2],
     token: u64,
 }
@@ -139,7 +139,7 @@ impl Model {
         limit.saturating_sub(self.owned(tier).len() as u32)
     }
 
-    /// Returns the number of chunks and slots that can be allocated immediately.
+    /// Returns the number of chunks or slots that can be allocated immediately.
     fn clean(&self, tier: Tier) -> u32 {
         let (limit, owned) = (if tier == Tier::Card { CHUNKS } else { self.budget }, self.owned(tier));
         let scrubbing = |at| self.scrubbing.iter().any(|work| piece(work.place) == at);
@@ -148,13 +148,13 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns true if a chunk or slot within the limit waits to be scrubbed and could then be allocated.
+    /// Returns true if a dirty chunk or slot within the limit could be allocated after scrubbing.
     fn has_waiting(&self, tier: Tier) -> bool {
         let limit = u64::from(if tier == Tier::Card { CHUNKS } else { self.budget });
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
     }
 
-    /// Returns the number of chunks that count towards a VM's limits.
+    /// Returns the number of chunks that count towards a VM's limits in a memory.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -184,7 +184,7 @@ impl Model {
         self.room(Tier::Card) - self.promised() - self.left_reserve()
     }
 
-    /// Returns the number of chunks that are not promised.
+    /// Returns the number of free chunks that are not promised.
     fn uncommitted(&self) -> u32 {
         self.for_mediator() - self.left_aside()
     }
@@ -215,9 +215,9 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros. Then writes the owner's token.
+    /// Checks that a new owner reads zeros, and then writes the owner's token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
-        prop_assert_eq!(self.contents.get(&at), None, "{:?} is not clean", at);
+        prop_assert_eq!(self.contents.get(&at), None, "{:?} does not contain zeros", at);
         self.token += 1;
         self.contents.insert(at, self.token);
         Ok(self.token)
@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // Their scrubbing process has ended.
+                // The process that did the scrubs no longer exists.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -395,7 +395,7 @@ impl Model {
                 placed.place.card().map_or_else(|| placed.place.host().unwrap().0, |address| address.0) % CHUNK;
             prop_assert_eq!(offset, address % CHUNK);
             let token = self.write(at)?;
-            let vm = self.vms.get_mut(&id).expect("looked up above");
+            let vm = self.vms.get_mut(&id).expect("the VM was found above");
             vm.chunks.insert(index, (at, token));
             vm.born_in_host += u64::from(tier == Tier::Host);
         }
@@ -430,7 +430,7 @@ impl Model {
             }
             Some(Some(_)) if to == To::Reserve || (parked && to == To::Card) => {
                 prop_assert_eq!(result, Ok(None));
-                let vm = self.vms.get_mut(&id).expect("looked up above");
+                let vm = self.vms.get_mut(&id).expect("the VM was found above");
                 let changed = if parked { vm.parked.remove(&index) } else { vm.parked.insert(index) };
                 prop_assert!(changed);
             }
@@ -441,7 +441,7 @@ impl Model {
                 let begun = result.unwrap().unwrap();
                 let to = piece(begun.to);
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
-                // The copy overwrites the whole destination, so no scrub is needed.
+                // The copy overwrites the whole destination, so it needs no scrub.
                 let waited = self.dirty.remove(&to);
                 prop_assert!(waited || !self.contents.contains_key(&to), "a destination has another use");
                 prop_assert!(!self.owned(tier).contains(&to));
@@ -451,7 +451,7 @@ impl Model {
         Ok(())
     }
 
-    /// Copies the source's contents to the destination like the copy engine, even if the chunk was unplaced.
+    /// Copies the source's contents to the destination as the copy engine does, even if the chunk was unplaced.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;
@@ -504,7 +504,7 @@ impl Model {
                 self.claimed = self.claimed.saturating_sub(beyond);
                 self.borrowed += borrowed;
             }
-            // One chunk is always a contiguous run, so a promised chunk can be allocated.
+            // A single chunk is always a contiguous run, so a promised chunk can be allocated.
             Err(error) if count == 1 => {
                 let dirty = room > 0 && self.clean(Tier::Card) == 0;
                 prop_assert_eq!(matches!(error, Error::NeedsScrub { .. }), dirty);
@@ -543,8 +543,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// Checks that `translate`, `lookup` and `pieces` are consistent with a byte-by-byte check of the map for any order
-    /// of first uses and any moves to host memory.
+    /// Checks that `translate`, `lookup` and `pieces` agree with a byte-by-byte check of the map, for any order of
+    /// first uses and any moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

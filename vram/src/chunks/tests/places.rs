@@ -1,4 +1,4 @@
-//! Tests places in host memory, limit changes, and moves. Random sequences are in `model`.
+//! Tests places in host memory, limit changes, and moves. `model` tests random sequences.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
@@ -12,7 +12,8 @@ fn in_host(address: u64) -> Place {
     Place::Host(HostAddr(address))
 }
 
-/// Creates a card of four chunks and four host slots, with a VM of eight chunks that has used its first `used` chunks.
+/// Creates a card with four chunks and four host slots, and a VM with eight chunks that has used its first `used`
+/// chunks.
 fn swapping(used: u64, limits: Limits) -> ChunkTable {
     let mut table = table(4);
     table.set_host_budget(4);
@@ -90,7 +91,7 @@ fn chunk_removed_while_moving_leaves_destination_to_scrub() {
     assert!(!table.is_moving(VM, 0));
     assert_eq!(table.summary().vms[&VM].moving, 1);
     table.destroy_vm(VM).unwrap();
-    // A new VM with the same number is not affected by the old VM's moves.
+    // Moves of a destroyed VM do not affect a new VM with the same number.
     table.create_vm(VM, CHUNK, Limits { swap_cap: 0, ..Limits::default() }).unwrap();
     assert_eq!((table.commit_move(unplaced.id), table.commit_move(destroyed.id)), (Ended::Gone, Ended::Gone));
     assert_eq!(scrub_all(&mut table), 6);
@@ -183,13 +184,12 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays at its place");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is reserved for the chunk in the reserve. No other chunk can get the slot, even through the
-    // reserve.
+    // The only slot is reserved for the chunk in the reserve. No other chunk can get it, even through the reserve.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
     assert_eq!(table.place(VM, GuestVramAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
-    // The chunk can be returned only if a card chunk is spare.
+    // The chunk can return only if a card chunk is spare.
     assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
     let drain = table.start(step(1, To::Host)).unwrap().unwrap();
     assert_eq!((table.commit_move(drain.id), at(&table, 1)), (Ended::Committed, Lookup::Placed(in_host(0))));
@@ -213,8 +213,8 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "no copy is needed");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // After an aborted move to host memory, the chunk is still in the reserve. A move of an unplaced chunk changes
-    // nothing else.
+    // After an aborted move to host memory, the chunk is still in the reserve. If a chunk was unplaced, its move has no
+    // further effect.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);
@@ -236,7 +236,7 @@ fn policies_for_a_full_card_are_known_by_name() {
 #[test]
 fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
     let mut table = swapping(2, Limits::default());
-    // Quarantine a chunk with an owner, and a chunk that waits to be scrubbed.
+    // Quarantine a chunk that has an owner, and a dirty chunk.
     table.quarantine(on_card(0));
     table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     table.quarantine(on_card(CHUNK));
@@ -258,14 +258,14 @@ fn move_overwrites_chunk_that_waits_to_be_scrubbed() {
     let mut table = swapping(8, Limits::default());
     table.unplace(VM, GuestVramAddr(0)).unwrap();
     let before = table.summary();
-    // A new chunk must not contain the old owner's data.
+    // A newly placed chunk must not contain the old owner's data.
     assert_eq!(table.place(VM, GuestVramAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     let begun = table.begin_move(VM, 4, To::Card).unwrap();
     assert_eq!(begun.to, on_card(0));
     assert_eq!(table.summary().to_scrub, before.to_scrub - 1);
     assert_eq!(table.commit_move(begun.id), Ended::Committed);
-    assert_eq!(scrub_all(&mut table), 1, "only its old place needs a scrub");
-    // After an aborted copy, the slot contains data of two owners.
+    assert_eq!(scrub_all(&mut table), 1, "only the chunk's old place needs a scrub");
+    // After an aborted copy, the slot may contain data of two owners.
     let begun = table.begin_move(VM, 4, To::Host).unwrap();
     table.abort_move(begun.id);
     assert_eq!(table.take_scrub_work().map(|work| work.place), Some(begun.to));

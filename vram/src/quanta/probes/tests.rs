@@ -9,14 +9,14 @@ const SECOND: u64 = 1000 * MS;
 /// Time between two polls.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
-/// Two working VMs with 1.5 times the memory of the card.
+/// Two VMs with work that together use 1.5 times the card's memory.
 struct Stage {
     quanta: Quanta,
     now: u64,
     done: BTreeMap<TenantId, Done>,
-    /// Engine time of a submission outside and during quanta, in ns.
+    /// Engine time per submission outside and during quanta, in ns.
     lengths: (u64, u64),
-    /// Part of the time during which the engine has work, in percent.
+    /// Part of the time in which the engine has work, in percent.
     busy: u64,
 }
 
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Runs the VMs until a change, for at most `limit`. Returns the change and its time.
+    /// Runs the VMs until a change, for at most `limit` ns. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -57,12 +57,12 @@ impl Stage {
 #[test]
 fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     let mut stage = Stage::new((5 * MS, MS), 100);
-    let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
-    // After two windows of observation, 500 bytes are evicted and 500 bytes are returned.
+    let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no probe starts") };
+    // The VMs are observed for two windows. Then 500 bytes are evicted and 500 bytes are returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the other VM got no turn") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));
-    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("turns stopped") };
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the turns end") };
     assert_eq!((at, turn.quantum_ns, stage.quanta.tries()), (began + 2 * SECOND, 10 * SECOND, false));
     let mut turns = 0;
     while let Some((_, Change::Next(_))) = stage.until_change(20 * SECOND) {
@@ -79,14 +79,14 @@ fn turns_that_do_not_help_end_and_are_tried_later_and_later() {
         let mut ended = 0;
         let mut rests = Vec::new();
         for _ in 0..4 {
-            let Some((began, Change::On(_))) = stage.until_change(10_000 * SECOND) else { panic!("no trial") };
+            let Some((began, Change::On(_))) = stage.until_change(10_000 * SECOND) else { panic!("no probe starts") };
             assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::Next(_)))));
             let Some((at, Change::Off)) = stage.until_change(10 * SECOND) else { panic!("turns continue") };
             assert_eq!(at - began, 2 * SECOND);
             rests.push((began - ended) / SECOND);
             ended = at;
         }
-        assert_eq!(rests, [2, 64 + 2, 128 + 2, 256 + 2], "with two windows of observation");
+        assert_eq!(rests, [2, 64 + 2, 128 + 2, 256 + 2], "the rests include two windows of observation");
     }
 }
 
@@ -110,5 +110,5 @@ fn tenant_with_few_completions_is_probed_for_whole_quantum() {
     assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::On(_)))));
     let began = stage.now;
     let Some((at, Change::Next(_))) = stage.until_change(30 * SECOND) else { panic!("the other VM got no turn") };
-    assert_eq!(at - began, 10 * SECOND, "a submission of 200 ms does not end within a poll of this model");
+    assert_eq!(at - began, 10 * SECOND, "a submission of 200 ms does not end within a poll");
 }

@@ -1,15 +1,15 @@
 //! Arrivals and evictions of a VM's chunks, as observed by a policy.
 
-/// Maximum number of arrivals between a chunk's eviction and return for which the chunk is considered in continuous
-/// use.
+/// Maximum number of arrivals between a chunk's eviction and its return for which the chunk counts as always in use.
 const AT_ONCE: u64 = 3;
-/// Initial number of evictions for which such a chunk is spared. The maximum is the next constant.
+/// Initial number of evictions for which such a chunk is spared.
 const SPARED: u32 = 16;
+/// Maximum number of evictions for which a chunk is spared.
 const SPARED_MAX: u32 = 4096;
-/// Maximum number of recorded chunks that are needed.
+/// Maximum number of recorded chunks that are needed but not on the card.
 const WANTED_MAX: usize = 64;
 
-/// Arrivals and evictions of a VM's chunks. Allocates no memory before the first arrival.
+/// Arrivals and evictions of a VM's chunks. It allocates no memory before the first arrival.
 #[derive(Debug, Default)]
 pub(in crate::victim) struct ResidencyHistory {
     /// Number of arrivals so far.
@@ -19,13 +19,12 @@ pub(in crate::victim) struct ResidencyHistory {
     wanted: Vec<u32>,
 }
 
-/// Record of one chunk.
+/// History of one chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
-    /// Number of the chunk's last arrival, starting at 1; 0 if there was none.
+    /// Sequence number of the chunk's last arrival, starting at 1; 0 if it has not arrived.
     came: u64,
-    /// Number of arrivals at the time of the chunk's last eviction, plus one; 0 if the chunk was not evicted or was
-    /// returned.
+    /// Number of arrivals before the chunk's last eviction, plus one; 0 if the chunk was not evicted or has returned.
     went: u64,
     /// Number of further evictions for which the chunk is spared.
     spared: u32,
@@ -38,7 +37,7 @@ impl ResidencyHistory {
         self.chunks.get(index as usize).copied().unwrap_or_default()
     }
 
-    /// Records that the chunks arrived on the card at the same time, for a VM with `all` chunks.
+    /// Records that the chunks arrived on the card together, for a VM with `all` chunks.
     pub(super) fn arrived(&mut self, chunks: std::ops::Range<usize>, all: u32) {
         if chunks.is_empty() {
             return;
@@ -60,19 +59,19 @@ impl ResidencyHistory {
         self.wanted.retain(|index| !chunks.contains(&(*index as usize)));
     }
 
-    /// Records that a chunk is needed on the card. If the chunk does not arrive, the record is removed at the next
-    /// eviction.
+    /// Records that a chunk is needed on the card. The record is removed at the next eviction if the chunk has not
+    /// arrived by then.
     pub(super) fn wants(&mut self, index: u32) {
         if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&index) {
             self.wanted.push(index);
         }
     }
 
-    /// Records that `chosen` among all `candidates` are evicted.
+    /// Records that `chosen` are evicted among all `candidates`.
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {
-                // Each eviction reduces the remaining number of evictions for which the chunk is spared.
+                // Count down the evictions for which the chunk is still spared.
                 chunk.spared = chunk.spared.saturating_sub(1);
             }
         }
@@ -85,28 +84,27 @@ impl ResidencyHistory {
         self.wanted.clear();
     }
 
-    /// Returns true if a chunk must be spared as long as there are other candidates.
+    /// Returns true if a chunk must be spared while there are other candidates.
     pub(in crate::victim) fn is_spared(&self, index: u32) -> bool {
         self.chunk_record(index).spared > 0
     }
 
-    /// Returns true if the next chunk is needed now.
+    /// Returns true if the chunk after this one is needed now.
     pub(in crate::victim) fn is_behind(&self, index: u32) -> bool {
         index.checked_add(1).is_some_and(|next| self.wanted.contains(&next))
     }
 
-    /// Returns the number of a chunk's last arrival, or 0 if there was none.
+    /// Returns the sequence number of a chunk's last arrival, or 0 if it has not arrived.
     pub(in crate::victim) fn came(&self, index: u32) -> u64 {
         self.chunk_record(index).came
     }
 
-    /// Returns the number of arrivals at the time of a chunk's eviction.
+    /// Returns the number of arrivals before a chunk's eviction, plus one, or 0 if the chunk is not evicted.
     pub(in crate::victim) fn went(&self, index: u32) -> u64 {
         self.chunk_record(index).went
     }
 
-    /// Returns the number of evictions for which a chunk is spared because it was in continuous use; 0 for other
-    /// chunks.
+    /// Returns the number of evictions for which a chunk is spared because it is always in use, or 0 for other chunks.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.chunk_record(index).allowance
     }

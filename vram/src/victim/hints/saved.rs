@@ -1,10 +1,10 @@
-//! Saved form of the information about chunks.
+//! Saved form of the hints about a VM's chunks.
 
 use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Information about the chunks of a VM. Each kind has one entry per chunk, or none.
+/// Saved hints about a VM's chunks. Each kind of hint has one entry per chunk, or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -15,13 +15,13 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // New arrivals and evictions provide this information again after a few moves.
+        // The residency history is not saved, because a few moves provide it again.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// Restores the information about a VM with `chunks` chunks.
+    /// Restores the hints about a VM with `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;

@@ -4,7 +4,7 @@ use super::*;
 
 /// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes in use while no tenant exists that NVML does not attribute to any process.
+/// Bytes that NVML does not attribute to any process while no tenant exists.
 const IDLE: u64 = 483 << 20;
 
 /// Creates two tenants of eight chunks each on a card of 32 chunks.
@@ -24,8 +24,8 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("the request is served")
 }
 
-/// Simulates a poll of NVML: these bytes of processes in addition to their contexts, and `lost` bytes without a
-/// process.
+/// Simulates a poll of NVML. `users` contains each process's bytes in addition to its context; `lost` bytes belong to
+/// no process.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,
@@ -44,8 +44,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Returns a tenant's bytes beyond the account, its kept bytes, and its bytes beyond the quota, and the total number of
-/// its chunks.
+/// Returns a tenant's bytes beyond the account, its kept bytes and its bytes beyond the quota, all in chunks, and the
+/// number of its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let card = world.core.view(0);
     let (view, memory) = (&card.tenants[tenant], card.memory_of(tenant));
@@ -64,7 +64,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "the account plus the margin");
     look(&mut world, &[(pid, 7 * CHUNK)], 0);
-    assert_eq!(past(&world, 0), (0, 0, 0, 3), "the memory may be in the process of being released");
+    assert_eq!(past(&world, 0), (0, 0, 0, 3), "the release may still be in progress");
     look(&mut world, &[(pid, 6 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (3, 0, 0, 6), "the minimum of both polls");
     assert_eq!(world.core.view(0).tenants[0].unaccounted[0].pid, pid);
@@ -93,7 +93,7 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     assert!(!world.programs.contains_key(&one), "killed");
     world.event(Event::InUseForNobody(IDLE));
     world.settle();
-    assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "innocent programs still run");
+    assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "uninvolved programs still run");
     assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
@@ -162,7 +162,7 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let pids = [one, two].map(|session| (pid(&world, session), 0));
     twice(&mut world, &pids, 0);
     let hidden = 3 * (8 << 20);
-    // Both programs exit, and their memory is freed a little later. `missing` bytes may belong to either.
+    // Both programs exit, and their memory is freed a little later. The missing bytes may belong to either of them.
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
@@ -185,10 +185,10 @@ fn managed_memory_is_counted_only_by_its_request() {
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     world.event(Event::Missing { tenant: vram::TenantId(1), sure: true, bytes: 8 * CHUNK });
-    // Maximum additional memory of the contexts of the program and the owner.
+    // Maximum hidden memory of the program's and the owner's contexts.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
-    assert_eq!(past(&world, 0), (0, 0, 0, 6), "managed memory is counted from its request");
+    assert_eq!(past(&world, 0), (0, 0, 0, 6), "managed memory is charged when it is requested");
     world.say(one, FromTenant::Unfix { card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     twice(&mut world, &pids, 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 0));

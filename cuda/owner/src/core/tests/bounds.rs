@@ -1,21 +1,21 @@
-//! Tests how much work one message causes on the serving thread. The work is counted in steps, for the largest card:
-//! 192 GiB in chunks of 2 MiB.
+//! Tests how much work one message causes for the serving thread, in steps. The card is the largest one: 192 GiB in
+//! chunks of 2 MiB.
 
 use super::*;
 use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Refusal, VERSION};
 
 /// Number of chunks of the largest card.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
-/// Maximum number of steps of an event: the maximum of deferred work, plus the message's own steps (see the table in
+/// Maximum number of steps per event: the limit on deferred work, plus the message's own steps (see the table in
 /// `cuda-protocol`).
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
-/// A core without simulated programs, for which the test decides when pieces are made.
+/// A core without simulated programs. The test decides when pieces are allocated.
 struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
     makes: std::collections::VecDeque<PieceId>,
-    /// Highest number of steps of an event so far.
+    /// Highest number of steps of any event so far.
     most: u64,
     next: u64,
 }
@@ -81,7 +81,7 @@ impl Bare {
         }
     }
 
-    /// Returns the chunks of a process, as the replies to it list them.
+    /// Returns a process's chunks, as listed in the replies to it.
     fn chunks(&self, of: SessionId) -> Vec<ChunkId> {
         let granted = self.answers.iter().filter_map(|(session, message)| match message {
             FromOwner::Granted { chunks, .. } if *session == of => Some(chunks.iter().map(|chunk| chunk.id)),
@@ -106,7 +106,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
         bare.makes.len()
     );
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
-    // The neighbour's four chunks arrive after the chunks of one part.
+    // The neighbour's four chunks arrive after one batch of the other tenant's chunks.
     let ahead = bare.makes.len();
     for _ in 0..ahead {
         let piece = bare.makes.pop_front().expect("counted");
@@ -155,7 +155,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     );
     let placed = bare.core.steps() - begin;
     assert!(placed < 2 * CHUNKS, "{placed} steps for {CHUNKS} chunks");
-    // Chunks that are freed and immediately requested again are not refused although their release is in progress.
+    // A request for chunks that were just freed succeeds although their release is in progress.
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
     bare.say(one, FromTenant::Fix { request: 4, card, kind, bytes });
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
@@ -244,7 +244,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
     bare.settle();
     let chunks = bare.chunks(one);
-    // Create the maximum numbers of tokens and of chunks in them.
+    // Create the maximum number of tokens, each with the maximum number of chunks.
     for start in 0..400 {
         let chunks = chunks[start..start + MAX_EXPORTED].to_vec();
         bare.say(one, FromTenant::Export { request: 2, chunks });
@@ -323,7 +323,7 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 
 #[test]
 fn adopted_duplicate_or_future_number_is_rejected() {
-    // Returns the chunk numbers to test for an owner whose last assigned number is `last`. A program that lost its
+    // Returns the chunk numbers to test, given the last number that the owner has assigned. A program that lost its
     // connection may use numbers that were already assigned.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =

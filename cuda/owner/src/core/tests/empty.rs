@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Creates a world of two tenants. Requests for chunks that do not fit on the card are refused.
+/// Creates a world with two tenants whose requests are rejected if the chunks do not fit on the card.
 fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
@@ -12,7 +12,7 @@ fn refusing(card: u64) -> World {
     world
 }
 
-/// Makes a program keep `count` of its chunks as empty chunks.
+/// Marks `count` of a program's chunks as empty.
 fn empty(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     program.empty = program.chunks.keys().copied().take(count).collect();
@@ -47,7 +47,7 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
     world.ask(two, 1, 5);
     assert_eq!(world.programs[&two].refused, [0u32; 0], "it waits");
     world.pass(50 * MS);
-    assert_eq!(world.programs[&two].refused, [1], "for no longer than a reply takes");
+    assert_eq!(world.programs[&two].refused, [1], "the owner waits no longer than a reply takes");
     world.pass(1_000 * MS);
     world.say(two, FromTenant::Allocate { request: 2, card: 0, chunks: 5 });
     assert_eq!(world.programs[&two].refused, [1, 2], "at once");
@@ -66,7 +66,7 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
 fn empty_chunks_of_another_program_serve_one_of_the_same_tenant() {
     let mut world = two(128, 8);
     let (first, second) = (world.connect("one"), world.connect("one"));
-    // Request the tenant's whole memory limit.
+    // Request memory up to the tenant's limit.
     world.ask(first, 1, 64);
     empty(&mut world, first, 10);
     world.ask(second, 1, 10);
@@ -96,7 +96,7 @@ fn chunks_freed_before_quiesce_are_not_copied() {
     world.ask(one, 1, 8);
     world.write(one);
     world.ask(two, 1, 1);
-    // The program has just received an order, and gets no other one before its memory moves. `World` checks each copy.
+    // The program has just received an order, and gets no other before its memory moves. `World` checks each copy.
     empty(&mut world, one, 6);
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);
@@ -117,7 +117,7 @@ fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     world.settle();
     let second = world.connect("one");
     world.ask(second, 1, 6);
-    // `World` checks if a piece belonged to another program before.
+    // `World` checks that no piece previously belonged to another program.
     assert!(world.programs[&second].chunks.values().all(|(_, value)| *value == 0));
     assert_eq!(world.places(second), (2, 4));
     world.leave(first);

@@ -1,4 +1,4 @@
-//! Owners of several cards, with programs whose kernels wait for their peers on other cards.
+//! Tests of owners of several cards, with programs whose kernels wait for their peers on other cards.
 //!
 //! A tenant has one process (a *rank*) for each of its cards. All ranks submit the same kernels, and a kernel runs when
 //! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.
@@ -11,16 +11,16 @@ use owner_host::LinkEvent;
 
 /// Length of a step of the simulation, in ns.
 const STEP: u64 = 100_000;
-/// Latency of a message between owners, in steps.
+/// Latency of a message between owners, in steps of the simulation.
 const TRANSIT: u64 = 1;
-/// Number of kernels that a rank submits in advance.
+/// Maximum number of kernels that a rank has in flight.
 const AHEAD: u64 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Closed,
     Open(u32),
-    /// The rank reports the end of this turn after this number of further submissions.
+    /// The rank reports the end of the given turn after the given number of further submissions.
     Closing(u32, u64),
 }
 
@@ -30,16 +30,16 @@ struct Rank {
     gate: Gate,
     submitted: u64,
     has_told: bool,
-    /// Number of steps in which the rank has submitted.
+    /// Number of [`FromOwner::Step`] messages with which the rank has submitted.
     steps: u64,
 }
 
-/// The program of a tenant.
+/// A tenant's program.
 #[derive(Debug)]
 struct Program {
     name: &'static str,
     ranks: BTreeMap<usize, Rank>,
-    /// Number of completed kernels, and the remaining time of the running kernel.
+    /// Number of completed kernels.
     done: u64,
     left: u64,
     kernel_ns: u64,
@@ -58,14 +58,14 @@ struct Host {
     dead: BTreeSet<usize>,
     /// Cards whose owners are stopped: they handle no event, and their messages wait.
     stopped: BTreeSet<usize>,
-    /// Messages to the stopped owner.
+    /// Messages that the stopped owner has not read.
     unread: Vec<(SessionId, FromTenant)>,
     /// Number of probes that owners have sent.
     probes: u64,
     /// Sessions that an owner has given up.
     given_up: Vec<SessionId>,
     programs: Vec<Program>,
-    /// Packets in transit: arrival, sender, receiver.
+    /// Packets in transit, with their arrival step, sender and receiver.
     links: VecDeque<(u64, usize, usize, Packet)>,
     step: u64,
     next: u64,
@@ -130,7 +130,7 @@ impl Host {
         }
     }
 
-    /// Starts a rank, or connects it to the next owner of its card.
+    /// Starts a rank, or reconnects it to the next owner of its card.
     fn connect(&mut self, at: usize, card: usize) {
         self.next += 1;
         let (session, name) = (SessionId(self.next), self.programs[at].name);
@@ -196,7 +196,7 @@ impl Host {
         }
     }
 
-    /// Lets a rank submit, report or ask once. Returns false if it does nothing.
+    /// Lets a rank submit, report or request a turn once. Returns false if it has nothing to do.
     fn act(&mut self, at: usize, card: usize) -> bool {
         let program = &mut self.programs[at];
         let done = program.done;
@@ -239,7 +239,7 @@ impl Host {
         }
     }
 
-    /// Runs for a time in ms.
+    /// Runs the simulation for `ms` milliseconds.
     fn run(&mut self, ms: u64) {
         self.run_steps(ms * MS / STEP);
     }
@@ -254,7 +254,7 @@ impl Host {
             for at in 0..self.programs.len() {
                 let cards: Vec<usize> = self.programs[at].ranks.keys().copied().collect();
                 for card in cards {
-                    // A rank that is slower acts in every third step.
+                    // Each rank acts in two of three steps.
                     while !(card + at + self.step as usize).is_multiple_of(3) && self.act(at, card) {}
                 }
                 let program = &mut self.programs[at];
@@ -270,7 +270,7 @@ impl Host {
         }
     }
 
-    /// Checks that at most one tenant uses a card, except tenants for whose end no other tenant waits.
+    /// Checks that at most one tenant uses each card, not counting tenants whose end no other tenant awaits.
     fn check(&self) {
         for (card, core) in self.cores.iter().enumerate().filter(|(card, _)| !self.dead.contains(card)) {
             let open = self.programs.iter().filter(|program| {
@@ -282,7 +282,7 @@ impl Host {
         }
     }
 
-    /// Ends the owner of a card. The owner's peers lose their connections; programs on the card run without an owner.
+    /// Ends the owner of a card. Its peers lose their connections to it; programs on the card run without an owner.
     fn kill_owner(&mut self, card: usize) {
         self.dead.insert(card);
         self.links.retain(|(_, from, to, _)| *from != card && *to != card);
@@ -338,7 +338,7 @@ impl Host {
         }
     }
 
-    /// Runs for a time, and returns the kernels of each program in it.
+    /// Runs for `ms` milliseconds, and returns the number of kernels that each program has completed in this time.
     fn progress(&mut self, ms: u64) -> Vec<u64> {
         let before: Vec<u64> = self.programs.iter().map(|program| program.done).collect();
         self.run(ms);
@@ -363,7 +363,7 @@ fn gangs_and_single_tenants_of_two_cards_get_their_weights() {
     let part = |at: usize, of: &[usize]| done[at] as f64 / of.iter().map(|&at| done[at]).sum::<u64>() as f64;
     assert!((part(0, &[0, 1]) - 0.75).abs() < 0.08, "{done:?}");
     assert!((part(2, &[2, 3]) - 0.5).abs() < 0.05, "{done:?}");
-    // A single tenant has a third of its card, and gangs lose a part of their time.
+    // The tenant with one card has a third of it, and gangs lose part of their time.
     assert!(done[2] > 900 && done[0] + done[1] > 1200, "{done:?}");
     for card in 0..2 {
         let view = host.view(card, "a");
@@ -418,7 +418,7 @@ fn killed_program_leaves_the_cards_to_others() {
 fn silent_owner_delays_only_its_gangs() {
     let mut host = Host::new(4, FOUR);
     host.run(500);
-    // The owner is stopped: it reads nothing, and its connections stay.
+    // The owner is stopped: it reads nothing, and its connections stay open.
     host.dead.insert(3);
     host.run(200);
     let done = host.progress(1000);
@@ -426,7 +426,7 @@ fn silent_owner_delays_only_its_gangs() {
     assert_eq!([done[1], done[2], done[3]], [0; 3]);
 }
 
-/// Returns the two cards of `PAIR`. The program of each gang may run for 1 s.
+/// Returns the two cards of `PAIR`. The limit on each gang's work is 1 s.
 fn limited_pair() -> Host {
     let mut host = Host::new(2, PAIR);
     for core in &mut host.cores {
@@ -448,9 +448,10 @@ fn programs_survive_a_stopped_owner_of_another_card() {
         host.run(ms);
         host.stop_owner_while_kernel_waits();
         host.run(3000);
-        assert!(host.probes > 0, "the owner of the other card is asked");
+        assert!(host.probes > 0, "the owner of the other card is probed");
         host.continue_owner(1);
-        // The gang is charged for the time in which its kernel occupied the card, and waits until it has paid.
+        // The gang is charged for the time in which its kernel occupied the card, and waits until its budget is
+        // positive again.
         let before: Vec<u64> = host.programs.iter().map(|program| program.done).collect();
         let progressed =
             |host: &Host| host.programs.iter().zip(&before).all(|(program, &done)| program.done > done + 20);

@@ -1,4 +1,5 @@
-//! Tests programs that the owner abandons. Neither these programs nor the system can affect their turns and memory.
+//! Tests programs that the owner abandons: they lose their turns and memory, whatever they do and even if they cannot
+//! be killed.
 
 use super::world::*;
 use super::*;
@@ -14,7 +15,8 @@ fn two(card: u64, kills: bool) -> World {
     world
 }
 
-/// Creates an unresponsive program that fills the card and has the turn, and a program that waits for both.
+/// Creates an unresponsive program that fills the card and has the turn, and a second program that waits for memory and
+/// the turn.
 fn held(world: &mut World) -> (SessionId, SessionId) {
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -91,7 +93,7 @@ fn a_tenant_is_removed_at_once_though_nothing_ends_its_program() {
     assert_eq!(world.core.tenant("one"), None);
     assert_eq!(world.core.lingering("one"), [100 + one.0 as u32], "the operator is notified");
     world.settle();
-    assert!(world.programs[&two].run.is_some(), "its turn belongs to another tenant");
+    assert!(world.programs[&two].run.is_some(), "another tenant has its turn");
 }
 
 #[test]
@@ -168,7 +170,8 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     let mut world = two(16, true);
     let other = world.connect("two");
     world.say(other, FromTenant::Waiting { card: 0 });
-    // Abandon three programs of a tenant for work that does not end. The default limit is three strikes.
+    // Make the owner abandon three of a tenant's programs because their work does not end. The default limit is three
+    // strikes.
     for strikes in 1..=3 {
         let one = world.connect("one");
         world.say(one, FromTenant::Waiting { card: 0 });

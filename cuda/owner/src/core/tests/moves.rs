@@ -1,4 +1,4 @@
-//! Tests tenants that leave for another card, and programs that come from one.
+//! Tests tenants that move to another card, and programs that arrive from one.
 
 use super::*;
 use cuda_protocol::{FixedKind, Obstacle};
@@ -124,7 +124,7 @@ fn program_of_another_card_is_fetched_before_it_is_adopted() {
     let one = world.connect_as("one", 1000, true);
     world.say(one, FromTenant::Elsewhere { uuid: [7; 16] });
     assert_eq!(world.core.arrivals(id), (vec![], None));
-    // The driver may take longer than a process may take to report its memory.
+    // The driver may take longer than a process's time limit for reporting its memory.
     for _ in 0..200 {
         world.now += 100 * MS;
         world.event(Event::Tick);

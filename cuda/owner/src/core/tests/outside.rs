@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program has the numbers, but not the keys.
+        // The other program knows the numbers, but not the keys.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -93,8 +93,8 @@ fn process_outside_owner_is_unmanaged_when_seen_twice() {
     assert_eq!(pids(&world), [0; 0]);
 }
 
-/// Runs an unresponsive program that fills the card, and a program that needs memory, for `ms`. Returns true if the
-/// first program still runs.
+/// Runs an unresponsive program that fills the card, and a program that needs memory, for `ms` milliseconds. Returns
+/// the world, and true if the first program still runs.
 fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
@@ -155,9 +155,9 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // This time is longer than the minimum stay of a moved chunk.
+    // Wait longer than the minimum time between two moves of a chunk.
     world.pass(1_000 * MS);
-    assert_eq!((world.places(one), world.told), ((2, 6), told), "no memory returns before the guarantee is given");
+    assert_eq!((world.places(one), world.told), ((2, 6), told), "no memory returns before the guarantee is granted");
     world.core.change_tenant(id, &promised(6)).expect("enough memory is free");
     world.core.promised();
     world.pass(1_000 * MS);
@@ -195,7 +195,7 @@ fn unreturned_slice_ends_at_limit_without_other_events() {
     world.say(two, FromTenant::Waiting { card: 0 });
     let limit = sched::VgpuParams::default().max_run_ns.expect("the action exists");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As in the server, use only the wakeups that the owner has requested.
+        // Like the server, wake only when the owner has requested it.
         world.now += world.core.next_wakeup().expect("a wakeup for the turn's end is requested");
         world.event(Event::Tick);
         world.settle();
@@ -241,8 +241,8 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "the tenant's own work gets its limit once more, but no longer");
 }
 
-/// Returns the time until a program is abandoned that occupies the card at every poll while another tenant works, as a
-/// multiple of the limit on a turn. The program has a turn after each poll if `has_turns` is set.
+/// Returns the time after which the owner abandons a program that occupies the card at every poll while another tenant
+/// works, as a multiple of the limit on a turn. If `has_turns` is set, the program has a turn after each poll.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
@@ -254,7 +254,7 @@ fn given_up_after(has_turns: bool) -> Option<u64> {
     let limit = sched::VgpuParams::default().max_run_ns.expect("the action exists");
     let begin = world.now;
     while world.now - begin < 3 * limit {
-        // The owner's clock takes longer steps if the host was suspended.
+        // Take short steps, because the owner's clock ignores long gaps.
         for _ in 0..10 {
             world.now += 100 * MS;
             world.event(Event::Tick);
@@ -292,7 +292,7 @@ fn program_with_turns_between_looks_is_never_given_up() {
 #[test]
 fn program_being_suspended_has_the_drivers_limit() {
     let mut world = World::new(16, 16);
-    // The driver does not reply in this time.
+    // The driver never replies.
     world.suspends = None;
     let mut suspended = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
     suspended.time.max_run_ns = Some(1_000 * MS);

@@ -1,4 +1,4 @@
-//! Tests quanta, and the host memory that they need.
+//! Tests memory quanta, and the host memory that they need.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn quantum_waits_for_memory_of_ending_program() {
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // The program maps nothing after this.
+    // From now on, the program maps nothing.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     world.pass(100 * MS);
@@ -41,11 +41,11 @@ fn quantum_waits_for_memory_of_ending_program() {
     world.say(stays, FromTenant::Waiting { card: 0 });
     world.pass(second);
     let terms = [one, stays].iter().find_map(|session| world.programs[session].run);
-    let terms = terms.expect("the wait for it is limited");
+    let terms = terms.expect("the work in flight is limited");
     assert_eq!(terms.idle_us, 10_000, "no other tenant could use the card");
 }
 
-/// Creates two programs whose memory does not fit on the card together, with quanta of 20 s.
+/// Creates two programs whose memory does not fit on the card together. Quanta last 20 s.
 fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
@@ -70,7 +70,7 @@ fn wait_for_memory_of_others_is_bounded() {
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // The program maps nothing after this.
+    // From now on, the program maps nothing.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);

@@ -1,5 +1,5 @@
-//! Tests programs that allocate, free, write, connect and disconnect, and reply late or in another order, on a card
-//! that is too small.
+//! Tests programs on a card that is too small for them. They allocate, free, write, connect and disconnect, and reply
+//! late or out of order.
 
 use super::*;
 use proptest::prelude::*;

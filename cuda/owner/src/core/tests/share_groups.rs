@@ -1,4 +1,4 @@
-//! Tests groups of tenants whose programs use the card at the same time.
+//! Tests groups of tenants whose programs use the card concurrently.
 
 use super::*;
 use cuda_control::{Incident, ServerState};
@@ -10,7 +10,7 @@ fn group(name: &str, sharing: Sharing) -> TenantSpec {
     TenantSpec { share_group, ..spec(name, 64, Limits::default()) }
 }
 
-/// Creates a card with the tenants `one` and `two` in one group, and `three` outside.
+/// Creates a card with the tenants `one` and `two` in one group, and `three` outside the group.
 fn world(sharing: Sharing) -> World {
     let mut world = World::new(16, 16);
     world.core.add_tenant(group("one", sharing)).expect("the request is valid");
@@ -49,8 +49,8 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Reports the use of all open gates while time passes. Returns how long the gates of several sessions were open at
-/// once, and how long each gate was open, in ms.
+/// Reports the use of all open gates while time passes. Returns the time for which several sessions' gates were open
+/// concurrently, and the time for which each gate was open, in ms.
 fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>) {
     let (mut both, mut each) = (0, vec![0; sessions.len()]);
     for _ in 0..ms / 2 {
@@ -147,7 +147,7 @@ fn relocation_quiesces_only_member_with_moving_chunks() {
     observe(&mut world, &[one, two], 200);
     assert!(runs(&world, one) && runs(&world, two));
     let before = world.programs[&two].run.expect("it runs").turn;
-    // `one` gets less memory, so its chunks move to host memory.
+    // The quota of `one` is reduced, so its chunks move to host memory.
     let id = world.core.tenant("one").expect("there");
     let lower = TenantSpec { limits: Limits { quota: 2, ..Limits::default() }, ..group("one", Sharing::Together) };
     world.core.change_tenant(id, &lower).expect("the request is valid");
@@ -208,14 +208,14 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(5 * MS);
     let run = world.programs[&one].run.expect("it runs");
     assert_eq!(world.programs[&one].yields, Some(run.turn));
-    // The program waits for a result, and submits work after its gate has closed.
+    // The program waits for a result, and submits more work after its gate has closed.
     world.programs.get_mut(&one).expect("there").run = None;
     world.say(one, FromTenant::Stopped { card: 0, turn: run.turn, usage: Usage::default(), waiting: true });
     assert!(runs(&world, other) && !runs(&world, one));
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // A library with an older protocol version does not get a request to give up the turn.
+    // Libraries with an older protocol version are not asked to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));
@@ -261,7 +261,7 @@ fn lost_server_is_reported_with_its_programs() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one, two]);
     let pids = [pid(&world, one), pid(&world, two)];
-    // One of the programs has exited before the owner learns the reason.
+    // One of the programs exits before the owner learns the reason.
     world.leave(two);
     report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
     report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });

@@ -1,4 +1,4 @@
-//! Tests the shares of time of tenants whose memory does not fit together, with arbitrary settings.
+//! Tests, with arbitrary settings, the time shares of tenants whose memory does not fit on the card together.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ const CARD: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     weight: u32,
-    /// Number of chunks of its program.
+    /// Number of chunks that its program allocates.
     chunks: u32,
     quota: u32,
     guarantee: u32,
@@ -22,11 +22,11 @@ impl Busy {
     }
 }
 
-/// Lets the tenants work for `seconds`. Returns each tenant's part of the total slice time, in permille.
+/// Runs the tenants for `seconds`. Returns each tenant's share of the time, in permille.
 fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let mut world = World::new(CARD, 512);
     let config = world.core.config().clone();
-    // Use short quanta, because the last cycle ends at an arbitrary point.
+    // Use short quanta, because the measurement may end in the middle of a cycle.
     let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     let mut sessions = Vec::new();
@@ -41,7 +41,7 @@ fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
         world.ask(*session, 1, tenant.chunks);
         world.say(*session, FromTenant::Waiting { card: 0 });
     }
-    // After this time quanta have begun, and the first quanta have ended.
+    // By then, the first quanta have ended.
     world.pass(20_000 * MS);
     let mut ran = vec![0u64; tenants.len()];
     for _ in 0..seconds * 200 {
@@ -79,7 +79,7 @@ fn memory_quanta_are_as_long_as_weights_say() {
 fn guaranteed_memory_stays_and_its_tenant_never_waits() {
     let sure = Busy { guarantee: 48, ..Busy::new(300, 48) };
     let (mut world, shares) = shares(&[Busy::new(100, 48), sure], 60);
-    assert_eq!(world.core.memory_turn(), None, "the other tenant takes turns with no one");
+    assert_eq!(world.core.memory_turn(), None, "no other tenant competes for memory");
     assert_near(&shares, &[250, 750]);
     world.pass(1_000 * MS);
     let two = *world.programs.keys().nth(1).expect("connected");

@@ -19,7 +19,7 @@ fn free(world: &mut World, session: SessionId, count: usize) {
     world.pass(300 * MS);
 }
 
-/// Returns the total size and the free memory that a program sees, in chunks.
+/// Returns the total and the free memory that a program sees, in chunks.
 fn seen(world: &mut World, session: SessionId) -> (u64, u64) {
     world.say(session, FromTenant::AskMemory { request: 1000, card: 0 });
     world.settle();
@@ -43,7 +43,7 @@ fn lower_limit_evicts_as_a_lower_quota_and_refuses_more() {
     assert_eq!((view.memory_of(0).advertised, view.memory_of(0).unbacked), (4, 0));
     world.ask(one, 2, 1);
     assert_eq!(world.programs[&one].refused, [2]);
-    // Freed indices below the limit do not count: the tenant still has more chunks than its limit.
+    // Free indices below the limit do not help: the tenant still has more chunks than its limit.
     free(&mut world, one, 8);
     world.ask(one, 3, 1);
     assert_eq!((world.programs[&one].refused.len(), world.programs[&one].chunks.len()), (2, 4));
@@ -142,7 +142,7 @@ fn windows_are_host_memory_that_chunks_do_not_get() {
     world.ask(one, 2, 1);
     world.pass(100 * MS);
     assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((4, 6), &[2][..]));
-    // A window that shrinks or disappears leaves its memory to chunks. Chunks keep their places.
+    // If a window shrinks or disappears, chunks can use its memory. Existing chunks keep their places.
     let id = world.core.tenant("vm").expect("there");
     world.core.change_tenant(id, &window("vm", 17)).expect_err("too large");
     world.core.change_tenant(id, &window("vm", 15)).expect("the request is valid");

@@ -32,7 +32,7 @@ fn users(world: &mut World, occupies: bool) {
     world.settle();
 }
 
-/// Returns the longest time in ms for which a program's gate stays closed within the next `ms`.
+/// Returns the longest time for which a program's gate stays closed within the next `ms` milliseconds, in ms.
 fn longest_gap(world: &mut World, session: SessionId, ms: u64) -> u64 {
     let (mut gap, mut longest) = (0, 0);
     for _ in 0..ms / 5 {
@@ -58,10 +58,10 @@ fn stopped_program_without_work_loses_its_turn_only() {
     assert!(world.core.view(0).runs(0), "the state of its work is not known yet");
     users(&mut world, false);
     world.pass(1_000 * MS);
-    assert!(world.core.view(0).runs(0), "the poll may be from before the overrun");
+    assert!(world.core.view(0).runs(0), "the poll may precede the overrun");
     users(&mut world, false);
     world.pass(10 * MS);
-    assert!(!world.core.view(0).runs(0), "the card has no work of it");
+    assert!(!world.core.view(0).runs(0), "none of its work is on the card");
     let charged = world.core.view(0).charged_ns(0);
     let gap = longest_gap(&mut world, other, 20_000);
     assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "the tenant is alone");

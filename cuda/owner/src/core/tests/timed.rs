@@ -1,5 +1,5 @@
-//! Tests how long moving memory between tenants takes, on a simulated clock: the workers, the link and the programs
-//! take as long as on a present-day card.
+//! Tests the time for moving memory between tenants, on a simulated clock. The workers, the link and the programs have
+//! the latencies of a real card.
 
 use super::*;
 use std::cmp::Reverse;
@@ -7,12 +7,12 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size to which the following times apply.
+/// Chunk size in bytes, to which the following times apply.
 const CHUNK: u64 = 16 << 20;
-/// Time to make a piece on the card.
+/// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
-/// Time to zero a piece, including the wait for a time slice of the card if other programs are working. Several pieces
-/// share one wait.
+/// Time to zero a piece, including the wait for a time slice of the card while other programs are working. Number of
+/// pieces that share one wait.
 const ZERO: u64 = MS;
 const ZEROED_PER_WAIT: u64 = 16;
 /// Time to pin host memory for a piece.
@@ -23,8 +23,9 @@ const DROP: u64 = 73 * US;
 const COPY: u64 = 350 * US;
 /// Time to start a batch of copies and to wait until it completes.
 const COPY_BATCH: u64 = 60 * US;
-/// Time to unmap a chunk from a program's addresses, and to map a chunk on the card at the same addresses.
+/// Time to unmap a chunk in a program.
 const UNMAP: u64 = 35 * US;
+/// Time to map a card chunk in a program at the same addresses.
 const MAP: u64 = 70 * US;
 /// Time to receive a message from the owner and to reply to it.
 const WORD: u64 = 50 * US;
@@ -33,14 +34,14 @@ const DRAIN: u64 = 2 * MS;
 /// Time for the first use of an allocation, and for the next request.
 const USE: u64 = 100 * US;
 
-/// An event that is scheduled for a certain time.
+/// A scheduled event.
 #[derive(Debug)]
 enum Next {
     Tell(Event),
     Say(SessionId, FromTenant),
 }
 
-/// An actor that does one thing at a time.
+/// An actor that performs one task at a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Hand {
     Card,
@@ -50,7 +51,8 @@ enum Hand {
     Program(SessionId),
 }
 
-/// A program that requests its memory in parts, each as soon as its work on the previous part may run.
+/// A program that requests its memory in parts. It requests the next part as soon as its work on the previous one can
+/// run.
 #[derive(Debug)]
 struct Fill {
     left: u32,
@@ -63,10 +65,10 @@ struct Timed {
     order: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     what: BTreeMap<u64, Next>,
-    /// Time at which each actor becomes free.
+    /// Time at which each actor becomes idle, in ns.
     busy: BTreeMap<Hand, u64>,
     memory: BTreeMap<PieceId, Memory>,
-    /// Start of each program's current turn, and the total time of its turns.
+    /// Start of each program's current turn, and the total duration of its earlier turns, in ns.
     runs: BTreeMap<SessionId, (Option<u64>, u64)>,
     copies: BTreeMap<Memory, u64>,
     fills: BTreeMap<SessionId, Fill>,
@@ -105,7 +107,7 @@ impl Timed {
         self.tell(Event::Said { session, message, pieces: Vec::new() });
     }
 
-    /// Schedules `next` for the time when `hand` has worked for another `ns`.
+    /// Adds `ns` of work for `hand`, and schedules `next` for its end.
     fn after(&mut self, hand: Hand, ns: u64, next: Option<Next>) {
         let busy = self.busy.entry(hand).or_default();
         *busy = (*busy).max(self.now) + ns;
@@ -193,7 +195,7 @@ impl Timed {
         self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
 
-    /// Runs all events until a time.
+    /// Runs all events up to the time `until`.
     fn run(&mut self, until: u64) {
         while self.now < until {
             let tick = self.core.next_wakeup().map_or(u64::MAX, |ns| self.now + ns);
@@ -211,14 +213,14 @@ impl Timed {
         }
     }
 
-    /// Returns the total time for which programs had the card.
+    /// Returns the total duration of all turns, in ns.
     fn ran(&self) -> u64 {
         self.runs.values().map(|(since, sum)| sum + since.map_or(0, |since| self.now - since)).sum()
     }
 }
 
-/// Creates two tenants with programs that have work, and turns of a second. `ready` is the amount of host memory pinned
-/// in advance.
+/// Creates two tenants with programs that have work, and turns of one second. `ready` is the number of host pieces
+/// pinned in advance.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
     (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
@@ -260,8 +262,8 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // A change takes little longer than the copies in one direction, because both directions of the link are in use.
-    // The last batch of returns ends after the last batch of evictions.
+    // A change of quanta takes little longer than the copies in one direction, because both directions of the link are
+    // used concurrently. The last batch to the card ends after the last eviction.
     assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
 
@@ -271,7 +273,7 @@ fn first_quantum_does_not_wait_for_stock_refill() {
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
     let lost = timed.now - start - (timed.ran() - ran);
-    // The stock lacks 120 pieces, which are pinned. The same number is then pinned for the stock again.
+    // The stock is 120 pieces too small, so these are pinned during the change.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
 }
 
@@ -301,7 +303,7 @@ fn memory_filled_during_quantum_is_on_card() {
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
     assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "no memory was used over the link at first");
-    // Both tenants have 512 chunks, and the card has 640. Evictions run 64 chunks ahead of the last part.
+    // Both tenants have 512 chunks, and the card has 640. Evictions run up to 64 chunks ahead of the requests.
     let excess = 2 * 512 - 640;
     assert!((excess - 16..=excess + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
     assert!(took <= alone + excess * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
@@ -342,6 +344,6 @@ fn quantum_begins_although_others_keep_fixed_memory() {
     let copied = timed.copies[&Memory::Device] - before[&Memory::Device];
     let lost = timed.now - start - (timed.ran() - ran);
     assert!(copied > 2000, "{copied} chunks have returned");
-    // Waiting for the other program's fixed memory would take about as long as all other moves.
+    // Waiting for the other program's fixed memory would take about as long as all moves together.
     assert!(lost <= copied * COPY * 8 / 7, "moving {copied} chunks takes {} ms", lost / MS);
 }

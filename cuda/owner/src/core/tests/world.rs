@@ -19,7 +19,7 @@ const STALE_CONTENTS: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
-    /// The program's chunks: the piece that each is mapped to, and the value that the program last wrote to the chunk.
+    /// The program's chunks, each with the piece that backs it and the value that the program last wrote.
     pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
     pub(super) run: Option<Run>,
     pub(super) quiet: Option<u32>,
@@ -27,25 +27,25 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
-    /// The program's empty chunks, which the program returns on request.
+    /// The program's empty chunks, which it returns on request.
     pub(super) empty: Vec<ChunkId>,
     /// Pieces that the program returned just before it quiesced.
     returned: BTreeSet<PieceId>,
-    /// Set if the program does not reply.
+    /// Set if the program does not reply to messages.
     pub(super) mute: bool,
     /// Set if the program does not reply because it is stopped.
     pub(super) stopped: bool,
     /// Set if the program declines orders: `false` for orders to quiesce, `true` for orders to redirect chunks.
     pub(super) declines: Option<bool>,
-    /// Set if the program's driver does not accept further calls.
+    /// Set if the program's driver rejects further calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
-    /// Processes of the program's tenant.
+    /// Process IDs of the program's tenant, as last reported by the owner.
     pub(super) pids: Vec<u32>,
     /// Time until the program's next turn in microseconds, as last announced.
     pub(super) soon: Option<u32>,
-    /// Number of the turn that the program was requested to end when it waits for a result.
+    /// Number of the turn that the program was asked to yield when it waits for a result.
     pub(super) yields: Option<u32>,
     /// Answer to a request to leave the card.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
@@ -65,34 +65,34 @@ impl Program {
     }
 }
 
-/// A [`Core`] and all simulated components around it.
+/// A [`Core`] and the simulated components around it.
 pub(super) struct World {
     pub(super) core: Core,
     pub(super) now: u64,
-    /// Contents of each piece that exists.
+    /// Memory and contents of each existing piece.
     pub(super) pieces: BTreeMap<PieceId, (Memory, u64)>,
-    /// Tenant and programs that have had each piece.
+    /// Tenant and programs that have used each piece.
     seen: BTreeMap<PieceId, (u32, BTreeSet<SessionId>)>,
     pub(super) programs: BTreeMap<SessionId, Program>,
     /// Tasks for the workers.
     pub(super) work: VecDeque<Action>,
     next: u64,
     value: u64,
-    /// Protocol version of programs that connect later.
+    /// Protocol version of programs that connect from now on.
     pub(super) version: u16,
-    /// Number of card pieces for which the driver has memory.
+    /// Maximum number of card pieces for which the driver has memory.
     pub(super) device_most: usize,
-    /// Number of batches of copies that programs had to map.
+    /// Number of orders to redirect chunks that programs have received.
     pub(super) told: usize,
-    /// The driver's reply to a suspension; `None` if the call does not return.
+    /// The driver's result for a suspension, or `None` if the call never returns.
     pub(super) suspends: Option<bool>,
-    /// Reasons for which the owner has ended connections.
+    /// Reasons with which the owner has ended connections.
     pub(super) ends: BTreeMap<SessionId, End>,
-    /// The driver's error when it moves a process to this card.
+    /// The driver's error when moving a process to this card.
     pub(super) fetch_error: Option<String>,
-    /// Set if programs can be killed.
+    /// Set if SIGKILL succeeds.
     pub(super) kills: bool,
-    /// Set if released pieces stay in use because a process has them.
+    /// Set if released pieces stay in use because a process keeps them.
     pub(super) keeps_dropped: bool,
     dropped: usize,
 }
@@ -112,7 +112,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
 }
 
 impl World {
-    /// Creates a card with this many chunks, and with `host` host slots.
+    /// Creates a world whose card has `card` chunks and `host` host slots.
     pub(super) fn new(card: u64, host: u64) -> Self {
         let config = CardConfig {
             host_bytes: host * CHUNK,
@@ -120,7 +120,7 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        // Each owner has its own numbers, like real owners.
+        // Each owner assigns different numbers, like real owners.
         let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
         let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
@@ -200,7 +200,7 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        // Skip programs that were ordered to stop and have not replied.
+        // Skip programs that have not yet sent their reply to an order to stop.
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
@@ -228,7 +228,7 @@ impl World {
                     self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
-                    // Even so, other programs may use its memory from now on.
+                    // Other programs may use its memory from now on, even before it is suspended.
                     self.programs.get_mut(&session).expect("there").chunks.clear();
                     self.work.push_back(Action::Suspend { session });
                 }
@@ -283,7 +283,7 @@ impl World {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
                     assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "the piece was the target of a copy");
-                    // The message still contains a chunk that was freed in the meantime.
+                    // The message may contain a chunk that the program has freed meanwhile.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
                     {
@@ -297,7 +297,7 @@ impl World {
             FromOwner::Resume { order } => {
                 assert_eq!(program.quiet.take(), Some(order));
             }
-            // No tenant has several cards here.
+            // No tenant has several cards in these tests.
             FromOwner::Step(_) | FromOwner::Drain { .. } => {}
             FromOwner::Run(run) => program.run = Some(run),
             FromOwner::Stop { card, turn } => {
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// Executes one more step: a worker completes an order, or a program replies. Returns false if no step is left.
+    /// Executes one step: a worker completes an order, or a program replies. Returns false if none is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> = self
             .programs
@@ -409,12 +409,12 @@ impl World {
         }
     }
 
-    /// Ends the process that holds the released pieces.
+    /// Simulates the exit of the process that keeps the released pieces.
     pub(super) fn dropped_are_free(&mut self) {
         self.dropped = 0;
     }
 
-    /// Runs all events in flight.
+    /// Runs until no event is in flight.
     pub(super) fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step(0) {
@@ -441,12 +441,12 @@ impl World {
         (card.len(), host.len())
     }
 
-    /// Replaces the owner. The new one takes over the programs with their memory.
+    /// Replaces the owner. The new one adopts the programs with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Same as [`Self::restart`], but each program executes `at_once` before the new owner maps its chunks.
+    /// Same as [`Self::restart`], but runs `at_once` for each program before the new owner maps its chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();

@@ -8,9 +8,9 @@ use crate::shim::{Card, Shim};
 use crate::streams::{self, stream};
 use crate::symbols::{Arguments, COPIES, COUNT, at};
 
-/// Bit position of the card number in a token.
+/// Bit position of the card's number in a token.
 const CARD: u32 = 32;
-/// Mask of the card's number.
+/// Mask of the card's number, after shifting.
 const CARD_MASK: u64 = 0xffff;
 /// Set in a token if the stream's context may not be current.
 const HAS_CONTEXT: u64 = 1 << 48;
@@ -22,10 +22,9 @@ enum Addresses {
     One(u8),
     /// The addresses in the first two arguments.
     Two,
-    /// Addresses that are not passed as arguments.
+    /// Addresses that are not arguments.
     Any,
-    /// No addresses: a kernel accesses other cards only through peer access, and graph nodes were handled when they
-    /// were created.
+    /// No address on another card: kernels need peer access for one, and graph nodes were handled at their creation.
     None,
 }
 
@@ -144,13 +143,12 @@ fn argument(arguments: Arguments, n: u8) -> u64 {
     unsafe { arguments.get(usize::from(n)) }
 }
 
-/// Returns the card on which a submission runs. Also returns the context of its stream if this context may not be
-/// current.
+/// Returns the card on which a submission runs, and the context of its stream if this context may not be current.
 fn place(shim: &Shim, index: usize, arguments: Arguments) -> (&Card, Option<u64>) {
     if streams::is_known(index) { shim.place_of_stream(stream(index, arguments)) } else { (shim.current(), None) }
 }
 
-/// Runs `work` with a stream's context current, because the events that measure the stream's work belong to this
+/// Runs `work` with a stream's context current, because events that measure the stream's work must belong to this
 /// context.
 fn within<T>(context: Option<u64>, work: impl FnOnce() -> T) -> T {
     match context {
@@ -163,7 +161,7 @@ fn within<T>(context: Option<u64>, work: impl FnOnce() -> T) -> T {
 #[inline(never)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     let (card, context) = place(shim, index, arguments);
-    // A captured graph may have nodes on several cards, but is launched on only one.
+    // A captured graph may have nodes on several cards, but passes only one card's gate when launched.
     if !shim.cross.is_ready() && (shim.captures.any() || crosses(shim, card, index, arguments)) {
         shim.allow_cross_access();
     }
@@ -177,7 +175,7 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 #[inline(never)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
     let card = shim.card((token >> CARD & CARD_MASK) as usize);
-    // Only repeat the lookup if the stream's context may not be current, which is not the case for most submissions.
+    // Repeat the lookup only if the stream's context may not be current, which is rare.
     let context = if token & HAS_CONTEXT == 0 { None } else { place(shim, index, arguments).1 };
     within(context, || leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result));
 }

@@ -15,7 +15,7 @@ use crate::memory::fixed::Thing;
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// `CU_POINTER_ATTRIBUTE_*`: attributes that the driver would report for a chunk instead of the allocation.
+/// `CU_POINTER_ATTRIBUTE_*`: attributes that the driver would report for a chunk instead of the whole allocation.
 mod attribute {
     use std::ffi::c_int;
 
@@ -37,7 +37,7 @@ const DEVICE: u32 = 2;
 /// Alignment of the row pitch in bytes.
 const PITCH: u64 = 512;
 
-/// Allocates memory for work in a stream. May reuse memory that the stream has freed, without a driver call.
+/// Allocates memory in stream order. May reuse memory that the stream has freed, without a driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let shim = shim();
     let card = shim.of_stream(Stream::named(stream as u64, per_thread));
@@ -54,9 +54,9 @@ unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_
     })
 }
 
-/// Allocates memory of the current card at a given address, which an allocation of this size had in another process
-/// with the same address region. Returns an error if the address is not free. Workers call this function to restore a
-/// program. With a size of 0, it only checks that allocations are backed by chunks.
+/// Allocates memory on the current card at an address that an allocation of the same size had in another process with
+/// the same address region. Returns an error if the address is not free. Workers call this function to restore a
+/// program. With a size of 0, only checks that allocations are backed by chunks.
 #[unsafe(no_mangle)]
 extern "C" fn gpu_mediator_allocate_at(address: Address, bytes: u64) -> c_int {
     let Some((device, card)) = memory().link.current_card() else { return driver::INVALID_CONTEXT };
@@ -108,13 +108,13 @@ unsafe extern "C" fn mem_alloc_pitch(
     result
 }
 
-/// Waits for the work of the current context and of the memory's card, and frees the memory. Returns false if the
+/// Frees memory after the work of the current context and of the memory's card has completed. Returns false if the
 /// memory does not belong to this library.
 fn free(address: Address) -> bool {
     let shim = shim();
     let card = shim.of_address(address);
     if !shim.is_single() && card.number != shim.current().number && !shim.captures.any() {
-        // SAFETY: the call takes no pointers. Another card's work may use the memory.
+        // Another card's work may use the memory. SAFETY: the call takes no pointers.
         unsafe { driver::ctx_synchronize() };
     }
     shim.in_context(card, || shim.memory(card).free(address))
@@ -174,8 +174,8 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture turns the allocation into a graph node, and the memory belongs to the graph. SAFETY:
-                // guaranteed by the caller.
+                // The capture turns the allocation into a graph node, which owns the memory. SAFETY: guaranteed by the
+                // caller.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -209,7 +209,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may retain the memory. The owner then counts it as other driver memory of the program.
+                // The pool may retain the memory. The owner then accounts for it as the program's other driver memory.
                 uncount(address);
             }
             result
@@ -267,7 +267,7 @@ struct Known {
     start: Address,
     bytes: u64,
     device: c_int,
-    /// This library's handle and mapping ID, if the program mapped the memory itself.
+    /// This library's handle and the mapping's ID, if the program mapped the memory itself.
     own: Option<(Handle, u64)>,
 }
 
@@ -299,8 +299,8 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute, which the driver reports for the chunk at its current location. Returns true if the attribute
-/// has a value.
+/// Corrects an attribute, which the driver has reported for the chunk at its current location. Returns true if the
+/// attribute has a value.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
     // SAFETY: the driver has written a value of this type to `data`.
@@ -332,7 +332,8 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 }
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
-    // Prevent moves during the query: while a chunk is being replaced, the driver does not know its address.
+    // Prevent moves during the query, because the driver does not know a chunk's address while the chunk is being
+    // replaced.
     memory_at(address).with(|chunks| {
         chunks.bring_for(address);
         // SAFETY: guaranteed by the caller.

@@ -1,4 +1,4 @@
-//! Functions for which the driver allocates memory. This library counts that memory.
+//! Functions through which the driver allocates memory. This library accounts for that memory.
 //!
 //! UNSAFETY: reads descriptors through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,7 +19,7 @@ fn uncount(thing: Thing) {
     shim.cards().for_each(|card| shim.memory(card).uncount(thing));
 }
 
-/// Removes the memory bindings of an array.
+/// Removes an array's memory bindings.
 fn unbind(array: Object) {
     let (shim, array) = (shim(), Target::Array(array as u64));
     shim.cards().for_each(|card| shim.memory(card).unbound_fixed(|target| target == array));
@@ -80,7 +80,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     result
 }
 
-/// Returns the element size of a `CUarray_format` in bytes; block formats count as four bytes.
+/// Returns the element size of a `CUarray_format` in bytes. Block formats count as four bytes.
 fn element(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,
@@ -89,7 +89,7 @@ fn element(format: u32) -> u64 {
     }
 }
 
-/// Returns the size of an array in bytes. An extent of 0 means that the dimension is unused.
+/// Returns the size of an array in bytes. An extent of 0 means an unused dimension.
 fn array_bytes(extents: &[u64], format: u32, channels: u32) -> u64 {
     let elements = extents.iter().fold(1u64, |product, extent| product.saturating_mul((*extent).max(1)));
     elements.saturating_mul(element(format)).saturating_mul(channels.max(1).into())
@@ -145,7 +145,7 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels: u32) -> c_int {
-    // SAFETY: guaranteed by the caller. All smaller levels together are less than a third of the first level.
+    // SAFETY: guaranteed by the caller. The smaller levels together are smaller than the first one.
     let bytes = unsafe { described(descriptor, 3) }.saturating_mul(2);
     memory().count(FixedKind::Array, bytes, || {
         // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Driver functions for graphs. The memory of allocating graphs is counted.
+//! Driver functions for graphs. The memory of allocating graphs is accounted for.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,11 +23,12 @@ fn is_allocating(graph: Object) -> bool {
     shim().memory(shim().first()).is_allocating_graph(graph)
 }
 
-/// Counts the memory that the driver has reserved for graphs on each card. Returns true if all owners permit it.
+/// Updates the accounts with the memory that the driver has reserved for graphs on each card. Returns true if all
+/// owners permit it.
 fn count_graphs() -> bool {
     let shim = shim();
     let count = |card: &Card| shim.in_context(card, || shim.memory(card).count_graphs());
-    // Count on every card, even after a refusal.
+    // Update every card, even after a rejection.
     let mut allowed = true;
     for card in shim.cards() {
         allowed &= count(card);
@@ -41,7 +42,7 @@ fn trim_graphs() {
     shim.cards().for_each(|card| shim.in_context(card, || shim.memory(card).trim_graphs()));
 }
 
-/// Returns true if this size exceeds the program's memory on every card.
+/// Returns true if a size exceeds the program's memory limit on every card.
 fn exceeds_all(bytes: u64) -> bool {
     let exceeds = |card: &Card| {
         let ask = |number| card.link.request(|request| FromTenant::AskMemory { request, card: number });
@@ -59,14 +60,14 @@ unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
     unsafe { call(graph, stream) }
 }
 
-/// Uploads an allocating graph, and counts its memory.
+/// Uploads an allocating graph, and accounts for its memory.
 unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { gated(index, graph, stream) };
     if result == SUCCESS && count_graphs() {
         return SUCCESS;
     }
-    // A failed upload does not release its memory.
+    // Neither a failed nor a rejected upload releases its memory.
     trim_graphs();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
@@ -97,8 +98,8 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // While another graph runs, a graph may need more memory than it would need alone, and the driver
-                    // has already reserved it. Count this memory; no other allocating graph is launched until the owner
+                    // While another graph runs, a graph may need more memory than alone, and the driver has already
+                    // reserved it. Account for this memory. No other allocating graph is launched until the owner
                     // permits it.
                     count_graphs();
                 }
@@ -117,7 +118,7 @@ fn add_graph(graph: Object, allocates: bool) {
     shim().memory(shim().first()).add_graph(graph, allocates);
 }
 
-/// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's total memory.
+/// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's memory limit.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
     shim().present();
     let largest = largest_allocation(graph);

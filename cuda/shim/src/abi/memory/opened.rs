@@ -1,4 +1,4 @@
-//! Driver functions for memory shared between the processes of a tenant.
+//! Driver functions for memory shared between a tenant's processes.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -14,9 +14,9 @@ use crate::link::Answer;
 use crate::memory::opened::Token;
 use crate::symbols::at;
 
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: the only flag, and mandatory.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, which is mandatory.
 const LAZY: u32 = 1;
-/// Timeout for a chunk relocation.
+/// Timeout for a relocation that delays an export.
 // TIMEOUT: relocating a process's chunks takes milliseconds; an owner that needs much longer is stuck.
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
@@ -24,7 +24,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     let (memory, since) = (memory_at(address), Instant::now());
     loop {
         if memory.with(|chunks| chunks.opened.find(address).is_some()) {
-            // As in the driver, a process cannot share memory that another process has shared with it.
+            // As in NVIDIA's driver, a process cannot share memory that another process has shared with it.
             return INVALID_VALUE;
         }
         let backed = memory.with(|chunks| {
@@ -62,7 +62,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     }
 }
 
-/// Opens a handle with `real`, or through the owner if this library created the handle.
+/// Opens a handle through the owner if this library created it, and with `real` otherwise.
 unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut Address, Ipc, u32) -> c_int) -> c_int {
     let Some(token) = Token::read(&handle) else {
         // SAFETY: guaranteed by the caller.
@@ -139,7 +139,7 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
-        // SAFETY: the call takes no pointers. Wait until no work uses the memory before it is released.
+        // Wait until no work uses the memory. SAFETY: the call takes no pointers.
         shim.in_context(card, || unsafe { driver::ctx_synchronize() });
     }
     let closed = memory.with(|chunks| {

@@ -1,7 +1,7 @@
 //! Driver functions for virtual memory that a program manages itself.
 //!
-//! This library implements handles for unshared card memory, which can move like all other memory. Other handles belong
-//! to the driver, and their memory counts as fixed. Invalid calls return the same error codes as NVIDIA's driver 580.
+//! This library implements handles for unshared card memory, which can move like other memory. Other handles belong to
+//! the driver, and their memory is fixed. Invalid calls return the same error codes as NVIDIA's driver 580.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -43,9 +43,9 @@ const DESCRIPTOR: c_int = 1;
 /// Chunks do not support it, and the pointer attributes report this.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card of a handle that this library can implement, and the card's index in the owner's list. Such a
-/// handle is pinned memory of a card, neither compressed nor for sparse arrays. A shareable handle qualifies until it
-/// is exported.
+/// Returns the card of a handle that this library can implement, and the card's index in the owner's list. The handle
+/// must be for pinned memory on a card that is neither compressed nor for sparse arrays. A shareable handle qualifies
+/// until it is exported.
 fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
@@ -64,7 +64,7 @@ fn note_context() {
     shim().current().contexts.note_current();
 }
 
-/// Returns the card on which a driver handle's memory is counted.
+/// Returns the card whose accounts contain a driver handle's memory.
 fn of_driver(handle: Handle) -> &'static Card {
     let shim = shim();
     shim.cards().find(|card| of(card).knows_fixed(handle)).unwrap_or(shim.current())
@@ -86,7 +86,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     // SAFETY: guaranteed by the caller.
     let read = unsafe { read(property) };
     let Some((property_of, (card, number))) = read.and_then(|p| Some((p, movable(&p)?))) else {
-        // The property names the memory's card.
+        // The property contains the memory's device.
         let card = read.and_then(|property| shim().of_device(property[3])).unwrap_or(shim().current());
         // SAFETY: as above.
         return unsafe { of(card).create_fixed(handle, bytes, property, flags) };
@@ -141,7 +141,7 @@ fn make(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     made
 }
 
-/// Allocates the remainder, which is smaller than a chunk, from the driver. It counts as fixed memory.
+/// Allocates the remainder, which is smaller than a chunk, from the driver. It is fixed memory.
 fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
@@ -162,7 +162,8 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     }
 }
 
-/// Returns freed memory to the owner. Holds the memory's lock, so that a new owner receives a consistent report.
+/// Returns freed memory to the owner. Must be called with the memory locked, so that a new owner receives a consistent
+/// report.
 pub(super) fn give_back(memory: Operations<'_>, freed: Freed) {
     memory.give_back(freed.chunks);
     if freed.fixed > 0 {
@@ -310,7 +311,8 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends the chunk size, because multiples of it can move completely. The minimum granularity is the driver's.
+/// Recommends at least the chunk size as the granularity, because multiples of it can move completely. The minimum
+/// granularity is the driver's.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
@@ -340,7 +342,7 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
 }
 
 /// Returns a driver handle that can be exported in place of a handle of this library. The driver cannot export imported
-/// memory such as chunks, so the contents move to driver memory, which counts as shared and stays in place.
+/// memory such as chunks, so the contents are copied to driver memory, which is shared and cannot move.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     let owner = shim().of_handle(handle);
     let memory = of(owner);
@@ -437,8 +439,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Records memory that was mapped into arrays. It counts until the array is destroyed, because only the driver knows
-/// which parts of an array a stream has unmapped.
+/// Records memory that was mapped into arrays. It stays in the accounts until the array is destroyed, because only the
+/// driver knows which parts of an array a stream has unmapped.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {

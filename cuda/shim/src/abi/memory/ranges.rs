@@ -1,4 +1,4 @@
-//! Changes to address ranges in a program with several cards. A range may contain mappings of several cards' memory.
+//! Changes to address ranges in a program with several cards. A range may contain mappings of memory on several cards.
 
 use std::ffi::c_int;
 use std::sync::MutexGuard;

@@ -10,11 +10,11 @@ use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND,
 use crate::abi::shim;
 use crate::symbols::{at, real};
 
-/// Maximum number of cards examined and of devices in a list. No machine has this many cards.
+/// Maximum number of devices to query. No machine has this many cards.
 const MAX_CARDS: u32 = 256;
 
-/// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The
-/// list is empty until each owner has answered once, because a card's index does not change.
+/// Returns the tenant's cards in the tenant's order, each with the index of its owner's socket and its UUID. The list
+/// is empty until every owner has replied once, because a card's index must not change.
 fn cards() -> Vec<(usize, [u8; 16])> {
     let now = |&(number, uuid): &(usize, [u8; 16])| (number, shim().card(number).link.moved_to().unwrap_or(uuid));
     first_cards().iter().map(now).collect()
@@ -32,7 +32,7 @@ fn first_cards() -> &'static [(usize, [u8; 16])] {
         let Some((_, welcome)) = hello(number) else { return &[] };
         all.extend(welcome.cards.iter().map(|card| (number, card.uuid)));
     }
-    // A child must not wait for a parent's thread that is setting this value.
+    // Do not block: a child must not wait for a thread of its parent that was setting this value.
     let _ = known.set(all);
     known.get().map_or(&[], Vec::as_slice)
 }
@@ -53,7 +53,7 @@ unsafe fn own() -> Vec<Device> {
     if count.is_null() || by_index.is_null() {
         return Vec::new();
     }
-    // SAFETY: the header declares the symbols with these arguments, and the pointers point to locals.
+    // SAFETY: the header declares the symbols with these arguments, and the pointers refer to local variables.
     let all: Vec<Device> = unsafe {
         let count: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(count);
         let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
@@ -77,7 +77,7 @@ unsafe fn counted(index: usize, to: *mut u32) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: the header declares the symbol with this argument, and the caller guarantees the remaining requirements.
+    // SAFETY: the header declares the symbol with this argument, which the caller guarantees to be valid.
     unsafe {
         let function: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(function);
         let result = function(to);
@@ -106,7 +106,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by the value that `name` points to.
+/// Finds a device by the name to which `name` points.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {

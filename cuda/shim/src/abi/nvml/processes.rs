@@ -62,7 +62,7 @@ fn own(device: Device) -> Option<Vec<u32>> {
 
 /// Returns all entries reported by the real library.
 unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Result<Vec<T>, c_int> {
-    /// Maximum number of requested entries. A card has far fewer processes.
+    /// Maximum number of entries to request. A card has far fewer processes.
     const MAX_PROCESSES: u32 = 1 << 16;
     let mut room = 64;
     loop {
@@ -176,6 +176,10 @@ mod tests {
         assert_eq!((put(&mut count, to.as_mut_ptr()), count), (SUCCESS, 2));
         assert_eq!(to.map(|entry| (entry.pid, entry.used)), [(6, 6), (8, 8)]);
         let mut none = 0;
-        assert_eq!((put(&mut none, std::ptr::null_mut()), none), (INSUFFICIENT_SIZE, 2), "a question for the number");
+        assert_eq!(
+            (put(&mut none, std::ptr::null_mut()), none),
+            (INSUFFICIENT_SIZE, 2),
+            "a query for the number of entries"
+        );
     }
 }

@@ -60,8 +60,8 @@ fn only_whole_handles_and_whole_mappings_will_do() {
     }
     assert_eq!(handles.allow(&mut pages, AT, ALL, &[Access::none(2, 0)]), NOT_SUPPORTED, "the host");
     assert_eq!(pages.mapped.len(), 3);
-    assert_eq!(pages.map(AT + ALL, CHUNK, 7), SUCCESS, "a handle of the driver's");
-    assert_eq!(handles.allow(&mut pages, AT + ALL, CHUNK, &[Access::none(2, 0)]), SUCCESS, "its own affair");
+    assert_eq!(pages.map(AT + ALL, CHUNK, 7), SUCCESS, "a handle from the driver");
+    assert_eq!(handles.allow(&mut pages, AT + ALL, CHUNK, &[Access::none(2, 0)]), SUCCESS, "the driver decides");
     assert_eq!(handles.find(AT + ALL), None);
 }
 
@@ -151,7 +151,7 @@ fn exported_handle_becomes_one_backing_in_all_mappings() {
     let expected = places.map(|(at, access)| (at, (ALL, 300, access.to_vec())));
     assert_eq!(pages.mapped, BTreeMap::from(expected));
     assert_eq!(handles.described(handle).and_then(|described| described.whole), Some(300));
-    assert_eq!(handles.place(ChunkId(0)), None, "what moves is no concern of it any more");
+    assert_eq!(handles.place(ChunkId(0)), None, "the handle no longer has movable chunks");
     assert_eq!(handles.unmap(&mut pages, AT, 32 * CHUNK), Ok(Vec::new()));
     let rest = Freed { card: 0, chunks: Vec::new(), fixed: 0, exported: ALL };
     assert_eq!(handles.release(&mut pages, handle), Ok(Some(rest)));
@@ -166,6 +166,6 @@ fn handle_names_the_card_of_its_memory() {
         assert_eq!((Handles::card(handle), Handles::is_ours(handle)), (card, true));
     }
     for other in [0, 0x1001, 0x7fff_ffff_ffff, FIRST - 1, FIRST + (1 << 40)] {
-        assert!(!Handles::is_ours(other), "{other:#x} is a handle of the driver");
+        assert!(!Handles::is_ours(other), "{other:#x} is a driver handle");
     }
 }

@@ -33,7 +33,7 @@ fn accessible(pages: &Model) -> Vec<(u64, Handle)> {
 fn evicted_chunks_are_mapped_only_when_work_may_run() {
     let (mut region, mut pages) = four();
     assert_eq!(region.redirect(&mut pages, 2, &chunks(11..13, Place::Host)), 2);
-    assert_eq!(pages.unmaps, 1, "the two at once");
+    assert_eq!(pages.unmaps, 1, "both are unmapped in one call");
     assert_eq!(accessible(&pages), [(1, 1000), (4, 1003)]);
     assert_eq!(pages.released, [1001, 1002]);
     assert_eq!(region.away(), 2);
@@ -98,7 +98,7 @@ fn peer_has_access_to_chunks_before_and_after_moves() {
     };
     assert!(region.add_peer(&mut pages, 3));
     assert_eq!(devices(&pages), [[0, 3]; 4]);
-    // Moved chunks, and chunks that return from the host, are also accessible.
+    // Chunks that move, or return from host memory, are also accessible.
     assert_eq!(region.redirect(&mut pages, 1, &chunks(10..12, Place::Device)), 2);
     assert_eq!(region.redirect(&mut pages, 3, &chunks(12..13, Place::Host)), 1);
     assert!(region.bring(&mut pages));

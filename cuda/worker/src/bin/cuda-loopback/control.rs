@@ -1,4 +1,4 @@
-//! The socket for restarts.
+//! The control socket, which accepts requests to restart workers.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,7 +12,7 @@ use crate::programs::Programs;
 
 /// Maximum length of a request in bytes.
 const MAX_REQUEST: u64 = 64;
-/// Time until a client must have sent a request.
+/// Time limit for a client to send its request.
 // TIMEOUT: only a client that sends nothing waits this long.
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
@@ -28,10 +28,10 @@ pub fn listen(path: &Path, programs: Arc<Programs>) -> Result<()> {
     Ok(())
 }
 
-/// Handles the request of a connection.
+/// Handles a connection's request.
 fn serve(mut connection: &UnixStream, programs: &Programs) {
     let reply = match request(connection).and_then(|process| programs.restart(process)) {
-        // The supervising thread replies at the latest when the worker ends.
+        // The supervising thread replies when the worker ends, if not before.
         Ok(result) => result.recv().unwrap_or_else(|_| Err("the worker has ended".to_owned())),
         Err(error) => Err(format!("{error:#}")),
     };
@@ -42,7 +42,7 @@ fn serve(mut connection: &UnixStream, programs: &Programs) {
     };
 }
 
-/// Reads a request. Returns the process of the worker.
+/// Reads a request. Returns the worker's process ID.
 fn request(connection: &UnixStream) -> Result<u32> {
     connection.set_read_timeout(Some(REQUEST_LIMIT))?;
     let mut line = String::new();

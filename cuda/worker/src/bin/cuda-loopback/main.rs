@@ -3,8 +3,9 @@
 //!
 //! The workers inherit this program's environment: the owner's socket, the tenant's name, and the driver's location.
 //!
-//! With `--control`, the program listens on a second socket for lines `restart PID`: the program of this worker
-//! continues in a new worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
+//! With `--control`, this program also listens on a second socket for lines `restart PID`, which make the guest program
+//! of the worker with this process ID continue in a new worker. The reply is `worker PID` with the new worker's process
+//! ID, or `refused` with the reason.
 
 mod control;
 mod programs;
@@ -29,23 +30,23 @@ use programs::Programs;
 
 #[derive(Parser)]
 struct Args {
-    /// Path of the socket, which must not exist yet.
+    /// Path of the socket; must not exist.
     #[arg(long)]
     socket: PathBuf,
-    /// The program `cuda-worker`; by default the one in the same folder as this program.
+    /// Path of `cuda-worker`; by default the one in this program's folder.
     #[arg(long)]
     worker: Option<PathBuf>,
-    /// The driver's library for the workers.
+    /// Driver library that the workers load.
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Size of each program's window in GiB, for pinned memory. The window costs memory only when used.
+    /// Size of each program's window for pinned memory, in GiB. Only its used pages cost memory.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
-    /// Path of the socket for restarts of workers, which must not exist yet.
+    /// Path of the socket for restarts of workers; must not exist.
     #[arg(long)]
     control: Option<PathBuf>,
-    /// Maximum size of a program's memory on the card and of its code, in MiB, for a restart. The host has a copy of
-    /// both in the meantime.
+    /// Maximum total size of a program's card memory and code for a restart, in MiB. The host holds a copy of both
+    /// during the restart.
     #[arg(long, default_value_t = 8192)]
     restart_mib: u64,
     #[command(flatten)]
@@ -66,7 +67,7 @@ fn send_window(socket: &OwnedFd, window: &OwnedFd) -> Result<()> {
 fn serve(programs: &Arc<Programs>, guest: OwnedFd, bytes: u64) -> Result<()> {
     let window = rustix::fs::memfd_create("cuda-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&window, bytes)?;
-    // If a program shrank the file, a signal would kill its worker.
+    // If a program could shrink the file, its worker would be killed by SIGBUS.
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     send_window(&guest, &window)?;
     programs.start(window, guest)

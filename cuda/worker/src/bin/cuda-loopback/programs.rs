@@ -1,4 +1,4 @@
-//! The programs and their workers. One thread supervises each program.
+//! The guest programs and their workers. Each program has a supervising thread.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use worker_link::{FromWorker, Link, LinkError, ToWorker, WorkerFiles, WorkerOptions};
 
-/// Result of a restart: the process of the new worker, or the reason against the restart.
+/// Result of a restart: the new worker's process ID, or the reason why the restart failed.
 pub type Restarted = Result<u32, String>;
 
 /// A restart that a worker has not completed.
@@ -21,28 +21,28 @@ struct Pending {
     reply: Sender<Restarted>,
 }
 
-/// A program that runs.
+/// A running program.
 struct Program {
     link: Arc<Link>,
     pending: Option<Pending>,
-    /// The reply to a restart whose next worker has not restored the program yet.
+    /// Channel for the reply to a restart, until the new worker has restored the program.
     restoring: Option<Sender<Restarted>>,
 }
 
-/// The programs, by the processes of their workers.
+/// The programs, by their workers' process IDs.
 pub struct Programs {
     options: WorkerOptions,
     restart_bytes: u64,
     programs: Mutex<BTreeMap<u32, Program>>,
 }
 
-/// The descriptors of a program that each of its workers gets.
+/// Descriptors of a program that are passed to each of its workers.
 struct Files {
     window: OwnedFd,
     guest: OwnedFd,
 }
 
-/// Creates a file of a fixed size. A process with its descriptor can neither shrink nor extend it.
+/// Creates a file of a fixed size. Holders of its descriptor can neither shrink nor grow it.
 fn sized_file(bytes: u64) -> Result<OwnedFd> {
     let file = rustix::fs::memfd_create("cuda-restart", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes)?;
@@ -51,7 +51,7 @@ fn sized_file(bytes: u64) -> Result<OwnedFd> {
 }
 
 impl Programs {
-    /// Creates an empty list. Workers start with `options`; a restart copies at most `restart_bytes`.
+    /// Creates an empty list. Workers start with `options`; a restart copies at most `restart_bytes` bytes.
     pub fn new(options: WorkerOptions, restart_bytes: u64) -> Self {
         Self { options, restart_bytes, programs: Mutex::default() }
     }
@@ -83,7 +83,7 @@ impl Programs {
         let child = self.options.start_of(files, Stdio::inherit())?;
         let link = Arc::new(own);
         self.lock().insert(child.id(), Program { link: Arc::clone(&link), pending: None, restoring });
-        // The reader of the first line may have exited.
+        // Ignore errors, because the reader of standard output may have exited.
         let _ = writeln!(std::io::stdout(), "worker {}", child.id());
         Ok((child, link))
     }
@@ -92,7 +92,7 @@ impl Programs {
     fn supervise(&self, files: &Files, mut child: Child, mut link: Arc<Link>) {
         loop {
             let is_saved = self.until_end(child.id(), &link);
-            // The worker has ended, or its guest has closed the connection.
+            // The worker has exited, or its guest has closed the connection.
             let _ = child.kill();
             let _ = child.wait();
             let Some(program) = self.lock().remove(&child.id()) else { return };
@@ -113,7 +113,7 @@ impl Programs {
         }
     }
 
-    /// Reads the replies of a worker until it closes the connection. Returns true if its state is saved.
+    /// Reads a worker's replies until it closes the connection. Returns true if it has saved its state.
     fn until_end(&self, process: u32, link: &Link) -> bool {
         let mut is_saved = false;
         loop {
@@ -139,7 +139,7 @@ impl Programs {
         }
     }
 
-    /// Begins the restart of a worker. The result arrives at the receiver.
+    /// Starts to restart a worker. The returned receiver gets the result.
     pub fn restart(&self, process: u32) -> Result<Receiver<Restarted>> {
         let file = sized_file(self.restart_bytes)?;
         let mut programs = self.lock();

@@ -15,7 +15,7 @@ enum Verdict {
     Allow,
 }
 
-/// Runs a filter program as the kernel does.
+/// Runs a filter program like the kernel.
 fn run(program: &BpfProgram, call: i64, arguments: &[u64]) -> Verdict {
     let mut data = vec![call as u32, ARCHITECTURE, 0, 0];
     data.extend((0..6).flat_map(|n| {
@@ -80,7 +80,7 @@ fn calls_of_the_driver_pass_and_others_trap() {
         libc::SYS_shmat,
         libc::SYS_mseal,
         libc::SYS_seccomp,
-        // Numbers of another ABI, and a number that does not belong to a call.
+        // A number of the x32 ABI, and an unassigned number.
         libc::SYS_read | 0x4000_0000,
         5000,
     ];
@@ -162,7 +162,7 @@ fn signals_and_limits_concern_the_process_alone() {
     for call in [libc::SYS_kill, libc::SYS_tgkill] {
         assert_eq!(of(call, &[own, 9, 9]), Verdict::Allow);
         assert_eq!(of(call, &[1, 9, 9]), Verdict::Trap);
-        // The process's group, and all processes.
+        // The process group, and all processes.
         assert_eq!(of(call, &[0, 9, 9]), Verdict::Trap);
         assert_eq!(of(call, &[u64::MAX, 9, 9]), Verdict::Trap);
     }

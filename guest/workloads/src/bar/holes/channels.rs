@@ -22,7 +22,7 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
 /// Hole 3: an instance block is rewritten after it was activated.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // This is another address space of our own. It maps `va::C`, which the channel's address space does not.
+    // This is another of our own address spaces. It maps `va::C`, which the channel's address space does not map.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);
@@ -106,7 +106,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(reg::RUNLIST, target << 28 | (at >> 12) as u32);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0004);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
-        // Test USERD, in an otherwise valid block: the card's writes to USERD must not reach our page.
+        // Test USERD in an otherwise valid block: the card's writes to USERD must not reach our page.
         lab.card.vram_write(channel.instance + 8, at as u32 & !0xfff | target);
         lab.card.vram_write(channel.instance + 12, (at >> 32) as u32);
         lab.start(&mut channel);
@@ -133,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// Hole 12: runlists with other VMs' channels or nonexistent channels, endless runlists, and runlists outside memory.
+/// Hole 12: runlists with other VMs' channels, with nonexistent channels, without an end, or outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);

@@ -13,9 +13,9 @@ use gdev::nouveau::push::{Engine, Push, Rect};
 
 /// Virtual addresses in a channel's address space.
 pub mod va {
-    /// The ring.
+    /// The GPFIFO ring.
     pub const RING: u64 = 0x1_0000;
-    /// The push buffer, 4 pages.
+    /// The push buffer, which has 4 pages.
     pub const PUSH: u64 = 0x2_0000;
     /// The fence page.
     pub const FENCE: u64 = 0x3_0000;
@@ -31,30 +31,28 @@ pub mod va {
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Value that the attempts write to memory where it must not persist.
+/// Value that attempts write to memory where it must not persist.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Value that the attempts write to our own memory, where it must persist.
+/// Value that attempts write to our own memory, where it must persist.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// VRAM address of the first hole's memory. The next constant is the size per hole in bytes; separate memory prevents
-/// interference between holes.
+/// VRAM address of the first hole's memory. Each hole has its own memory, so that holes do not interfere.
 const FIRST_HOLE_AT: u64 = 4 << 20;
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// Highest hole number plus one.
 pub const ROOMS: u32 = 40;
 /// End of the last hole's VRAM.
 pub const UNUSED: u64 = FIRST_HOLE_AT + ROOMS as u64 * BYTES_PER_HOLE;
-/// Size of a directory in bytes. The next constant is the size in bytes of a small-page table with an eighth of the
-/// entries.
+/// Size of a page directory, in bytes.
 const DIRECTORY: u64 = 64 << 10;
 const TABLE: u64 = 32 << 10;
 /// Size code in a directory entry for a small-page table with an eighth of the entries.
 const EIGHTH: u32 = 3 << 2;
-/// Number of pages of the engine contexts.
+/// Size of the engine contexts, in pages.
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory polls within which the card must finish.
+/// Number of memory polls after which the card must have finished.
 const MAX_POLLS: u32 = 20_000;
 /// Number of memory polls for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
@@ -67,7 +65,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern in a neighbour's memory, for recognizing that memory.
+    /// Pattern that identifies a neighbour's memory.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -100,7 +98,7 @@ pub struct Space {
 /// A channel.
 #[derive(Clone, Copy)]
 pub struct Channel {
-    /// Number of the channel.
+    /// Channel number.
     pub id: u32,
     /// Address space of the channel.
     pub space: Space,
@@ -135,7 +133,7 @@ impl Channel {
     }
 }
 
-/// Result of work.
+/// Outcome of submitted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
     /// The work has completed.
@@ -148,7 +146,7 @@ pub enum Ran {
     Nothing,
 }
 
-/// Result of the attempts at a hole.
+/// Result of the attempts at one hole.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Number of attempts that were visibly rejected.
@@ -219,7 +217,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Enables all units like a driver.
+    /// Enables all units as a driver does.
     pub fn bring_up(&self) {
         let card = self.card;
         card.write(reg::PMC_ENABLE, u32::MAX);
@@ -239,7 +237,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // The limit exceeds the number of possible subsequent faults.
+        // The limit exceeds the number of faults that may follow.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -268,7 +266,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Releases and clears all pages except those of the aperture.
+    /// Releases and clears all pages, except those of the aperture.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
@@ -289,14 +287,14 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Maps pages, without a TLB flush.
+    /// Maps pages without a TLB flush.
     pub fn map(&self, space: Space, va: u64, address: u64, aperture: Aperture, pages: u64) {
         for page in 0..pages {
             self.raw(space, va + page * PAGE, page_entry(address + page * PAGE, aperture));
         }
     }
 
-    /// Writes a raw page table entry, without a TLB flush.
+    /// Writes a raw page table entry without a TLB flush.
     pub fn raw(&self, space: Space, va: u64, entry: [u32; 2]) {
         self.set(space.table + va / PAGE * 8, entry);
     }
@@ -447,7 +445,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Same as `run`, with a short wait, because the work should have no effect.
+    /// Same as `run`, but with a short wait, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -496,7 +494,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for writes in flight by performing a read, which is ordered after them.
+    /// Waits for writes in flight: reads a register, because a read is ordered after them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
@@ -567,7 +565,7 @@ impl RamPage {
     }
 }
 
-/// Returns the methods that make copy engine 0 copy one page per pair.
+/// Returns the methods with which copy engine 0 copies one page per pair.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

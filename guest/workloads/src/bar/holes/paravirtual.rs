@@ -1,4 +1,4 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses refer to the reference code's
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference code's
 //! holes.
 //!
 //! If the card does not have the interface, the program skips these holes.
@@ -17,17 +17,17 @@ use super::queue::{AVAILABLE, NEXT, Queue, USED, WRITE};
 use gdev::mapping::Width;
 use gdev::nouveau::push::Push;
 
-/// Handles of a directory, a small-page table, and a large-page table.
+/// Handle of a page directory.
 const DIRECTORY: u32 = 1;
 const SMALL: u32 = 2;
 const LARGE: u32 = 3;
-/// Number of entries in each table type.
+/// Number of entries in a page directory.
 const DIRECTORY_ENTRIES: u32 = 8192;
 const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
 /// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
-/// A key that a neighbour of another group might choose.
+/// A key that a neighbour in another group might choose.
 const ANY_KEY: u64 = 0x5e67;
 /// Addresses at which test guests have neither RAM nor usable device memory.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
@@ -41,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// Performs an attempt through an initialized interface. The reset afterwards must undo its effects.
+/// Performs an attempt through an initialized interface. The reset afterwards must undo all of its effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -58,7 +58,8 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which the first `done` operations must succeed, and the next one must be rejected with this status.
+/// Sends a batch whose first `done` operations must succeed, and whose next operation must be rejected with this
+/// status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
@@ -87,7 +88,7 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space with tables kept by the mediator, and our own pages at `va::A` and `va::C`.
+/// Creates a channel in an address space whose tables the mediator keeps, with our own pages at `va::A` and `va::C`.
 /// Returns the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
@@ -201,7 +202,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             ("all ones", u64::MAX),
         ] {
             lab.card.vram_write(own, MARKER);
-            // The step makes the entries wrap around.
+            // The step makes the addresses in the entries wrap around.
             must_do(queue, &Ops::new().run(SMALL, page(va::B), 2, entry, u64::MAX).flush(DIRECTORY))?;
             must_fault(lab, verdict, what, &mut work, va::B);
             verdict.check(&format!("{what}: data arrived"), lab.card.vram_read(own) == MARKER);
@@ -257,7 +258,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ] {
             must_refuse(queue, verdict, &ops, 0, status);
         }
-        // Rejected operations must not have changed anything.
+        // The rejected operations must not have changed anything.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
         Ok(())
@@ -286,7 +287,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.note(&format!("under work: {ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere || ran == Ran::Nothing);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
         lab.stop(&work);
-        // The tables outlive their handles, and still work for existing users.
+        // The tables outlive their handles, and still work for their users.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
@@ -327,7 +328,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             verdict.note(&format!("{what}: {reply:x?}"), true, reply != refused);
         };
         let list = Ops::new().list(SMALL, 0, &[1, 2, 3]).bytes();
-        // Change the numbers of operations and bytes in the header, and the units and count of the operation's list.
+        // Change the numbers of operations and bytes in the header, and the units and count of an operation's list.
         for (what, at, width) in [("operations", 0, 4), ("bytes", 4, 4), ("units", 10, 2), ("a count", 20, 4)] {
             let now = list[at];
             for value in [0, 1, now.wrapping_sub(1).into(), u32::from(now) + 1, 0x1000, 0xffff, 1 << 31, u32::MAX] {
@@ -388,7 +389,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Remove the table, or else the next batch would end at its first operation.
+            // Remove the table. Otherwise, the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -410,7 +411,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
             OpenOptions::new().read(true).write(true).open(lab.card.config_path()).context("configuration")?;
-        // The device may only write to our own pages, because other RAM belongs to our kernel.
+        // The device may write only to our own pages, because other RAM belongs to our kernel.
         for at in NO_RAM.into_iter().chain([queue.ring.gpa, queue.request.gpa]) {
             for (bytes, flags, next) in [
                 (8, NEXT, 0),
@@ -494,7 +495,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Checks that the interface has failed and performs no further work.
+/// Checks that the interface has failed and does no further work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -580,7 +581,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // The segment must not contain data of other VMs, and must be inaccessible once detached.
+        // The segment must not contain data of other VMs, and must be inaccessible once it is detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);

@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of queue entries, small enough that all rings fit into one page.
+/// Number of queue entries, small enough for all rings to fit into one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;
@@ -119,10 +119,10 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Same as [`Self::send`], with `room` bytes for the reply.
+    /// Same as [`Self::send`], but with `room` bytes for the reply.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // This read completes after all work started by the doorbell.
+        // This read completes after all work that the doorbell started.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);

@@ -11,7 +11,7 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 
-/// Distance in bytes between consecutive writes of the sweep. The offset within a stride varies.
+/// Distance between consecutive writes of the sweep, in bytes. The offset within a stride varies.
 const STRIDE: u32 = 0x200;
 
 /// Writes both values to each register. The card must continue to work afterwards.
@@ -48,7 +48,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep skips the window to our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // Drivers of this card never write these registers. After such a write, the card would not raise another interrupt.
+    // Drivers of this card never write these registers. After such a write, the card would raise no further interrupts.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -97,7 +97,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 22: the contexts of the graphics engine, and indirect ways to access them.
+/// Hole 22: the graphics engine's contexts, and indirect ways to access them.
 pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x409b00, 0x409b04, 0x409500, 0x409a10, 0x409a14, 0x400784, 0x41a800] {
@@ -219,8 +219,8 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// Hole 29: configuration space. Restores the kernel's values, and does not move BARs, because the kernel depends on
-/// their addresses.
+/// Hole 29: configuration space. Restores the kernel's values. Does not move BARs, because the kernel depends on their
+/// addresses.
 pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let config = lab.card.config_path();
     let config = OpenOptions::new().read(true).write(true).open(config).context("configuration space")?;

@@ -127,12 +127,12 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// Hole 15: tables used as other types of tables, and tables rewritten by the card itself.
+/// Hole 15: tables used as other types of tables, and tables that the card itself rewrites.
 pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // Use the small-page table as a large-page table: an unused small-page entry becomes the entry of a large page.
+    // Use the small-page table as a large-page table: an unused small-page entry becomes a large-page entry.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
@@ -179,8 +179,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses except its contexts,
-        // which are a separate hole.
+        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses, except for its
+        // contexts, which are a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -197,7 +197,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Presumed location of the images that the card uses: base of the mediator's part of an address space, bytes per
+/// Presumed location of the images that the card uses: base of the mediator's range in an address space, bytes per
 /// channel, and page numbers within a channel's range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
@@ -240,7 +240,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {
         for aperture in [Aperture::Vram, Aperture::Coherent, Aperture::Noncoherent] {
-            // RAM at 4 GiB may belong to us.
+            // RAM at 4 GiB may belong to this guest.
             if address == 1 << 32 && aperture != Aperture::Vram {
                 continue;
             }
@@ -267,7 +267,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring larger than its memory uses only our own memory, so it may run.
+        // A ring that is larger than its memory uses only our own memory, so it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,

@@ -29,7 +29,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
             look(lab, verdict, &format!("{address:#x}+{offset:#x}"), reg::PRAMIN + offset);
         }
     }
-    // Read past the end of the share without moving the window, and past 40 bits, where addresses would wrap to 0.
+    // Read beyond the end of the share without moving the window, and beyond 40 bits, where addresses would wrap to 0.
     for base in [lab.share - 0x1_0000, (1 << 40) - 0x1_0000] {
         lab.card.write(reg::PRAMIN_WINDOW, (base >> 16) as u32);
         for offset in [0x1_0000, 0x8_0000, 0xf_fffc] {
@@ -73,7 +73,7 @@ fn poke(lab: &Lab<'_>, bar: usize, offset: u64, value: u32) {
     lab.bars[bar].store(offset as usize, Width::Dword, value.into());
 }
 
-/// Reads an offset where no data may be visible.
+/// Reads an offset at which no data may be visible.
 fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, offset: u64) {
     let before = peek(lab, bar, offset);
     poke(lab, bar, offset, BRAND);
@@ -145,7 +145,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// Hole 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
+/// Hole 17: VRAM that we have never used, and a new channel's USERD, contain no data of other tenants.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {

@@ -1,8 +1,8 @@
 //! Attacks through the card's registers while the driver is bound: writes registers that the driver rarely writes, as
 //! fast as possible.
 //!
-//! The kernel driver is unaware of the attack. It may affect the program's own channels: a channel that is lost during
-//! the attack is counted and replaced.
+//! The kernel driver is unaware of the attack, which may affect the program's own channels. A channel that is lost
+//! during the attack is counted and replaced.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,17 +23,17 @@ use crate::tests::Facts;
 use gdev::mapping::Width;
 use gdev::nouveau::device::{Buffer, Domain};
 
-/// Side of the matrices. The next constant is the number of rounds per kernel. In the timing model for tests with
-/// several guests, such a kernel takes 50 ms of card time.
+/// Side of the matrices, in elements. In the timing model for tests with several guests, one kernel takes 50 ms of card
+/// time.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
 /// Number of kernels in flight.
 const IN_FLIGHT: u64 = 4;
-/// Number of times a register is toggled between kernels.
+/// Number of times that a register is toggled between kernels.
 const TOGGLES: u32 = 64;
 /// Mask of all engines in PFIFO.
 const ENGINES: u32 = 0x3f;
-/// Channel state register value that permits the channel to run.
+/// Channel state register value that lets the channel run.
 const RUNS: u32 = 0x001f_0001;
 /// Mask of the entry count in the runlist submission register.
 const RUNLIST_LENGTH_MASK: u32 = 0xfff;
@@ -44,8 +44,7 @@ const BUFFER: u64 = 16 << 20;
 const COMMAND: u64 = 4;
 /// Command register bit for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
-/// Size in bytes of the VRAM range in which batches copy. The next constant is the number of copies per batch. A batch
-/// copies 3.9 GiB in total.
+/// Size of the VRAM range in which batches copy, in bytes.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
 /// Size of a copy operation in bytes.
@@ -56,7 +55,7 @@ const HEADER: usize = 0xc00;
 /// First word of each page in the arena, combined with the page number.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// Changes a register so that a running channel may not run, and restores the register.
+/// Function that changes a register so that a running channel may not run, and then restores the register.
 type Toggle = fn(&Card, u32);
 
 /// Toggles the channel's state register.
@@ -69,7 +68,7 @@ pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preempts the channel and writes the scheduler mask, in alternation with the other attacks.
+/// Preempts the channel and writes the scheduler mask, alternating with the other attacks.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
@@ -205,8 +204,8 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds the VRAM address of a buffer by the first words of its pages. Also returns the number of contiguous bytes at
-/// that address.
+/// Finds the VRAM address of a buffer by the first words of its pages. Also returns the number of contiguous bytes
+/// there.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;

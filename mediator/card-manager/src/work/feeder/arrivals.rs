@@ -1,4 +1,4 @@
-//! Submissions between the doorbell and the scheduler's queue.
+//! Submissions between their doorbells and the scheduler's queue.
 
 use super::Feeder;
 use crate::work::card_view::CardView;
@@ -10,12 +10,12 @@ use sched::{Channel, Engine, Event, Ticket};
 use std::collections::BTreeSet;
 use vram::TenantId;
 
-/// Maximum length in dwords of a submission that counts as a fence after work. nouveau's fence is a semaphore release
-/// and an interrupt.
+/// Maximum length of a submission that counts as a fence after other work, in dwords. nouveau's fence is a semaphore
+/// release and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Handles a submission of `words` words that was added to a physical channel's ring. The submission starts in its
+    /// Handles a submission of `words` dwords that was added to a physical channel's ring. The submission starts in its
     /// slice.
     pub fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
@@ -50,8 +50,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns a submission's needs, given the previous submissions on its channel. All copies in flight are booked on
-    /// one engine, so that they run in order.
+    /// Returns a submission's needs, combined with those of earlier submissions on its channel. All copies in flight
+    /// are booked on one engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -60,15 +60,15 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if the state of the channel's PGRAPH context matches the submission's needs. The state changes only
-    /// once all earlier submissions on the channel have completed.
+    /// Returns true if the state of the channel's PGRAPH context matches the submission's needs. The state can change
+    /// only after all earlier submissions on the channel have completed.
     pub(super) fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
         let first = self.schedule().before(ticket, channel).next().is_none();
         let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);
         !parked && (self.card.is_ready_for(channel, needs) || first && self.card.make_ready(channel, needs))
     }
 
-    /// Queues submissions that waited for earlier ones on their channels, and appends the scheduler's events.
+    /// Queues submissions that waited for earlier ones on their channels, and appends the events for the scheduler.
     pub(super) fn unpark(&mut self, events: &mut Vec<Event>) {
         let parked = self.schedule().held.iter().filter(|(_, held)| held.stage == Stage::Parked);
         let parked: Vec<(Ticket, TrackedSubmission)> = parked.map(|(ticket, held)| (*ticket, *held)).collect();
@@ -98,8 +98,8 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Returns true if no VM waits for the completion of a submission of this VM, and this completion is expected soon.
-    /// The submission's own interrupt would then only be an extra interrupt for the guest: the completion is noticed at
-    /// the guest's interrupt, or by a poll.
+    /// Its own interrupt would then be useless, because the completion is noticed at the guest's interrupt or by a
+    /// poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -115,7 +115,7 @@ impl<C: CardView> Feeder<'_, C> {
 
     /// Returns the engine on which a channel's next work waits for a slice. If [PGRAPH is
     /// closed](CardView::closes_graphics) for the channel, no other VM may use PGRAPH while the channel has work on the
-    /// card; the work then waits for a slice on PGRAPH, and is charged to the engine that the card reports. Work that
+    /// card. The work then waits for a slice on PGRAPH, and is charged on the engine that the card reports. Work that
     /// needs only copy engines waits only for the first one that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {

@@ -1,4 +1,4 @@
-//! The channels on the engines, and submissions that occupy an engine for too long.
+//! Channels on the engines, and submissions that occupy an engine for too long.
 
 use super::Feeder;
 use crate::tenants::GuestEvent;
@@ -9,13 +9,13 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records the channels that the busy engines are executing. A submission's limit applies only to time in which it
-    /// was observed on the engine, because the accounts include time in which it may have waited for a semaphore or for
+    /// Records the channels that the busy engines are executing. A submission's limit covers only time in which it was
+    /// observed on the engine, because the accounts include time in which it may have waited for a semaphore or for
     /// another channel to leave the engine.
     ///
-    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
-    /// it was last observed, although its methods select the engine. Once it is observed on another engine, it is
-    /// charged for that engine instead of its neighbour there.
+    /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine on
+    /// which it was last observed, although its methods select the engine. Once it is observed on another engine, it is
+    /// charged for that engine instead of the channel that was booked there.
     pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -36,7 +36,7 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time at which a channel got an engine, unless its VM's limit has expired since then.
+    /// Returns the time at which a channel got an engine, unless its VM's limit has been exceeded since.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -44,7 +44,7 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel occupies the
+    /// Handles a suspected overrun. The accounts cannot prove it, so the card must confirm which channel has the
     /// engine.
     pub(super) fn handle_overrun(
         &mut self,
@@ -82,7 +82,7 @@ impl<C: CardView> Feeder<'_, C> {
     }
 }
 
-/// Returns the engine with this number on the card, if the engine's time is shared.
+/// Returns the engine with the given number on the card, if its time is shared.
 pub(crate) fn engine_numbered(number: u32) -> Option<Engine> {
     Engine::ALL.into_iter().find(|engine| number_of(*engine) == number)
 }

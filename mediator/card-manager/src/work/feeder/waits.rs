@@ -8,18 +8,18 @@ use channels::Presence;
 use nvspec::fifo::ChannelId;
 use sched::{Engine, Event, Nanos, Ticket};
 
-/// Maximum time charged before the end of a submission's wait is noticed, in ns: several poll intervals.
+/// Maximum time charged before the end of a submission's wait is noticed, in ns: a few poll intervals.
 const UNSEEN_NS: u64 = 5_000_000;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Returns the progress of a submission that was waiting at the last poll but no longer is.
+    /// Returns the progress event of a submission that was waiting at the last poll but no longer is.
     pub(super) fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
-        // Bound the time, because the feeder does not poll while no VM waits for the engine.
+        // Limit the time, because the feeder does not poll while no VM waits for the engine.
         let earliest = self.card.card_time().0.saturating_sub(UNSEEN_NS);
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
 
-    /// Finds a channel's submissions that can run, and appends the scheduler's events.
+    /// Detects a channel's submissions that have become able to run, and appends the events for the scheduler.
     pub(super) fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.card.wants(channel);
         self.look_at_leaver(channel, events);
@@ -39,8 +39,8 @@ impl<C: CardView> Feeder<'_, C> {
         if off {
             self.set_aside(channel, false);
         }
-        // A channel's wait is known only after it has polled, so the state of a readmitted channel is unknown until it
-        // reaches the card.
+        // A channel is known to wait only after it has polled its semaphore, so the state of a readmitted channel is
+        // unknown until it reaches the card.
         let shut_out = self.card.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.card.progress(channel) } else { 0 };
@@ -84,8 +84,8 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Removes copies from the copy engines' accounts while their channel is off the card, because their VM would
-    /// otherwise be charged for the wait. Restores them when their VM uses PGRAPH again. Appends the scheduler's
-    /// events.
+    /// otherwise be charged for the wait. Restores them when the VM uses PGRAPH again. Appends the events for the
+    /// scheduler.
     pub(super) fn look_at_barred(&mut self, events: &mut Vec<Event>) {
         let schedule = self.schedule();
         let Schedule { held, barred, .. } = schedule;
@@ -121,7 +121,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` is true if the channel waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` is true if it waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
@@ -131,7 +131,7 @@ impl<C: CardView> Feeder<'_, C> {
         self.card.withhold(channel, true);
     }
 
-    /// Queues a descheduled channel, which continues in its slice.
+    /// Queues a descheduled channel, which resumes in its slice.
     fn queue_again(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let now = self.card.card_time();
         let schedule = self.schedule();
@@ -143,7 +143,7 @@ impl<C: CardView> Feeder<'_, C> {
         events.push(Event::Requeued { ticket });
     }
 
-    /// Lets a channel return to the card with all its started work.
+    /// Lets a channel return to the card with all of its started work.
     pub(super) fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().descheduled.remove(channel);
         self.card.withhold(channel, false);
@@ -156,8 +156,8 @@ impl<C: CardView> Feeder<'_, C> {
         self.look_at_channel(channel, events);
     }
 
-    /// Readmits channels whose work on the card has completed. If only the awaited submission has completed, queues the
-    /// next one for a slice.
+    /// Readmits channels whose work on the card has completed. If only the submission that waited has completed, queues
+    /// the next one for a slice.
     pub(super) fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -177,8 +177,8 @@ impl<C: CardView> Feeder<'_, C> {
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
     }
 
-    /// Deschedules waiting channels that block others, are left out, or have done work too often between waits. Lets
-    /// one descheduled channel poll again.
+    /// Deschedules waiting channels that block others, are left out, or have worked too often between waits. Lets one
+    /// descheduled channel poll again.
     pub(super) fn rest_and_rouse(&mut self) {
         let now = self.card.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;

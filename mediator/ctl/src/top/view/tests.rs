@@ -12,7 +12,7 @@ mod picture;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns a card whose VM has waited for `sum_ns` in total over `count` submissions.
+/// Returns a card whose VM has `count` submissions that waited for `sum_ns` in total.
 fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
     let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
     let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
@@ -47,7 +47,7 @@ fn time(card: CardScheduler) -> Look {
     Look { schedulers: vec![card], ..Look::default() }
 }
 
-/// Returns a card with two VMs, one of which has moved `moved` MiB and was denied memory `denied` times.
+/// Returns a card with two VMs; for one of them, `moved` MiB have moved, and memory was denied `denied` times.
 fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
     let mib = |mib: u64| mib << 20;
     let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
@@ -438,7 +438,7 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     let last = |view: &mut View| screen_of(view, 130, 12)[11].clone();
     let shown = last(&mut view);
     assert_eq!(shown, "training-of-team-0-with-a-long-name: python3 (812), eval\\u{1b} (90017)");
-    // The selection survives another order and other pages.
+    // The selection survives a change of order and of page.
     view.reorder();
     view.reorder();
     view.reorder();

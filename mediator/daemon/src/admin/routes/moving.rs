@@ -9,7 +9,7 @@ use axum::extract::{Path, State};
 use super::{Answer, Failure, IfMatch, beside};
 use crate::Daemon;
 
-/// Remedy for an invalid body of a move.
+/// Remedy for an invalid move request.
 const MOVE_ADVICE: &str = "send a JSON object with `card`, or without `card` to let the daemon choose";
 
 pub(super) async fn move_vm(

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answer, Failure, beside};
 use crate::{Daemon, DaemonError};
 
-/// Saves a virtual machine to the body of the response. If saving fails after the first bytes, the stream is truncated.
+/// Saves a virtual machine to the response body. If saving fails after the first bytes, the stream is truncated.
 pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<Response, Failure> {
     let body = admin_socket::given(|to| {
         beside(move || {
@@ -26,7 +26,7 @@ pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<Str
     }
 }
 
-/// Restores a virtual machine from the stream in the request's body.
+/// Restores a virtual machine from the stream in the request body.
 pub(super) async fn restore(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,

@@ -1,4 +1,4 @@
-//! Tests of `GET /v1/events`: originators, kinds, cursors, and streams with their limits.
+//! Tests of `GET /v1/events`: authors, kinds, cursors, and the limits of streams.
 
 use super::*;
 use api::{AuthorKind, EventKind, EventPage, SubjectKind};
@@ -9,7 +9,7 @@ fn all(client: &Client) -> EventPage {
     client.get("/v1/events?limit=1024").unwrap()
 }
 
-/// Waits for an event of this kind about the object, and returns it.
+/// Waits for an event of this kind about the named object, and returns it.
 fn awaited(client: &Client, kind: EventKind, name: &str) -> api::Event {
     let mut found = None;
     eventually(&format!("an event {kind:?} of {name}"), || {
@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Follows the events on a socket. Returns the lines of the response body, without chunk sizes.
+/// Follows the events on a socket. Returns the lines of the response body, without the chunk sizes.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -63,7 +63,7 @@ fn changes_have_the_client_as_their_author() {
         (SubjectKind::Vm, "a", Some("card0"))
     );
     assert_eq!((&*added.text, &*applied.text), ("added to card `card0`", "a desired state: VM `c` is added"));
-    // The originator is cleared at the end of the request, although the thread that served the request continues.
+    // The author is cleared at the end of the request, although the serving thread lives on.
     served.fixture.daemon.remove("c").unwrap();
     assert_eq!(all(&client).events.last().unwrap().author.kind, AuthorKind::Daemon);
 }
@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("the VM's work is killed", killed);
-    // Remove and add the VM between two comparisons of the state, which are made once per second.
+    // Remove and add the VM between two comparisons of the state, which run once per second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon shuts down without waiting for the grace period because of followers.
+    // The daemon does not wait out the grace period for followers when it shuts down.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -257,7 +257,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These events do not fit into the log and into all buffers up to the follower, which does not read meanwhile.
+    // These events exceed the log and all buffers on the way to the follower, which does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);

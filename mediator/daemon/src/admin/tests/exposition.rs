@@ -5,7 +5,7 @@ use super::*;
 use crate::fixture::{copy, guest, one_card};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Metric with all of its lines in the exposition.
+/// A metric with all its lines in the exposition.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
@@ -19,7 +19,7 @@ fn name_is_good(name: &str, colon: bool) -> bool {
     !name.is_empty() && !name.as_bytes()[0].is_ascii_digit() && name.bytes().all(good)
 }
 
-/// Returns the labels inside the braces, and the text after the braces.
+/// Returns the labels inside the braces, and the text after them.
 fn labels(mut text: &str) -> Result<(BTreeMap<String, String>, &str), String> {
     let mut labels = BTreeMap::new();
     loop {
@@ -130,7 +130,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
         if name.starts_with("gpu_mediator_vm_") {
             let by_vm = |vm: &str| family.samples.iter().filter(|(_, labels, _)| labels["vm"] == vm).count();
             assert!(family.samples.iter().all(|(_, labels, _)| labels["card"] == "card0"), "{family:?}");
-            // A metric with additional labels may not have a sample yet.
+            // A metric with further labels may not have a sample yet.
             let sparse = family
                 .samples
                 .iter()

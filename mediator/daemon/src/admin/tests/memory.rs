@@ -1,4 +1,4 @@
-//! Tests of memory settings, read and changed by an operator while guests work.
+//! Tests of memory settings that an operator reads and changes while guests work.
 
 use super::*;
 use crate::fixture::eventually;
@@ -56,7 +56,7 @@ fn memory_moves_on_operator_request_while_guest_works() {
     let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
     assert_eq!(settings.quota_mib, Some(2));
     eventually("the quota holds", || of_a(&served).on_card_bytes <= 2 * MIB);
-    // The card counts a relocation when the VM resumes, after the last chunk was moved.
+    // The card counts a relocation when the VM resumes, after the last chunk has moved.
     eventually("the relocation is counted", || {
         let vm = of_a(&served);
         vm.in_host_bytes > 0 && vm.moved_out_bytes >= vm.in_host_bytes && vm.relocations > 0
@@ -91,23 +91,23 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     let daemon = &served.fixture.daemon;
     let begun = daemon.record_vm_accesses("a").unwrap();
     let refused = record(10).unwrap_err();
-    assert!(refused.to_string().contains("are being counted already"), "{refused}");
+    assert!(refused.to_string().contains("are already being counted"), "{refused}");
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let profile = begun.end().unwrap();
-    // This card has no hardware counters for accesses.
+    // This card has no hardware access counters.
     assert_eq!(profile.counted, Counted::Submissions);
     assert!(!profile.ranges.is_empty() && profile.ranges.iter().all(|accessed| accessed.count > 0), "{profile:?}");
     let hint = |accessed: &Accessed| Hint { range: accessed.range, pinned: None, priority: None, accesses: Some(1) };
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // Dropping a recording early has no effect. Without work, all counts are zero.
+    // Dropping a recording early has no effect. Without work, no accesses are counted.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
 
-/// Returns the value of a sample in the metrics.
+/// Returns the value of a metric's sample.
 fn metric(served: &Served, sample: &str) -> f64 {
     let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
@@ -124,7 +124,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evict memory and move it back. The duration of the suspension is known shortly after the memory has returned.
+    // Evict memory and move it back. The suspension's duration is known shortly after the memory has returned.
     eventually("its memory is back on the card", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -213,8 +213,7 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Each entry contains the method, path and body of a request, and the error code, object, key and limit in the
-    // expected error.
+    // Each entry has a request's method, path and body, and the expected error's code, object, key and limit.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -302,11 +301,11 @@ fn rejection_names_object_limit_value_and_remedy() {
     assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a rejected change has no effect");
 }
 
-/// Timeout of each wait, longer than any step of these tests takes.
+/// Timeout of each wait, longer than any step of these tests.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that requires part of this memory,
-/// while no memory can be moved. Calls `meanwhile` while the request waits. Returns the result of the request.
+/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of this memory, while
+/// memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -343,7 +342,7 @@ fn raised_guarantee(
     })
 }
 
-/// Serves a card that VM `a` can nearly fill, with two more VMs.
+/// Serves a card with VM `a`, which can nearly fill it, and two more VMs.
 fn large() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
     for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {

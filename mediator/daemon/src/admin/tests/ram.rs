@@ -64,8 +64,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // According to the configuration, there are enough free addresses, but another allocation leaves no contiguous
-    // range.
+    // The configuration shows enough free addresses, but another allocation leaves no contiguous range.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -80,7 +79,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     let served = served();
     let mut guest = RemoteGuest::connect(&served.fixture.path("a.sock"), 32 * MIB).unwrap();
     assert!(guest.map_ram(0, 4 * MIB, true));
-    // The driver has not enabled bus mastering yet. Memory that was never touched is considered private to the VMM.
+    // The driver has not enabled bus mastering yet. Memory that was never touched counts as private to the VMM.
     guest.ram_write(0, &pattern(3, 0));
     let mut driver = Driver::new(guest);
     let mut channel = driver.channel(1);
@@ -107,7 +106,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// Without an open card, the sizes of the card and of a VM come from the configuration.
+/// While the card is not open, its size and a VM's size come from the configuration.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

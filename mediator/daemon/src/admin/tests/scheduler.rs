@@ -1,4 +1,4 @@
-//! Tests of scheduler settings, read and changed over the admin socket, with software cards and working guests.
+//! Tests of scheduler settings, which are read and changed over the admin socket while guests work on software cards.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -9,9 +9,9 @@ use sched::{Engine, LatencyClass, PERMILLE, PolicyKind, VgpuParams, WEIGHT_MAX};
 use serde_json::json;
 
 const SCHEDULER: &str = "/v1/cards/card0/scheduler";
-/// VRAM size of each VM in MiB.
+/// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;
-/// Virtual addresses of buffers.
+/// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -19,7 +19,7 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns the scheduler state of the card once no work is queued or running.
+/// Returns the card's scheduler state once no work is queued or running.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
     crate::fixture::eventually("all submissions have completed", || {
@@ -38,8 +38,7 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // Change settings before and after the mediator initializes the card. A new VM gets the settings that were made
-    // before.
+    // Change settings before and after the mediator initializes the card. A new VM gets the earlier settings.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -105,7 +104,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     assert_eq!((time.weight, time.class, time.max_run_ms), (300, LatencyClass::Interactive, Some(7000)));
     let time: VmTime = client.patch("/v1/vms/a/time", &json!({ "max_run_ms": 0, "cap_permille": 600 })).unwrap();
     assert_eq!((time.weight, time.cap_permille, time.max_run_ms), (300, 600, Some(0)));
-    // A client can send returned settings back unchanged.
+    // A client can send the returned settings back unchanged.
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &time).unwrap(), time);
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
@@ -113,7 +112,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     // By weight, `a` would get three quarters, but its cap limits it, and `b` gets the rest.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
-    // The copy engines have separate weights: nine to one.
+    // The copy engines have their own weights: nine to one.
     let copies: VmTime =
         client.patch("/v1/vms/a/time", &json!({ "copies": { "weight": 900, "cap_permille": 1000 } })).unwrap();
     assert_eq!((copies.copies.weight, copies.copies.cap_permille), (Some(900), Some(1000)));
@@ -199,7 +198,7 @@ fn vm_by_passthrough_and_its_card_have_no_scheduler() {
         assert_eq!(error.code, ErrorCode::Conflict);
         assert_eq!(
             error.error,
-            "VM `p` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed"
+            "VM `p` uses its card in passthrough, or is a tenant of a CUDA card: its share of the card is fixed"
         );
     }
     assert_eq!(client.get::<SchedulerList>("/v1/schedulers").unwrap().schedulers, []);
@@ -239,7 +238,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later. After that, the window contains the use of each VM, rounded down.
+    // The last interval ends slightly later. After that, the window contains each VM's use, rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
@@ -263,7 +262,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     let busy = metrics.value("gpu_mediator_card_engine_busy_seconds_total{card=\"card0\",engine=\"compute\"}");
     assert!((busy - used as f64 / 1e9).abs() < 1e-12);
 
-    // The card's total still includes the time used by a removed VM.
+    // The card's total still includes a removed VM's time.
     client.delete("/v1/vms/a").unwrap();
     let after = settled(&client);
     let compute = after.engines[&Engine::Compute];
@@ -293,7 +292,7 @@ impl Metrics {
         value
     }
 
-    /// Checks that bounds and counts are in ascending order, and that the last bucket contains the total count.
+    /// Checks that bounds and counts ascend, and that the last bucket contains the total count.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self
@@ -338,7 +337,7 @@ fn hung_vm_is_quarantined_until_operator_releases_it() {
     good.wait(&other);
     assert_eq!(settled(&client).vms[1].entitled_permille, 1000);
 
-    // A new channel of the quarantined VM waits until the VM is released.
+    // A new channel of the quarantined VM waits for the VM's release.
     let mut second = bad.channel(2);
     bad.buffer(&second, FROM, 1, 3);
     let to = bad.buffer(&second, TO, 1, 4);

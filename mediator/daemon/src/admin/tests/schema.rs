@@ -22,7 +22,7 @@ fn check(schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}\n{value:#}");
 }
 
-/// Returns the schema of a successful response.
+/// Returns the schema of a successful response to a request.
 fn answer_schema(method: &str, path: &str) -> Value {
     let document = document();
     let responses = &document["paths"][path][method]["responses"];

@@ -1,4 +1,4 @@
-//! Checks the invariants of a chunk table during and after its use.
+//! Checks a chunk table's invariants during and after its use.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
 use crate::{GuestVramAddr, Lookup, Place, TenantId, Tier, To, VmSummary};
@@ -9,7 +9,11 @@ impl Model {
     pub(super) fn check(&self) -> Result<(), TestCaseError> {
         let owned = self.owned(Tier::Card).len() + self.owned(Tier::Host).len();
         let held = self.mediator() as usize + self.flights.len();
-        prop_assert_eq!(self.vms.values().map(|vm| vm.chunks.len()).sum::<usize>() + held, owned, "a shared piece");
+        prop_assert_eq!(
+            self.vms.values().map(|vm| vm.chunks.len()).sum::<usize>() + held,
+            owned,
+            "a chunk or slot has two owners"
+        );
         for (&id, vm) in &self.vms {
             for index in 0..vm.count() {
                 let at = GuestVramAddr(u64::from(index) * CHUNK);
@@ -20,7 +24,7 @@ impl Model {
                     prop_assert_eq!((first, whole), (None, Lookup::Unplaced));
                     continue;
                 };
-                prop_assert_eq!(self.contents.get(&piece), Some(&token), "data of the VM is lost");
+                prop_assert_eq!(self.contents.get(&piece), Some(&token), "the VM's data is lost");
                 prop_assert_eq!(
                     (first.map(|run| run.place), whole),
                     (Some(start(piece)), Lookup::Placed(start(piece)))
@@ -84,15 +88,15 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that nothing leaks, and that all promises can be kept at the same time, even after other VMs have used
-    /// these chunks.
+    /// Checks that nothing leaks, and that all promises can be kept at the same time, even if other VMs have used these
+    /// chunks.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;
             self.note_peaks();
         }
         self.scrub()?;
-        // A chunk in the reserve is moved to host memory, or returned to its VM if no host slot is free.
+        // Move a chunk in the reserve to host memory, or return it to its VM if no host slot is free.
         for (vm, index) in self.table.parked().collect::<Vec<_>>() {
             self.begin(vm.0, index, To::Host)?;
             self.end(0, true)?;
