@@ -133,8 +133,8 @@ fn worker_that_ends_during_the_move_ends_only_its_program() {
     guest.until(|guest| state(guest, FIRST) == cuda_ring::state::LOST);
     ring(&mut guest, 4, SECOND);
     guest.done(&destroy(3));
-    guest.program(3, 0x70_0000);
-    ring(&mut guest, 3, 0x70_0000);
+    guest.program(5, 0x70_0000);
+    ring(&mut guest, 5, 0x70_0000);
 }
 
 #[test]
@@ -207,8 +207,8 @@ fn next_daemon_finds_programs_on_their_new_card_only() {
         guest.until(|guest| state(guest, control) == cuda_ring::state::LOST);
     }
     guest.done(&destroy(3));
-    guest.program(3, 0x70_0000);
-    ring(&mut guest, 3, 0x70_0000);
+    guest.program(5, 0x70_0000);
+    ring(&mut guest, 5, 0x70_0000);
 }
 
 #[test]
