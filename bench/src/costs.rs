@@ -23,7 +23,7 @@ use rig::in_process_vm::{CardConfig, MIB, wait};
 
 /// Number of measurements per cost.
 const ROUNDS: usize = 2_001;
-/// Size of the card and of the VM in MiB.
+/// Size of the card and the VM in MiB.
 const VM_MIB: u64 = 32;
 /// Number of operations in a large batch.
 const OPERATIONS: u32 = 513;

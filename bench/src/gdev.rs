@@ -20,8 +20,9 @@ use crate::report::{Interval, Metric, Target, median, order};
 const VM: &str = "gdev";
 /// Kernel version of the guest.
 const KERNEL: &str = "6.12";
-/// Size of the card's and the VM's memory in MiB.
+/// Size of the card's memory in MiB.
 const CARD_MIB: u32 = 384;
+/// Size of the VM's VRAM in MiB.
 const VRAM_MIB: u32 = 160;
 /// Default number of rounds.
 const ROUNDS: usize = 5;

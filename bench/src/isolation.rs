@@ -44,7 +44,7 @@ const ANSWERED_MS: f64 = 50.0;
 /// Minimum fraction of its share that the neighbour must retain.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
-/// Name of the benchmark of all policies.
+/// Name of the benchmark that measures all policies.
 pub const ALL: &str = "isolation";
 /// Policies under test.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
@@ -85,7 +85,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
     let alone = rate(&play(crowd, vec![steady(NEIGHBOUR)])?);
     let share = rate(&play(crowd, vec![steady(NEIGHBOUR), steady(OTHER)])?);
     let row = |what: &str| format!("isolation.{policy}.{what}");
-    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
+    eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} next to a well-behaved guest", row("neighbour"));
     let plain = |what: &str, value| Metric::plain(row(what), value, "1/s");
     record.put(vec![plain("idle_neighbour", alone), plain("share", share)])?;
     for rogue in rogues {
@@ -146,7 +146,7 @@ impl Asking {
     }
 }
 
-/// Returns the number of the neighbour's completed submissions per second of card time.
+/// Returns the neighbour's number of completed submissions per second of card time.
 fn rate(outcome: &Outcome) -> f64 {
     outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
 }

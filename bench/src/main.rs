@@ -252,13 +252,13 @@ mod unit {
         assert!(error.contains("breaks") && !error.contains("works"), "{error}");
         let of = |name: &str| Record::open(Some(folder.path().join(format!("{name}.json"))), true).unwrap();
         assert!(of("works").has_ended("works") && !of("breaks").has_ended("breaks"));
-        assert_eq!(of("breaks").metrics().len(), 1, "what it had is kept");
+        assert_eq!(of("breaks").metrics().len(), 1, "its earlier results are kept");
         FAILS.set(false);
         all(&benchmarks, folder.path(), &request, true).unwrap();
         assert!(of("breaks").has_ended("breaks") && of("breaks").metrics().len() == 2);
-        assert_eq!(of("works").metrics()[0].value, 1.0, "it was not made again");
+        assert_eq!(of("works").metrics()[0].value, 1.0, "it was not measured again");
         all(&benchmarks, folder.path(), &request, false).unwrap();
-        assert_eq!(of("works").metrics()[0].value, 2.0, "without --resume everything is");
+        assert_eq!(of("works").metrics()[0].value, 2.0, "it is without --resume");
     }
 
     #[test]

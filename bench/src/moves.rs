@@ -137,7 +137,7 @@ fn upgrades() -> Result<Vec<Metric>> {
         let upgraded = upgrade();
         stop.store(true, Ordering::Release);
         for run in runs {
-            let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
+            let rounds = run.join().map_err(|_| anyhow!("a thread panicked"))??;
             anyhow::ensure!(!rounds.is_empty(), "a VM did no work");
         }
         upgraded

@@ -19,8 +19,9 @@ use crate::report::{Metric, Target, median};
 
 mod handover;
 
-/// Size of the card and of the mediated VM in MiB.
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 256;
+/// VRAM size of the mediated VM in MiB.
 const VM_MIB: u32 = 192;
 /// Number of rounds of the driver load and of each workload.
 const ROUNDS: usize = 5;
@@ -37,14 +38,17 @@ const WORKLOADS: [(&str, &str); 4] = [
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// Size of the card of the machine's daemon, in MiB. Also the size of the VM used to measure exits.
+/// Size of the card of the machine's daemon, in MiB.
 const INNER_MIB: u32 = 64;
+/// VRAM size of the VM of the machine's daemon, in MiB.
 const INNER_VM_MIB: u32 = 16;
 /// Amount of RAM to map with huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;
+/// Amount of RAM to map with small pages, in MiB.
 const LENT_SMALL_MIB: u32 = 64;
 /// Number of rounds in the machine.
 const INNER_ROUNDS: usize = 7;
+/// Number of exits per round.
 const EXITS: u32 = 500;
 
 /// Values of a repeated measurement.
@@ -138,7 +142,7 @@ impl Side {
     }
 }
 
-/// Counts messages of a mediated and of a passed-through card, alternating between them.
+/// Counts the messages of a mediated card and of a passed-through card, alternating between them.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

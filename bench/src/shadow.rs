@@ -237,7 +237,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Counts of the flush and of the submission after a change.
+/// Reports of the flush and the submission after a change.
 struct Steps {
     flushed: SyncReport,
     prepared: SyncReport,

@@ -11,8 +11,9 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// Size of the card and of the VM in MiB.
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 128;
+/// VRAM size of the VM in MiB.
 const VM_MIB: u32 = 64;
 /// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;

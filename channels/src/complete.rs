@@ -114,8 +114,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended but which were not notified, because an engine's interrupt may also be
-    /// theirs. Call this after [`Self::completed`].
+    /// Returns the VMs with ended work that have not been notified yet, because an engine's interrupt may also be for
+    /// them. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();

@@ -40,7 +40,7 @@
 //!   with this;
 //! - control entries other than NOPs are rejected.
 //!
-//! The crate does not decide when to pull or to poll for completions, or what to do about a hang.
+//! The crate does not decide when to pull or poll for completions, or how to handle a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner retries
 //! ([`Channels::kick`]). The crate uses no locks or threads, and callers pass the time.

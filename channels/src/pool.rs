@@ -86,7 +86,7 @@ pub(crate) struct Vm {
     pub(crate) refused: BTreeMap<u8, Refused>,
     /// Saved ring state of unbound channels, by guest channel number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Mask of engines about whose ended work the VM was not notified.
+    /// Mask of engines on which work has ended without a notification of the VM.
     pub(crate) news: u32,
     /// True if the VM has been notified for some engine since work last ended.
     pub(crate) told: bool,

@@ -13,7 +13,7 @@ fn main() {
     fs::write(Path::new(&out).join("symbols.rs"), symbol_tables()).expect("the folder can be written");
 }
 
-/// Generates the names, properties and forms of all symbols.
+/// Generates the tables of names, properties and forms.
 fn symbol_tables() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
@@ -46,7 +46,7 @@ fn symbol_tables() -> String {
     text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
 }
 
-/// Generates the names without suffixes, each with its forms. The names are sorted by their bytes.
+/// Generates the table of names without suffixes and their forms, sorted by the names' bytes.
 fn forms(index: &BTreeMap<&str, usize>) -> String {
     let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);

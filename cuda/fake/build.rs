@@ -1,4 +1,4 @@
-//! Gives the library the same name as NVIDIA's.
+//! Gives the library the same soname as NVIDIA's.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,18 +1,18 @@
-//! Splits accesses of any size and alignment into aligned 32-bit register accesses with byte lanes.
+//! Splits accesses of any size and alignment into aligned 32-bit accesses with byte lanes.
 
-/// The part of an access that falls within one aligned dword.
+/// Part of an access that is within one aligned dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Byte offset of the dword in the region.
     pub dword: u64,
-    /// Offset of the first accessed byte within the dword.
+    /// Offset of the first accessed byte in the dword.
     pub first: usize,
-    /// Number of accessed bytes within the dword.
+    /// Number of accessed bytes in the dword.
     pub count: usize,
 }
 
 impl Lane {
-    /// Returns true if the whole dword is accessed.
+    /// Returns true if all bytes of the dword are accessed.
     #[must_use]
     pub fn is_whole(self) -> bool {
         self.count == 4
@@ -36,8 +36,7 @@ impl Lane {
     }
 }
 
-/// Returns the lane at byte `offset` of an access with `left` remaining bytes. The lane covers at least one byte unless
-/// `left` is 0.
+/// Returns the lane at byte `offset`, for an access with `left` remaining bytes. The lane is empty only if `left` is 0.
 #[must_use]
 pub fn lane(offset: u64, left: usize) -> Lane {
     let first = (offset & 3) as u8;

@@ -1,8 +1,8 @@
-//! The register blocks of a vGPU, in address order. Each module contains a block's state, `read`, `write`, `reset`, and
-//! tests.
+//! Register blocks of a vGPU, in address order. Each module contains the state of a block, `read`, `write`, `reset`,
+//! and tests.
 //!
-//! Blocks never refer to each other. Effects outside a block go through `Cx`, and the interrupt line queries each
-//! block's level.
+//! Blocks are independent of each other. They affect other parts only through `Cx`, and the interrupt line reads the
+//! level of each block.
 
 pub mod board;
 pub mod falcon;
@@ -25,7 +25,7 @@ use nvspec::instance::INSTANCE_BYTES;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// The parts of a vGPU that a block may use while handling an access.
+/// Parts of a vGPU that a block can use during an access.
 pub(crate) struct Cx<'a> {
     pub backend: &'a mut dyn Backend,
     pub storage: &'a mut Storage,
@@ -36,15 +36,15 @@ pub(crate) struct Cx<'a> {
 /// The register being accessed.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
-    /// BAR0 byte offset.
+    /// Byte offset in BAR0.
     pub offset: u32,
-    /// Array index of the register.
+    /// Index in the register array.
     pub index: u32,
     pub info: &'static RegInfo,
 }
 
 impl At {
-    /// Returns the register's array index.
+    /// Returns the index in the register array.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -63,8 +63,8 @@ impl Cx<'_> {
         self.denials.write(Site::Register(at.offset), reason, u64::from(value));
     }
 
-    /// Decodes the address of a structure of `bytes` bytes. A structure in VRAM must be within the guest's VRAM; the
-    /// backend checks structures in RAM. An invalid encoding is recorded as a denial at `at`.
+    /// Decodes the address of a structure of `bytes` bytes. Structures in VRAM must be within the guest's VRAM, while
+    /// the backend checks those in RAM. Counts an invalid encoding as a denied write of `written` at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -80,7 +80,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Same as [`Cx::place`], for an instance block whose address is in units of 4 KiB.
+    /// Same as [`Cx::place`] for an instance block whose address is in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
@@ -91,8 +91,8 @@ pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Events that the guest has not acknowledged, in addition to the one that the registers show. If the backlog is full,
-/// further events are dropped and counted, just as hardware with a single set of registers drops a second event.
+/// Queue of unacknowledged events in addition to the visible one. If the queue is full, further events are dropped and
+/// counted. Real hardware, which has a single set of registers, drops the second event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -106,7 +106,7 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// Maximum number of queued events: one per channel.
+    /// Maximum number of queued events: one for each channel.
     const MAX_WAITING: usize = nvspec::fifo::CHANNELS as usize;
 
     pub fn push(&mut self, event: T) {
@@ -117,17 +117,17 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// Removes the oldest event for which `wanted` returns true.
+    /// Removes and returns the oldest event for which `wanted` returns true.
     pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.waiting.iter().position(wanted)?;
         self.waiting.remove(at)
     }
 
-    /// Validates saved data: the number of events must be within the limit, and `sound` must accept each event.
+    /// Validates a restored queue. Its length must be within the limit, and `sound` must return true for all events.
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
         Invalid::unless(waiting.len() <= Self::MAX_WAITING && waiting.iter().all(sound), || {
-            "invalid events are queued".into()
+            "too many or invalid events are queued".into()
         })
     }
 

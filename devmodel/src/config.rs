@@ -1,4 +1,4 @@
-//! The description from which the mediator creates a vGPU.
+//! Configuration of a vGPU.
 
 use crate::pci::{BadBar, BadCapability, PciIdentity};
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
@@ -6,31 +6,32 @@ use nvspec::fifo::CHANNELS;
 use nvspec::regs::windows;
 use std::sync::Arc;
 
-/// Minimum VRAM size in bytes that drivers support.
+/// Minimum size of VRAM in bytes that drivers support.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
-/// Size of a card's address space in bytes.
+/// Size of the card's address space in bytes.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
 const MIB: u64 = 1 << 20;
 
-/// Description of a vGPU.
+/// Configuration of a vGPU.
 #[derive(Clone, Debug)]
 pub struct VGpuConfig {
-    /// Chip shown to the guest.
+    /// Guest-visible chip.
     pub chip: &'static Chip,
-    /// PCI function shown to the guest.
+    /// Guest-visible PCI function.
     pub pci: PciIdentity,
-    /// Guest VRAM size in bytes, a multiple of 1 MiB.
+    /// Size of the guest's VRAM in bytes, a multiple of 1 MiB.
     pub vram_bytes: u64,
-    /// Maximum number of channels that the guest may bind at a time. The guest always sees 128 channels.
+    /// Maximum number of channels that the guest can bind at the same time. The guest always sees 128 channels.
     pub channels: u32,
-    /// Contents of PROM: the VBIOS image.
+    /// VBIOS image, which is the contents of PROM.
     pub vbios: Arc<[u8]>,
-    /// Vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; empty for none.
+    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`], empty if there is
+    /// none.
     pub vendor_capability: Vec<u8>,
 }
 
 impl VGpuConfig {
-    /// Returns the configuration of a vGPU of `chip` with the usual aperture sizes.
+    /// Returns the configuration of a vGPU of `chip` with default aperture sizes.
     #[must_use]
     pub fn of_chip(chip: &'static Chip, vram_bytes: u64, vbios: Arc<[u8]>) -> Self {
         let pci = PciIdentity {
@@ -63,32 +64,32 @@ impl VGpuConfig {
         Ok(())
     }
 
-    /// Returns the VRAM size in MiB.
+    /// Returns the size of VRAM in MiB.
     #[must_use]
     pub fn vram_mib(&self) -> u32 {
         u32::try_from(self.vram_bytes / MIB).unwrap_or(u32::MAX)
     }
 }
 
-/// Reason why a description is invalid.
+/// Reason why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The size of a BAR cannot be encoded.
+    /// A BAR size cannot be encoded.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// The vendor-specific capability does not fit.
+    /// The vendor-specific capability does not fit in configuration space.
     #[error(transparent)]
     Capability(#[from] BadCapability),
-    /// BAR0 is too small for the registers.
-    #[error("BAR0 of {0:#x} bytes does not hold the chip's registers, which need {needed:#x}", needed = windows::BAR0_BYTES)]
+    /// BAR0 is smaller than the chip's register space.
+    #[error("BAR0 has {0:#x} bytes, but the chip's registers need {needed:#x}", needed = windows::BAR0_BYTES)]
     SmallBar0(u64),
-    /// The VRAM size is out of range.
+    /// The size of VRAM is out of range.
     #[error("VRAM of {0:#x} bytes: must be a multiple of 1 MiB from 16 MiB to 1 TiB")]
     Vram(u64),
     /// The channel limit is out of range.
     #[error("{0} channels: must be from 1 to {CHANNELS}")]
     Channels(u32),
-    /// The VBIOS does not fit.
-    #[error("a VBIOS of {0} bytes does not fit into PROM, which has {prom}", prom = windows::prom::BYTES)]
+    /// The VBIOS does not fit in PROM.
+    #[error("a VBIOS of {0} bytes does not fit in PROM, which has {prom} bytes", prom = windows::prom::BYTES)]
     Vbios(usize),
 }

@@ -1,4 +1,4 @@
-//! Denied accesses: counts them per register and reason, and logs the first access of each pair.
+//! Denied accesses: counts them by register and reason, and logs the first one for each combination.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Number of separately counted (register, reason) pairs. All other pairs share a counter, which bounds the memory and
-/// log lines that a guest can cause.
+/// Maximum number of combinations of register and reason that are counted separately. All other combinations share a
+/// counter, which bounds the memory and the log messages that a guest can cause.
 const DISTINCT: usize = 512;
 
 /// Reason why an access was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// There is no known register at this offset.
+    /// There is no known register at the offset.
     Unknown,
-    /// The register is known, and its policy is `Deny`.
+    /// The register's policy is `Deny`.
     Policy,
     /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The target encoding selects a kind of memory that a vGPU does not have.
+    /// The address target is a kind of memory that the vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
-    /// The vGPU may not bind more channels.
+    /// The guest has bound the maximum number of channels.
     ChannelLimit,
-    /// The runlist is too long or not in memory.
+    /// The runlist is too long, or outside the guest's memory.
     Runlist,
     /// The guest's page tables do not map the address.
     Unmapped,
@@ -37,14 +37,14 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unknown => "unknown register",
-            Self::Policy => "register refused",
-            Self::OutsideVram => "address outside of VRAM",
-            Self::Target => "address target not available",
+            Self::Policy => "register denied",
+            Self::OutsideVram => "address outside VRAM",
+            Self::Target => "unsupported address target",
             Self::Channel => "no such channel",
             Self::ChannelLimit => "too many channels",
-            Self::Runlist => "bad runlist",
+            Self::Runlist => "invalid runlist",
             Self::Unmapped => "no mapping",
-            Self::Unsupported => "feature not available",
+            Self::Unsupported => "unsupported feature",
         })
     }
 }
@@ -52,13 +52,14 @@ impl fmt::Display for Reason {
 /// Location of a denied access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4. For a window, the offset of the register that sets its location.
+    /// Byte offset in BAR0, a multiple of 4. For accesses through a window, this is the offset of the register that
+    /// positions the window.
     Register(u32),
     /// BAR1.
     Bar1,
     /// BAR3.
     Bar3,
-    /// All sites after the first few hundred distinct ones.
+    /// All locations that are not counted separately.
     Elsewhere,
 }
 
@@ -77,7 +78,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Number of denied accesses for a site and a reason.
+/// Number of denied accesses to a location for the same reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Number of denied reads.
@@ -86,7 +87,7 @@ pub struct Count {
     pub writes: u64,
 }
 
-/// All denied accesses of a vGPU. Device resets preserve the counts.
+/// Denied accesses to a vGPU. Device resets do not reset the counts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Denials {
     counts: BTreeMap<(Site, Reason), Count>,
@@ -112,16 +113,18 @@ impl Denials {
         self.total
     }
 
-    /// Iterates over all sites and reasons with their counts, in address order.
+    /// Returns the counts of all locations and reasons, in address order.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
     }
 
-    /// Validates saved data.
+    /// Validates restored counts.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { counts, total: _ } = self;
         let sites = counts.keys().filter(|(site, _)| *site != Site::Elsewhere).count();
-        Invalid::unless(sites <= DISTINCT, || "too many denied accesses are counted separately".into())
+        Invalid::unless(sites <= DISTINCT, || {
+            "too many combinations of register and reason are counted separately".into()
+        })
     }
 
     fn count(&mut self, site: Site, reason: Reason, written: Option<u64>) -> &mut Count {
@@ -169,7 +172,10 @@ mod tests {
         }
         assert_eq!(denials.iter().count(), DISTINCT + 1);
         assert_eq!(denials.total(), 0x4_0000);
-        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect("remaining sites share a counter");
+        let rest = denials
+            .iter()
+            .find(|(site, ..)| *site == Site::Elsewhere)
+            .expect("the remaining registers have no counter");
         assert_eq!(rest.2.reads, 0x4_0000 - DISTINCT as u64);
     }
 }

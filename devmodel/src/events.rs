@@ -1,20 +1,20 @@
-//! Events that the mediator reports to a vGPU, in guest terms.
+//! Events that the mediator reports to a vGPU, using guest addresses and numbers.
 
 use crate::backend::Place;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 use serde::{Deserialize, Serialize};
 
-/// The GPU's MMU rejected an access of this guest.
+/// An access of this guest that the GPU's MMU rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
-    /// Fault unit from `nvspec::mmu::fault::unit`, less than 32.
+    /// Fault unit, a value of `nvspec::mmu::fault::unit` less than 32.
     pub unit: u32,
-    /// Guest address of the channel's or aperture's instance block.
+    /// Guest address of the instance block of the channel or aperture.
     pub instance: Option<Place>,
     /// Faulting GPU virtual address.
     pub va: GpuVa,
-    /// Fault reason, a constant in `nvspec::mmu::fault`.
+    /// Fault reason, a value of `nvspec::mmu::fault`.
     pub reason: u32,
     /// Client number within the hub or GPC.
     pub client: u32,
@@ -22,26 +22,26 @@ pub struct MmuFault {
     pub hub: bool,
     /// True if the access was a write.
     pub write: bool,
-    /// GPC number of a client in a GPC.
+    /// GPC number, if the client is in a GPC.
     pub gpc: u32,
 }
 
 impl MmuFault {
-    /// Creates the fault that a driver triggers to recover a hung engine, without an access.
+    /// Creates the fault that a driver triggers to recover a hung engine. There is no faulting access.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
     }
 }
 
-/// A PBDMA stopped on an error in this guest's push buffer.
+/// An error in a push buffer of this guest, which has stopped a PBDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
-    /// PBDMA number, less than the chip's PBDMA count.
+    /// PBDMA number, less than the number of PBDMAs of the chip.
     pub unit: u32,
-    /// The guest's channel.
+    /// Guest's channel.
     pub channel: VirtualChannelId,
-    /// Interrupt cause, as bits of `pbdma::INTR_0`.
+    /// Interrupt cause in the format of `pbdma::INTR_0`.
     pub intr: u32,
     /// Subchannel of the method.
     pub subchannel: u32,
@@ -51,7 +51,7 @@ pub struct PbdmaError {
     pub data: u32,
 }
 
-/// An engine stopped on a method of this guest.
+/// A method of this guest that has stopped an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineError {
     /// PGRAPH.
@@ -60,25 +60,25 @@ pub enum EngineError {
     Copy(CopyError),
 }
 
-/// A copy engine's firmware rejected a method of this guest.
+/// A method of this guest that a copy engine's firmware rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyError {
     /// Copy engine number: 0 or 1.
     pub engine: u32,
-    /// Interrupt cause, as bits of `ce0::INTR`.
+    /// Interrupt cause in the format of `ce0::INTR`.
     pub intr: u32,
     /// Guest address of the channel's instance block.
     pub instance: Option<Place>,
-    /// The firmware's report on the method (code, subchannel, method), in the format of `nvspec::class::ce90b5::error`.
+    /// Error report of the firmware (code, subchannel, method) in the format of `nvspec::class::ce90b5::error`.
     pub report: u32,
     /// Method data.
     pub data: u32,
 }
 
-/// PGRAPH stopped on a method of this guest.
+/// A method of this guest that has stopped PGRAPH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GraphError {
-    /// Interrupt cause, as bits of `pgraph::INTR`.
+    /// Interrupt cause in the format of `pgraph::INTR`.
     pub intr: u32,
     /// Data error code.
     pub code: u32,
@@ -86,27 +86,27 @@ pub struct GraphError {
     pub instance: Option<Place>,
     /// Subchannel of the method.
     pub subchannel: u32,
-    /// Class bound to the subchannel.
+    /// Class that is bound to the subchannel.
     pub class: u32,
     /// Byte address of the method.
     pub method: u32,
     /// Method data.
     pub data: u32,
-    /// Units that trapped, as bits of `pgraph::TRAP`.
+    /// Units that have trapped, in the format of `pgraph::TRAP`.
     pub trap: u32,
-    /// Multiprocessor error, if a multiprocessor trapped.
+    /// Error of a multiprocessor, if one has trapped.
     pub sm: Option<SmError>,
 }
 
-/// A multiprocessor stopped on an error in this guest's kernel.
+/// An error in a kernel of this guest, which has stopped a multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// GPC number. If the guest's GPU lacks this GPC, the first one is used.
+    /// GPC number. If the guest's GPU does not have this GPC, the error is shown for the first one.
     pub gpc: u32,
-    /// TPC number within the GPC. If the guest's GPU lacks this TPC, the first one is used.
+    /// TPC number within the GPC. If the guest's GPU does not have this TPC, the error is shown for the first one.
     pub tpc: u32,
-    /// Warp error, a constant in `compute90c0::warp_error`.
+    /// Warp error, a value of `compute90c0::warp_error`.
     pub warp: u32,
-    /// Mask of errors that are not specific to a warp.
+    /// Mask of errors that are not related to a warp.
     pub global: u32,
 }

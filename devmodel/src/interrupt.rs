@@ -1,17 +1,17 @@
-//! The interrupt line: converts the units' pending bits to MSI messages or an INTx level.
+//! Interrupt line: converts pending interrupts of all units to MSI messages or an INTx level.
 //!
-//! The card sends one MSI message and then stays silent until the driver re-arms MSI. If a unit is still pending when
-//! the driver re-arms MSI or re-enables the line, the card signals again. INTx is level-triggered.
+//! After an MSI message, the card sends no further message until the driver has rearmed MSI. If an interrupt is still
+//! pending when the driver rearms MSI or unmasks the line, the card sends another message. INTx is level-triggered.
 
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// State of the interrupt line.
+/// The interrupt line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// True if the next rising edge of the line sends a message.
     armed: bool,
-    /// The INTx level last reported to the backend.
+    /// Level of INTx, as last reported to the backend.
     intx: bool,
     /// Number of messages sent.
     pub messages: u64,
@@ -25,7 +25,7 @@ impl Default for Interrupts {
     }
 }
 
-/// Signalling mode set by the guest in configuration space.
+/// Interrupt mode that the guest has configured in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
     /// True if MSI is enabled.
@@ -35,12 +35,12 @@ pub struct Signalling {
 }
 
 impl Interrupts {
-    /// Re-arms MSI, at the guest's request.
+    /// Rearms MSI.
     pub fn rearm(&mut self) {
         self.armed = true;
     }
 
-    /// Signals the level `line` of the card's interrupt line through MSI or INTx, as configured.
+    /// Signals level `line` of the interrupt line through MSI or INTx.
     pub fn evaluate(&mut self, line: bool, how: Signalling, backend: &mut dyn Backend) {
         let intx = line && !how.msi && !how.intx_disabled;
         if intx != self.intx {
@@ -57,15 +57,14 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of the MSI enable bit, which re-arms MSI.
+    /// Handles a change of the MSI enable bit, which rearms MSI.
     pub fn mode_changed(&mut self) {
-        // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
+        // GUESS: no public source specifies that enabling MSI rearms it. A driver that enables MSI while the line is
         // asserted must receive a message.
         self.armed = true;
     }
 
-    /// Discards the record of earlier signals, which may have been lost, so that pending interrupts are signalled
-    /// again.
+    /// Signals pending interrupts again the next time, because previous signals may have been lost.
     pub fn forgotten(&mut self) {
         let Self { armed, intx, messages: _, intx_rises: _ } = self;
         *armed = true;
@@ -84,7 +83,7 @@ impl Interrupts {
         self.intx
     }
 
-    /// Restores the power-on state, which deasserts INTx. Preserves the counters.
+    /// Restores the initial state, in which INTx is deasserted. Does not reset the counters.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         if self.intx {
             backend.interrupt(InterruptLine::Intx(false));

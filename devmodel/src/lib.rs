@@ -1,22 +1,22 @@
-//! The guest-visible vGPU: PCI configuration space, virtual registers, and the effects of accesses.
+//! A guest-visible vGPU: PCI configuration space, virtual registers, and the effects of accesses.
 //!
-//! The vGPU is a pure model without threads, I/O, or knowledge of other VMs. It accesses memory, channels, engines, the
-//! clock and the interrupt line through [`Backend`], in guest terms; the card's reports arrive as [`events`]. This
-//! crate cannot access registers of the physical card.
+//! The vGPU is a pure model that has no threads, performs no I/O, and does not access other VMs. It accesses memory,
+//! channels, engines, the clock and the interrupt line through [`Backend`], using guest addresses and numbers. The
+//! card's events are reported as [`events`]. This crate cannot access registers of the physical card.
 //!
 //! Modules:
-//! - [`backend`]: the interface to the mediator
-//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also of a passed-through card
-//! - [`policy`]: one line per register, with denial by default; [`denied`]: counts denials
-//! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with behaviour; [`storage`]: registers without
-//!   behaviour; [`interrupt`]: MSI with re-arm, and INTx; [`access`]: byte lanes
+//! - [`backend`]: interface to the mediator
+//! - [`config`]: configuration of a vGPU; [`pci`]: configuration space, also of passed-through cards
+//! - [`policy`]: policy of each register, which is denied by default; [`denied`]: counts of denied accesses
+//! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with side effects; [`storage`]: registers without
+//!   side effects; [`interrupt`]: MSI with rearming, and INTx; [`access`]: byte lanes
 //!
 //! The crate does not model: the display; video decoding; thermal sensors and clocks, whose registers only store
-//! values; performance counters; falcon code; zero-bandwidth clears and compression tags (stored, but never used); the
-//! peephole; 64 KiB large pages; MMIO access faults (a denied access is counted for the operator, but raises no
+//! values; performance counters; falcon code; zero-bandwidth clears and compression tags, which are stored but unused;
+//! the peephole; 64 KiB large pages; MMIO access faults (denied accesses are counted for the operator, but raise no
 //! interrupt in the guest).
 //!
-//! Sources: see [`nvspec`], and the accesses by nouveau in Linux 6.1 and 6.12.
+//! Sources: see [`nvspec`], and the register accesses of nouveau in Linux 6.1 and 6.12.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,10 +1,10 @@
-//! PCI configuration space of a vGPU or of a passed-through card: a PCI Express endpoint with three memory BARs, power
-//! management, and MSI with one 64-bit vector. An expansion ROM, a function-level reset and a vendor-specific
+//! PCI configuration space of a vGPU or a passed-through card, which is a PCI Express endpoint with three memory BARs,
+//! power management, and MSI with one 64-bit vector. An expansion ROM, function-level resets and a vendor-specific
 //! capability are optional.
 //!
-//! The VMM emulates much of configuration space itself (in QEMU, BAR addresses and MSI delivery) and forwards writes.
-//! This module therefore only keeps state that the device needs: the command register, the MSI enable bit, and the
-//! sizes of the BARs.
+//! The VMM emulates much of configuration space itself and forwards writes (in the case of QEMU, BAR addresses and MSI
+//! delivery). Therefore, this module maintains only the state that the device needs: the command register, the MSI
+//! enable bit, and the BAR sizes.
 //!
 //! Not included: the contents of the expansion ROM, I/O BARs, and extended capabilities.
 //!
@@ -14,12 +14,12 @@ mod saved;
 
 /// Size of configuration space in bytes.
 pub const CONFIG_BYTES: usize = 4096;
-/// Size in bytes of the part of configuration space that contains capabilities.
+/// Size in bytes of the part of configuration space that can contain capabilities.
 const LEGACY_BYTES: usize = 256;
 /// ID of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
 
-/// Standard header offsets.
+/// Offsets of the standard header.
 mod header {
     pub const VENDOR: usize = 0x00;
     pub const DEVICE: usize = 0x02;
@@ -39,7 +39,7 @@ mod header {
     pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
-/// Capabilities, at the offsets used by a GF100.
+/// Offsets of the capabilities, which are those of a GF100.
 mod capability {
     pub const POWER: usize = 0x60;
     pub const POWER_CAPS: usize = 0x62;
@@ -59,7 +59,7 @@ mod capability {
     pub const LINK_STATUS: usize = 0x8a;
     pub const DEVICE_CONTROL_2: usize = 0xa0;
     pub const LINK_CONTROL_2: usize = 0xa8;
-    /// An offset that a GF100 does not use.
+    /// Unused on a GF100.
     pub const VENDOR: usize = 0xc0;
 }
 
@@ -68,7 +68,7 @@ mod command {
     pub const MEMORY: u8 = 1 << 1;
     pub const MASTER: u8 = 1 << 2;
     pub const WRITABLE: u16 = 0x0546;
-    /// INTx disable, a bit in the high byte of the register.
+    /// INTx disable bit, in the high byte of the register.
     pub const INTX_DISABLE: u8 = 1 << 2;
 }
 
@@ -76,15 +76,15 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
-/// Power state field (0 is D0) in the low byte of the power management control register.
+/// Power state field in the low byte of the power management control register. The value 0 is D0.
 const POWER_STATE: u8 = 3;
-/// Function-level reset capability, in the highest byte of the PCI Express device capabilities.
+/// Function-level reset capability bit, in the highest byte of the PCI Express device capabilities.
 const CAN_RESET: u8 = 1 << 4;
-/// Initiates a function-level reset. The bit is in the high byte of the device control register, and reads as 0.
+/// Initiates a function-level reset. This bit of the high byte of the device control register reads as 0.
 const INITIATE_RESET: u8 = 1 << 7;
-/// Expansion ROM enable, in the lowest byte of its BAR.
+/// Expansion ROM enable bit, in the lowest byte of the expansion ROM BAR.
 const ROM_ENABLE: u8 = 1 << 0;
-/// Valid BAR sizes of an expansion ROM, in bytes.
+/// Range of sizes of an expansion ROM BAR, in bytes.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
 /// Identity and BAR sizes of a function.
@@ -102,38 +102,38 @@ pub struct PciIdentity {
     pub revision: u8,
     /// 24-bit class code: base class, subclass, programming interface.
     pub class: u32,
-    /// Size of BAR0 in bytes; a power of two from 4 KiB to 2 GiB.
+    /// Size of BAR0 in bytes, a power of two from 4 KiB to 2 GiB.
     pub bar0_bytes: u64,
-    /// Size of BAR1 in bytes; a power of two, at least 4 KiB.
+    /// Size of BAR1 in bytes, a power of two of at least 4 KiB.
     pub bar1_bytes: u64,
-    /// Size of BAR3 in bytes; a power of two, at least 4 KiB.
+    /// Size of BAR3 in bytes, a power of two of at least 4 KiB.
     pub bar3_bytes: u64,
 }
 
-/// Effects of a configuration space write on the device; `None` means unchanged.
+/// Effects of a configuration space write on the device. `None` means unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
-    /// True if the function may access host memory.
+    /// True if the function may perform DMA.
     pub bus_master: Option<bool>,
     /// True if the function responds to accesses to its memory BARs.
     pub memory: Option<bool>,
-    /// True if the function must not drive its INTx line.
+    /// True if the function must not assert INTx.
     pub intx_disabled: Option<bool>,
-    /// True if the function signals with MSI.
+    /// True if the function signals interrupts with MSI.
     pub msi: Option<bool>,
-    /// True if the function must be reset, including its configuration space. The other fields are then `None`.
+    /// True if the function and its configuration space must be reset. In this case, the other fields are `None`.
     pub reset: bool,
 }
 
 impl PciEvents {
-    /// Returns true if nothing changed.
+    /// Returns true if there are no effects.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A BAR size that cannot be encoded in PCI.
+/// The size of a BAR cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bar} of {bytes:#x} bytes: a BAR must be a power of two of at least 4 KiB{limit}")]
 pub struct BadBar {
@@ -142,17 +142,17 @@ pub struct BadBar {
     limit: &'static str,
 }
 
-/// An expansion ROM size that cannot be encoded in PCI.
+/// The size of an expansion ROM cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an expansion ROM of {0:#x} bytes: must be a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
 
-/// A vendor-specific capability that does not fit.
+/// A vendor-specific capability does not fit in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a vendor-specific capability of {0} bytes: must have at least 3 bytes, and end below byte 256")]
 pub struct BadCapability(usize);
 
-/// A function's configuration space.
+/// Configuration space of a function.
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
@@ -174,7 +174,7 @@ impl std::fmt::Debug for PciConfig {
 }
 
 impl PciConfig {
-    /// Creates a function in its reset state.
+    /// Creates a function in its initial state.
     ///
     /// # Errors
     /// Returns an error if a BAR size cannot be encoded.
@@ -196,12 +196,11 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Appends a vendor-specific capability. The first three bytes of `body` are the capability's ID, link and length,
-    /// which this function fills in.
+    /// Appends a vendor-specific capability. Sets the first three bytes of `body`, which are the capability's ID, link
+    /// and length.
     ///
     /// # Errors
-    /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` is shorter than three
-    /// bytes.
+    /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` has fewer than three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -224,7 +223,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Adds an expansion ROM of `bytes` bytes.
+    /// Adds an expansion ROM with a size of `bytes` bytes.
     ///
     /// # Errors
     /// Returns an error if the size is not a power of two from 2 KiB to 16 MiB.
@@ -240,7 +239,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Adds support for a function-level reset (FLR).
+    /// Adds support for function-level resets (FLR).
     pub fn add_reset(&mut self) {
         for image in [&mut self.bytes, &mut self.initial] {
             if let Some(byte) = image.get_mut(capability::DEVICE_CAPS.saturating_add(3)) {
@@ -252,14 +251,14 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`. Bytes beyond configuration space read as 0xff.
+    /// Reads at byte `offset`. Bytes beyond the end of configuration space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
         }
     }
 
-    /// Returns the aligned dword that contains byte `offset`; all ones beyond configuration space.
+    /// Returns the aligned dword that contains byte `offset`, or all ones beyond the end of configuration space.
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let mut word = [0; 4];
@@ -267,7 +266,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes the writable bits at byte `offset`, and returns the resulting effects.
+    /// Writes at byte `offset`, and returns the effects. Read-only bits are not modified.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {
@@ -278,7 +277,7 @@ impl PciConfig {
         if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
     }
 
-    /// Consumes a pending reset request. Read-only bits never count as a request.
+    /// Returns true if a reset was requested, and clears the request. Read-only bits do not request a reset.
     fn take_reset(&mut self) -> bool {
         let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
         byte.is_some_and(|byte| {
@@ -295,7 +294,7 @@ impl PciConfig {
         self.changes_since(before)
     }
 
-    /// Returns true if the function may access host memory.
+    /// Returns true if the function may perform DMA.
     #[must_use]
     pub fn bus_master(&self) -> bool {
         self.byte(header::COMMAND) & command::MASTER != 0
@@ -307,25 +306,25 @@ impl PciConfig {
         self.byte(header::COMMAND) & command::MEMORY != 0
     }
 
-    /// Returns true if the function must not drive its INTx line.
+    /// Returns true if the function must not assert INTx.
     #[must_use]
     pub fn intx_disabled(&self) -> bool {
         self.byte(header::COMMAND.saturating_add(1)) & command::INTX_DISABLE != 0
     }
 
-    /// Returns true if the function signals with MSI.
+    /// Returns true if the function signals interrupts with MSI.
     #[must_use]
     pub fn msi_enabled(&self) -> bool {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
-    /// Returns true if the function is in power state D0. In other power states, its BARs do not respond.
+    /// Returns true if the function is in power state D0. In all other states, its BARs do not respond.
     #[must_use]
     pub fn is_awake(&self) -> bool {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
     }
 
-    /// Sets the interrupt status bit in the status register.
+    /// Sets or clears the interrupt status bit in the status register.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
             *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
@@ -353,7 +352,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction, without guest input.
+/// Initial contents of configuration space under construction.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
@@ -384,7 +383,7 @@ impl Image {
         self.set(h::BAR1, &0xcu64.to_le_bytes(), &address_mask(identity.bar1_bytes).to_le_bytes());
         self.set(h::BAR3, &0xcu64.to_le_bytes(), &address_mask(identity.bar3_bytes).to_le_bytes());
 
-        // Power management 1.2: D0 and D3hot. Registers keep their values in D3hot.
+        // Power management version 1.2: D0 and D3hot. Registers keep their values in D3hot.
         self.read_only(cap::POWER, &[0x01, 0x68]);
         self.read_only(cap::POWER_CAPS, &0x0003u16.to_le_bytes());
         self.set(cap::POWER_CONTROL, &0x0008u16.to_le_bytes(), &0x0003u16.to_le_bytes());
@@ -396,7 +395,7 @@ impl Image {
         self.set(cap::MSI_ADDRESS_HI, &[0; 4], &[0xff; 4]);
         self.set(cap::MSI_DATA, &[0; 2], &[0xff; 2]);
 
-        // PCI Express endpoint, version 2, trained at 5 GT/s with 16 lanes.
+        // PCI Express endpoint, capability version 2, link trained at 5 GT/s with 16 lanes.
         self.read_only(cap::EXPRESS, &[0x10, 0x00]);
         self.read_only(cap::EXPRESS_CAPS, &0x0002u16.to_le_bytes());
         self.read_only(cap::DEVICE_CAPS, &0x0000_8000u32.to_le_bytes());
@@ -439,7 +438,7 @@ mod tests {
             bar1_bytes: 128 << 20,
             bar3_bytes: 64 << 20,
         })
-        .expect("sizes are good")
+        .expect("the BAR sizes are invalid")
     }
 
     #[test]
@@ -481,12 +480,12 @@ mod tests {
     #[test]
     fn vendor_capability_ends_the_list_and_survives_a_reset() {
         let mut config = config();
-        config.add_vendor_capability(&[0, 0, 0, 0x42, 1, 2, 3, 4]).expect("it fits");
+        config.add_vendor_capability(&[0, 0, 0, 0x42, 1, 2, 3, 4]).expect("the capability does not fit");
         config.reset();
         assert_eq!(config.read32(0x78) >> 8 & 0xff, 0xc0);
         assert_eq!((config.read32(0xc0), config.read32(0xc4)), (0x4208_0009, 0x0403_0201));
         config.write(0xc0, &[0xff; 8]);
-        assert_eq!(config.read32(0xc4), 0x0403_0201, "it cannot be written");
+        assert_eq!(config.read32(0xc4), 0x0403_0201, "the capability is writable");
         assert!(config.add_vendor_capability(&[0; 65]).is_err() && config.add_vendor_capability(&[0; 2]).is_err());
     }
 
@@ -499,7 +498,7 @@ mod tests {
         );
         assert!(config.write(4, &[0x06, 0x04]).is_empty());
         assert_eq!(config.write(4, &[0x02]), PciEvents { bus_master: Some(false), ..PciEvents::default() });
-        assert!(config.intx_disabled(), "the other byte is not touched");
+        assert!(config.intx_disabled(), "the other byte was changed");
     }
 
     #[test]
@@ -520,9 +519,9 @@ mod tests {
         assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "device capabilities");
         config.write(4, &[6]);
         assert_eq!(config.write(0x80, &control), PciEvents { reset: true, ..PciEvents::default() });
-        assert_eq!(config.read32(0x80) & 0x8000, 0, "it reads as 0");
+        assert_eq!(config.read32(0x80) & 0x8000, 0, "the bit does not read as 0");
         assert_eq!(config.reset().bus_master, Some(false));
-        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "it survives a reset");
+        assert_eq!(config.read32(0x7c) >> 28 & 1, 1, "a reset has removed the capability");
         assert!(!config.write(0x80, &[0x10, 0x28]).reset);
     }
 
@@ -532,7 +531,7 @@ mod tests {
         for bytes in [0, 1024, 3 << 10, 32 << 20] {
             assert!(config.add_rom(bytes).is_err(), "{bytes}");
         }
-        config.add_rom(4096).expect("a size");
+        config.add_rom(4096).expect("the size is invalid");
         config.write(0x30, &[0xff; 4]);
         assert_eq!(config.read32(0x30), 0xffff_f001);
         config.reset();
@@ -587,7 +586,7 @@ mod tests {
             bar1_bytes: 100 << 20,
             bar3_bytes: 64 << 20,
         };
-        let error = PciConfig::new(&bad).expect_err("refused").to_string();
+        let error = PciConfig::new(&bad).expect_err("the size was accepted").to_string();
         assert_eq!(error, "BAR1 of 0x6400000 bytes: a BAR must be a power of two of at least 4 KiB");
     }
 }

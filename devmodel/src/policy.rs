@@ -1,8 +1,8 @@
-//! Policy for register accesses: the table's types and its lookup. The table itself is in `table`.
+//! Policy for register accesses: types and lookup. `table` contains the policy of each register.
 //!
-//! Accesses are denied by default: a dword is accessible only if it is a declared register with a line in the table, or
-//! is in a named range. A policy cannot refer to the physical card: accesses that need the card become calls to
-//! [`crate::Backend`], which checks them again in its own terms.
+//! Accesses are denied by default: a dword is accessible only if it belongs to a declared register listed in the table,
+//! or to a listed range. A policy cannot refer to the physical card. Accesses that need the card become calls of
+//! [`crate::Backend`], which validates them in its own terms.
 
 mod table;
 
@@ -11,18 +11,18 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage in this vGPU, with the register's access mode.
+    /// Virtual: stored value in this vGPU, with the register's access mode.
     Store,
-    /// Virtual: state with behaviour in this vGPU.
+    /// Virtual: state with side effects in this vGPU.
     Model,
-    /// Translated: an operation on channels, page tables, memory or the clock.
+    /// Translated: operation on channels, page tables, memory or the clock.
     Translate,
     /// Denied and counted.
     Deny,
 }
 
 impl Policy {
-    /// Returns the policy's name for logs and tools.
+    /// Returns the name of the policy for logs and tools.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,28 +33,27 @@ impl Policy {
     }
 }
 
-/// A line of the table, for a declared register.
+/// Table entry of a declared register.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
-    /// Name of the register's block.
+    /// Name of the register block.
     pub block: &'static str,
     /// Name of the register.
     pub name: &'static str,
-    /// BAR0 byte offset of the register, or of the first one in an array.
+    /// Byte offset in BAR0 of the register, or of the first register of an array.
     pub offset: u32,
     /// Handling of an access.
     pub policy: Policy,
 }
 
-/// A line of the table for a range without declared registers. A declared register in the range has its own line, which
-/// takes precedence.
+/// Table entry of a range without declared registers. Entries of declared registers in the range take precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
-    /// BAR0 byte offset of the start.
+    /// Byte offset in BAR0 of the start.
     pub base: u32,
-    /// BAR0 byte offset just past the end.
+    /// Byte offset in BAR0 of the end, which is exclusive.
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,
@@ -65,26 +64,26 @@ pub struct Range {
 /// Kinds of ranges without declared registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
-    /// The window into VRAM.
+    /// PRAMIN, the VRAM window.
     Pramin,
     /// The VBIOS ROM.
     Prom,
-    /// State registers without behaviour.
+    /// State registers without side effects.
     State,
 }
 
-/// Target of a BAR0 byte offset.
+/// Target of an access to BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A declared register, and its array index.
+    /// Declared register, its array index, and its policy.
     Register(Register, u32, Policy),
-    /// Part of a range.
+    /// Dword in a range.
     Range(RangeKind),
-    /// No register that a guest may access.
+    /// No accessible register.
     Nothing,
 }
 
-/// Returns the target at BAR0 byte `offset`.
+/// Returns the target of an access to byte `offset` of BAR0.
 #[must_use]
 pub fn find(offset: u32) -> Target {
     if let Some((register, index)) = Register::decode(offset) {
@@ -118,14 +117,14 @@ mod tests {
             }
         }
         assert!(wrong.is_empty(), "{wrong:#?}");
-        assert!(lines.is_empty(), "lines without a register: {lines:?}");
+        assert!(lines.is_empty(), "table entries without a register: {lines:?}");
     }
 
     #[test]
     fn policy_table_entries_match_lookup() {
         for line in REGISTERS {
             let Target::Register(register, 0, policy) = find(line.offset) else {
-                panic!("{}.{} is not found", line.block, line.name)
+                panic!("{}.{} was not found", line.block, line.name)
             };
             assert_eq!((register.info().name, policy), (line.name, line.policy), "{}", line.block);
         }
@@ -142,21 +141,21 @@ mod tests {
             assert_eq!(lines, 1, "{base:#x}..{end:#x}");
             count += 1;
         }
-        assert_eq!(count, RANGES.len(), "no line without a range");
+        assert_eq!(count, RANGES.len(), "an entry has no range");
     }
 
     #[test]
     fn ranges_do_not_overlap() {
         for (at, a) in RANGES.iter().enumerate() {
             for b in &RANGES[at + 1..] {
-                assert!(a.end <= b.base || b.end <= a.base, "{} and {}", a.name, b.name);
+                assert!(a.end <= b.base || b.end <= a.base, "{} and {} overlap", a.name, b.name);
             }
         }
     }
 
     #[test]
     fn offset_outside_the_table_has_no_target() {
-        assert_eq!(find(0x6000c), Target::Nothing, "the peephole's data port");
+        assert_eq!(find(0x6000c), Target::Nothing, "the peephole's data port must not be accessible");
         assert_eq!(find(0x800000), Target::Nothing);
         assert_eq!(find(u32::MAX), Target::Nothing);
     }

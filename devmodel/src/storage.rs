@@ -1,5 +1,5 @@
-//! Plain registers, which read as the last written value. The storage is sparse: it consists of pages, and covers all
-//! of BAR0.
+//! Storage for plain registers, which read as the value last written. It covers all of BAR0, and allocates pages on
+//! demand.
 
 mod saved;
 
@@ -11,8 +11,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. They need at most the size of BAR0 and, with the registers made writable by the
-/// policy table, less than 1 MiB.
+/// Values of all plain registers. The storage never exceeds the size of BAR0. With the writable registers of the policy
+/// table, it needs less than 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,
@@ -33,14 +33,14 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// Sets every register to its reset value.
+    /// Sets all registers to their reset values.
     pub fn reset(&mut self) {
         self.pages.clear();
         self.pages.resize_with(PAGES, || None);
         self.reset_range(0, u32::MAX);
     }
 
-    /// Sets every register in the 4 KiB pages of `base..end` to its reset value.
+    /// Sets all registers in the 4 KiB pages of `base..end` to their reset values.
     pub fn reset_range(&mut self, base: u32, end: u32) {
         let (first, _) = place(base);
         let (behind, _) = place(end);
@@ -58,14 +58,14 @@ impl Storage {
         }
     }
 
-    /// Returns the dword at BAR0 byte `offset`; 0 if it was never written.
+    /// Returns the dword at byte `offset` of BAR0, or 0 if it was never written.
     #[must_use]
     pub fn get(&self, offset: u32) -> u32 {
         let (page, dword) = place(offset);
         self.pages.get(page).and_then(Option::as_ref).and_then(|page| page.get(dword)).copied().unwrap_or(0)
     }
 
-    /// Stores the dword at BAR0 byte `offset`.
+    /// Sets the dword at byte `offset` of BAR0.
     pub fn set(&mut self, offset: u32, value: u32) {
         let (page, dword) = place(offset);
         let Some(slot) = self.pages.get_mut(page) else { return };
@@ -77,13 +77,13 @@ impl Storage {
         }
     }
 
-    /// Performs a read of `reg` at byte `offset`.
+    /// Reads `reg` at byte `offset`.
     #[must_use]
     pub fn read(&self, reg: &RegInfo, offset: u32) -> u32 {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }
     }
 
-    /// Performs a write to `reg` at byte `offset`.
+    /// Writes `reg` at byte `offset`.
     pub fn write(&mut self, reg: &RegInfo, offset: u32, value: u32) {
         match reg.access {
             Access::Rw | Access::Wo => self.set(offset, value),

@@ -1,4 +1,4 @@
-//! Tests that use the vGPU as a driver and as the mediator do, with a mock of the mediator.
+//! Tests that access the vGPU like a driver and like the mediator. The mediator is a mock.
 
 mod driver;
 mod fifo;

@@ -1,4 +1,4 @@
-//! The vGPU: its virtual register file, its events, and the effects of accesses by the VMM.
+//! The vGPU: virtual registers, events, and the effects of accesses.
 
 #[macro_use]
 mod dispatch;
@@ -29,7 +29,7 @@ use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::{ce0, ce1, sm_trap, windows};
 
-/// A VM's GPU: its registers, and the state of its blocks.
+/// A VM's GPU: its registers and the state of its register blocks.
 #[derive(Clone, Debug)]
 pub struct VGpu {
     config: VGpuConfig,
@@ -45,16 +45,15 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the mediator's own interface, which the function asserts in addition to the chip's
-    /// interrupts.
+    /// Interrupt level of the mediator's paravirtual interface, in addition to the chip's interrupts.
     beside: bool,
 }
 
 impl VGpu {
-    /// Creates a vGPU in its power-on state.
+    /// Creates a vGPU in its initial state.
     ///
     /// # Errors
-    /// Returns an error if the description is out of range.
+    /// Returns an error if the configuration is invalid.
     pub fn new(config: VGpuConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut pci = PciConfig::new(&config.pci)?;
@@ -79,7 +78,7 @@ impl VGpu {
         })
     }
 
-    /// Returns the vGPU's description.
+    /// Returns the vGPU's configuration.
     #[must_use]
     pub fn config(&self) -> &VGpuConfig {
         &self.config
@@ -91,13 +90,13 @@ impl VGpu {
         &self.pci
     }
 
-    /// Returns the accesses denied since the vGPU was created.
+    /// Returns the counts of denied accesses since the vGPU was created.
     #[must_use]
     pub fn denials(&self) -> &Denials {
         &self.denials
     }
 
-    /// Returns the interrupt line and the counts of signals since the vGPU was created.
+    /// Returns the interrupt line, with its counters since the vGPU was created.
     #[must_use]
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
@@ -114,7 +113,7 @@ impl VGpu {
         self.pci_changed(events, backend);
     }
 
-    /// Reads BAR0 with any size and alignment. Bytes beyond the registers read as 0xff.
+    /// Reads BAR0 with any size and alignment. Bytes beyond the end of the registers read as 0xff.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_mut_checked(end).unwrap_or((&mut [], &mut []));
@@ -137,11 +136,11 @@ impl VGpu {
         }
     }
 
-    /// Writes BAR0 with any size and alignment. A partial write to a register preserves its other bytes.
+    /// Writes BAR0 with any size and alignment. A partial write to a register does not modify its other bytes.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. No register has
-    /// been written, and the write may be retried.
+    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. In this case, no
+    /// register was written, and the write may be retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -164,7 +163,7 @@ impl VGpu {
         Ok(())
     }
 
-    /// Reads the register at BAR0 byte `offset`, rounded down to a multiple of 4.
+    /// Reads the register at byte `offset` of BAR0, rounded down to a multiple of 4.
     pub fn bar0_read32(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         let offset = offset & !3;
         let value = match policy::find(offset) {
@@ -188,7 +187,7 @@ impl VGpu {
         value
     }
 
-    /// Writes the register at BAR0 byte `offset`, rounded down to a multiple of 4.
+    /// Writes the register at byte `offset` of BAR0, rounded down to a multiple of 4.
     pub fn bar0_write32(&mut self, offset: u32, value: u32, backend: &mut dyn Backend) {
         let offset = offset & !3;
         tracing::trace!(register = %Site::Register(offset), value = %format_args!("{value:#010x}"), "write");
@@ -202,18 +201,18 @@ impl VGpu {
                 let written = sm_trap::written(offset, self.storage.get(offset), value);
                 self.storage.set(offset, written);
             }
-            // The ROM is read-only.
+            // PROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // Without memory, the dword is lost. Callers therefore use this function only for registers, and
-                // `bar0_write` otherwise.
+                // If no memory is available, the dword is dropped. Therefore, callers use this function only for
+                // registers, and `bar0_write` otherwise.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
             Target::Nothing => self.denials.write(Site::Register(offset), Reason::Unknown, u64::from(value)),
         }
     }
 
-    /// Reads through a memory BAR. Unmapped bytes read as 0xff.
+    /// Reads through an aperture. Unmapped bytes read as 0xff.
     pub fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         let result = match self.inside(aperture, offset, data.len()) {
             true => backend.aperture_read(aperture, offset, data).map_err(|_| Reason::Unmapped),
@@ -225,10 +224,10 @@ impl VGpu {
         }
     }
 
-    /// Writes through a memory BAR. Unmapped writes are lost.
+    /// Writes through an aperture. Writes to unmapped addresses are dropped.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if no memory is available for the write, which may be retried.
+    /// Returns [`NoMemory`] if no memory is available for the write. In this case, the write may be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,
@@ -253,7 +252,7 @@ impl VGpu {
         }
     }
 
-    /// Reports that the runlist submitted by the guest is active.
+    /// Reports that the most recently submitted runlist is active.
     pub fn runlist_done(&mut self, backend: &mut dyn Backend) {
         self.pfifo.runlist_done();
         self.evaluate(backend);
@@ -271,14 +270,14 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports a PBDMA that stopped on this guest's work.
+    /// Reports an error of a PBDMA that has stopped on this guest's work.
     pub fn pbdma_error(&mut self, error: PbdmaError, backend: &mut dyn Backend) {
         self.pbdma.error(error);
         self.evaluate(backend);
     }
 
-    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. Stuck context switches are
-    /// reported through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
+    /// Reports a scheduler error. `code` has the format of `pfifo::SCHED_ERROR_REASON`. Hung context switches are
+    /// reported through [`Self::ctxsw_timeout`]. A guest cannot cause any other scheduler error.
     #[cfg(test)]
     pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
@@ -286,14 +285,14 @@ impl VGpu {
     }
 
     /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed. As on hardware,
-    /// the guest sees an interrupt and an engine stuck in a context switch until it resets the engine or unbinds the
-    /// channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a time.
+    /// the guest sees an interrupt, and an engine whose context switch does not complete until the guest resets the
+    /// engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
     }
 
-    /// Reports an engine that stopped on a method of this guest.
+    /// Reports an error of an engine that has stopped on a method of this guest.
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
             EngineError::Graph(error) => self.graph.error(error, &mut cx!(self, backend)),
@@ -309,34 +308,35 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Returns the card time in ns at which [`VGpu::tick`] must be called.
+    /// Returns the card's time in ns at which [`VGpu::tick`] must be called, if an alarm is set.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if it is in VRAM. The guest's VRAM may end before the window.
+    /// Returns the start of the PRAMIN window if the window is in VRAM. The end of the guest's VRAM may be before the
+    /// end of the window.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
     }
 
-    /// Fires the guest's alarm if it is due.
+    /// Raises the alarm interrupt if the alarm is due.
     pub fn tick(&mut self, backend: &mut dyn Backend) {
         self.ptimer.tick(backend.now_ns());
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU saved at card time `then`. The client and the clock may have changed: the guest's time does not
-    /// go back, and pending interrupts are signalled again, because the previous client may not have delivered them.
+    /// Resumes a vGPU that was saved when the card's time was `then`. The client and the clock may be different now.
+    /// The guest's time must not go back, and pending interrupts are signalled again, because the previous client may
+    /// not have delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
         self.tick(backend);
     }
 
-    /// Sets the interrupt level of the mediator's own interface, which the function asserts in addition to the chip's
-    /// interrupts.
+    /// Sets the interrupt level of the mediator's paravirtual interface, which is combined with the chip's interrupts.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {
             self.beside = asserted;
@@ -344,7 +344,7 @@ impl VGpu {
         }
     }
 
-    /// Restores the power-on state, except for the counters of denied accesses and signals.
+    /// Restores the initial state, except for the counters of denied accesses and interrupts.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,
@@ -390,7 +390,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// Returns the number of bytes of an access that are within the VRAM window, if the access starts there.
+/// If an access starts in the VRAM window, returns the number of its bytes that are within the window.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

@@ -1,8 +1,8 @@
-//! Checks that trapped accesses do not allocate: accesses to frequently used registers, to memory windows, and to a
-//! repeatedly denied register.
+//! Checks that trapped accesses do not allocate memory: accesses to frequently used registers, to memory windows, and
+//! to a register that was denied before.
 
-#![expect(unsafe_code, reason = "a global allocator that counts")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count, and forward to the system allocator.
+#![expect(unsafe_code, reason = "the global allocator counts allocations")]
+// UNSAFETY: `GlobalAlloc` is an unsafe trait. Both functions only count, and call the system allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,
@@ -13,23 +13,23 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of this thread's allocations. The count is per thread, because the test harness also uses other threads.
+    /// Number of allocations of this thread. Counted per thread because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: every request is forwarded to `System` unchanged, and `System` upholds the trait's contract; counting does
-// not allocate.
+// SAFETY: all requests are forwarded to `System` unchanged, which upholds the trait's contract. Counting does not
+// allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's guarantee about `layout` is the one that `System` requires.
+        // SAFETY: `System` has the same requirements for `layout` as this function, so the caller upholds them.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: `pointer` came from `alloc` above, and therefore from `System`, with this `layout`.
+        // SAFETY: `alloc` above returned `pointer` for this `layout`, and obtained it from `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A mediator that accepts all requests and keeps no state.
+/// A stateless mediator that accepts all requests.
 #[derive(Default)]
 struct Null {
     now: u64,
@@ -87,7 +87,7 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Performs one round of a driver's usual work: submits, handles an interrupt, flushes, reads the time, and accesses
+/// Performs a typical round of driver work: submits, handles an interrupt, flushes, reads the time, and accesses
 /// memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
@@ -122,19 +122,19 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     wr(gpu, null, 0x002100, 0x100);
     wr(gpu, null, 0x002634, 0);
     wr(gpu, null, 0x419848, round);
-    // Repeat the same denied access.
+    // Access the same denied register again.
     gpu.bar0_read(0x06000c, &mut word, null);
 }
 
 #[test]
 fn a_hundred_thousand_accesses_allocate_nothing() {
     let config = VGpuConfig::of_chip(&nvspec::chip::GF100, 256 << 20, vec![0; 1024].into());
-    let mut gpu = VGpu::new(config).expect("the description is good");
+    let mut gpu = VGpu::new(config).expect("the configuration is invalid");
     let mut null = Null::default();
     gpu.config_write(0x6a, &[1], &mut null);
     gpu.bar0_write(0x002140, &[0xff; 4], &mut null).unwrap();
     gpu.bar0_write(0x002628, &[1, 0, 0, 0], &mut null).unwrap();
-    // The first round allocates the pages of stored registers and logs the denied access.
+    // The first round allocates the pages of stored registers, and logs the denied access.
     turn(&mut gpu, &mut null, 1);
 
     let before = ALLOCATIONS.get();
@@ -142,5 +142,5 @@ fn a_hundred_thousand_accesses_allocate_nothing() {
         turn(&mut gpu, &mut null, round);
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
-    assert!(null.rings >= 5000, "the guest was interrupted in each round: {}", null.rings);
+    assert!(null.rings >= 5000, "the guest must receive an interrupt in each round: {}", null.rings);
 }

@@ -401,7 +401,7 @@ impl Backend for Cuda {
 
     fn load(&mut self, image: Image<'_>) -> Result<Module> {
         let Image::Cuda(bytes) = image else {
-            return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, and no programs for sm_20".into()));
+            return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, but not programs for sm_20".into()));
         };
         // The driver reads the size of a binary from its header, and PTX up to the NUL.
         let printable = |letter: char| !letter.is_control() || letter.is_ascii_whitespace() || letter == '\0';
@@ -487,7 +487,7 @@ impl Backend for Cuda {
     fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
         let held = self.held(memory)?;
         let address = std::ptr::with_exposed_provenance_mut(held.address as usize);
-        let what = "addresses of the CPU for card memory";
+        let what = "CPU addresses for card memory";
         NonNull::new(address)
             .filter(|_| held.place == Place::Ram)
             .ok_or(Error::Unsupported { device: self.name(), what })

@@ -63,7 +63,7 @@ pub enum Error {
         size: u64,
     },
     /// Two concurrent copies overlap in a range that one of them writes.
-    #[error("two copies at the same time overlap in memory {0}")]
+    #[error("two concurrent copies overlap in memory {0}")]
     Overlap(usize),
     /// The memory does not belong to the context: it was freed or detached, or belongs to another context.
     #[error("memory {0} does not belong to this context, or was freed")]
@@ -119,6 +119,6 @@ pub enum Error {
         what: &'static str,
     },
     /// The device stopped executing the context's work: a kernel faulted or ran too long. Create a new context.
-    #[error("work was cut short: {0}")]
+    #[error("work was aborted: {0}")]
     Lost(String),
 }

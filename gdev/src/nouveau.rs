@@ -45,8 +45,9 @@ const STAMPED: u64 = 128;
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the submissions' stamp in the stamp buffer, after the launches' pairs of stamps.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
-/// Offset and size of the staging area in the stamp buffer, through which small programs are loaded.
+/// Offset in the stamp buffer of the staging area, through which small programs are loaded.
 const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
+/// Size of the staging area in bytes.
 const STAGING_BYTES: u64 = 16 << 10;
 
 /// Statistics of a [`Nouveau`].
@@ -275,7 +276,7 @@ impl Nouveau {
 
     /// Checks a CPU access. Returns the buffer and the offset.
     fn by_cpu(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(&Buffer, usize)> {
-        let what = "access of the CPU to segments: copy them";
+        let what = "CPU access to segments: copy them";
         let buffer = self.buffer(memory)?.ok_or(Error::Unsupported { device: self.name(), what })?;
         let size = buffer.size();
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= size);
@@ -309,7 +310,7 @@ impl Nouveau {
     }
 
     fn verdict(&self) -> String {
-        format!("channel {} takes no work any more: the kernel's log says why", self.channel.number())
+        format!("channel {} accepts no more work: see the kernel log", self.channel.number())
     }
 
     /// Ensures that local memory has at least `bytes` bytes per thread.
@@ -344,7 +345,7 @@ impl Nouveau {
             let [(begin, from), (end, to)] = [self.read_stamp(at)?, self.read_stamp(at + STAMP_BYTES)?];
             let mark = mark(number);
             if (begin, end) != (mark, mark) {
-                return Err(Error::Lost(format!("a kernel did not end; {}", self.verdict())));
+                return Err(Error::Lost(format!("a kernel did not complete; {}", self.verdict())));
             }
             if from > to {
                 let times = format!("a kernel ended at {to} ns and began at {from} ns of the card's clock");
@@ -526,7 +527,7 @@ impl Backend for Nouveau {
 
     fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
         let buffer = self.buffer(memory)?.filter(|buffer| buffer.domain() == Domain::Gart);
-        let what = "addresses of the CPU for card memory";
+        let what = "CPU addresses for card memory";
         let buffer = buffer.ok_or(Error::Unsupported { device: self.name(), what })?;
         Ok(buffer.map()?.start())
     }
@@ -538,7 +539,7 @@ impl Backend for Nouveau {
     }
 
     fn reference(&mut self, shared: &Shared) -> Result<Memory> {
-        let what = "references to memory of another kind of device";
+        let what = "references to another type of device's memory";
         let source = shared.source::<Exported>();
         let Exported { descriptor, domain } = source.ok_or(Error::Unsupported { device: self.name(), what })?;
         let buffer = Buffer::import(&self.device, descriptor, *domain)?;

@@ -431,9 +431,7 @@ impl Backend for Vgpu {
     fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
         match &self.mapped(memory)?.backing {
             Backing::Ram(ram) => Ok(ram.memory.start()),
-            Backing::Vram(_) => {
-                Err(Error::Unsupported { device: self.name(), what: "addresses of the CPU for card memory" })
-            }
+            Backing::Vram(_) => Err(Error::Unsupported { device: self.name(), what: "CPU addresses for card memory" }),
         }
     }
 

@@ -83,9 +83,9 @@ impl Apt {
         let Err(first) = apt.update(&mut step) else { return Ok(apt) };
         if !lacks_a_suite(&first) {
             bail!(HostProblem(format!(
-                "cannot fetch the package lists of Debian {} from {}: is there a network, and does apt know of the proxy \
-                 if one is needed? ({MIRROR_VARIABLE} chooses another mirror; with a copy of another machine's cache \
-                 folder no network is needed.) {first:#}",
+                "cannot fetch the package lists of Debian {} from {}: check the network, and apt's proxy settings if \
+                 a proxy is needed. ({MIRROR_VARIABLE} selects another mirror; with a copy of another machine's cache \
+                 folder, no network is needed.) {first:#}",
                 suite.target(),
                 mirror.main
             )));

@@ -98,7 +98,7 @@ impl Cache {
     pub fn store_record(&self, record: &Record) -> Result<()> {
         let path = self.path("manifest.toml");
         let text = format!(
-            "# Written by `cargo xtask setup`: what images/manifest.toml was resolved to.\n\n{}",
+            "# Written by `cargo xtask setup`: the resolution of images/manifest.toml.\n\n{}",
             toml::to_string_pretty(record).context("cannot encode the image record")?
         );
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))

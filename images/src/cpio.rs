@@ -198,9 +198,9 @@ mod tests {
         good.file("a", 0o644, b"some bytes");
         let good = good.finish();
         for (bytes, told) in [
-            (&outside[..], "not below the folder"),
-            (&linked, "not below the folder"),
-            (&good[..120], "cut off"),
+            (&outside[..], "outside the folder"),
+            (&linked, "outside the folder"),
+            (&good[..120], "truncated"),
             (&[&good[..116], &good[120..]].concat(), "entry"),
             (b"", "no valid entry at byte 0"),
         ] {

@@ -10,7 +10,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval at which a spinner turns.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
-/// Template of the spinner of a step.
+/// Template of a step's spinner.
 const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";
 
 /// Receiver of progress messages.

@@ -133,8 +133,9 @@ fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// Code that stores ESI, and calls an address 0x100 bytes after the call.
+    /// Code that stores ESI.
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
+    /// Code that calls an address 0x100 bytes after the call.
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 
     /// Returns the concatenated parts as code at address 0x1000, and the target of the last call.

@@ -1,10 +1,11 @@
-//! A batch of operations: decodes bytes copied from shared memory into typed operations, and encodes their answers.
+//! Batches of operations: decodes bytes copied from shared memory into typed operations, and encodes the answers.
 //!
-//! A batch can contain two kinds of errors, which are reported differently:
-//! - *Structure*: sizes and counts that are inconsistent, or codes that version 1 does not define. [`Batch::parse`]
-//!   checks the whole batch first: if this fails, the batch is [`Malformed`], and no operation starts.
-//! - *Values*: a nonzero reserved field, an undefined value, or a feature that was not accepted. The error is the
-//!   answer to that operation ([`Batch::ops`]): earlier operations are done, and later operations do not start.
+//! There are two kinds of errors in a batch:
+//! - *Structure*: sizes and counts are inconsistent, or codes are not defined by version 1. [`Batch::parse`] first
+//!   checks the whole batch. If this check fails, the batch is [`Malformed`], and no operation is started.
+//! - *Values*: a reserved field is nonzero, a value is undefined, or a feature was not accepted. The error is the
+//!   answer to that operation ([`Batch::ops`]). Previous operations are completed, and subsequent operations are not
+//!   started.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -21,10 +22,10 @@ pub struct Batch<'a> {
 
 impl<'a> Batch<'a> {
     /// Parses `data`, the device-readable part of a chain. The caller must have copied it from shared memory exactly
-    /// once.
+    /// once, because the guest can modify shared memory at any time.
     ///
     /// # Errors
-    /// Returns the structural error and its position if the batch is malformed.
+    /// Returns the structural error and its location if the batch is malformed.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let whole = |problem| Malformed { op: None, problem };
         let Ok((header, rest)) = BatchHeader::read_from_prefix(data) else {
@@ -54,17 +55,17 @@ impl<'a> Batch<'a> {
         self.count
     }
 
-    /// Iterates over the operations, given the supported features ([`feature`]). Each item is an operation, or the
-    /// status that answers it.
+    /// Returns the operations, given the accepted features ([`feature`]). Each item is an operation, or the status with
+    /// which it is rejected.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
     }
 }
 
-/// Removes the first operation from structurally valid bytes.
+/// Removes the first operation from bytes that are structurally valid.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
-    // The batch has been validated, so it cannot be malformed.
+    // The batch was validated, so it is not malformed.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
     if needs(raw) & !features != 0 {
         return Err(Status::Unsupported);
@@ -75,7 +76,8 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress: its bytes and the current position. It can be suspended between two operations and resumed.
+/// A batch in progress, which can be suspended between two operations and then resumed. Contains the bytes and the
+/// current position.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -85,7 +87,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Parses `bytes` like [`Batch::parse`].
+    /// Same as [`Batch::parse`], but takes ownership of the bytes.
     ///
     /// # Errors
     /// See [`Batch::parse`].
@@ -94,7 +96,7 @@ impl Begun {
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
     }
 
-    /// Returns the current operation, or the status that answers it; `None` after the last operation.
+    /// Returns the current operation, or the status with which it is rejected. Returns `None` after the last operation.
     #[must_use]
     pub fn current(&self, features: u32) -> Option<Result<Op<'_>, Status>> {
         if self.answers.status != Status::Done || self.answers.done >= self.answers.count {
@@ -103,7 +105,7 @@ impl Begun {
         Some(next(&mut self.bytes.get(self.at..)?, features))
     }
 
-    /// Records the result of the current operation.
+    /// Records the answer to the current operation.
     pub fn answer(&mut self, result: Result<u64, Status>) {
         if let Some(mut left) = self.bytes.get(self.at..)
             && RawOp::split(&mut left).is_ok()
@@ -120,7 +122,7 @@ impl Begun {
     }
 }
 
-/// Returns the feature required by an operation code; `None` for a code that version 1 does not define.
+/// Returns the feature to which an operation code belongs, or `None` if version 1 does not define the code.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {
@@ -146,7 +148,7 @@ pub const fn feature_of(code: u16) -> Option<u32> {
     }
 }
 
-/// Returns all features required by an operation.
+/// Returns all features that an operation requires.
 fn needs(raw: RawOp<'_>) -> u32 {
     let abroad = raw.code == op::SHARE_GET
         && crate::abi::ShareGet::read_from_prefix(raw.body).is_ok_and(|(body, _)| body.flags & share::ABROAD != 0);
@@ -156,9 +158,9 @@ fn needs(raw: RawOp<'_>) -> u32 {
 /// Reason why a batch cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
-    /// Index of the malformed operation; `None` if the batch itself is malformed.
+    /// Index of the malformed operation, or `None` if the batch itself is malformed.
     pub op: Option<u32>,
-    /// Structural problem.
+    /// The structural problem.
     pub problem: Problem,
 }
 
@@ -173,32 +175,32 @@ impl fmt::Display for Malformed {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// Answers to the operations of a batch that have been executed.
+/// Answers to the executed operations of a batch.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,
     /// Number of completed operations.
     done: u32,
     count: u32,
-    /// Answers to the operations that were started.
+    /// Answers to the started operations.
     answers: Vec<Answer>,
 }
 
 impl Answers {
-    /// Returns empty answers for a batch of `count` operations.
+    /// Creates an empty list of answers for a batch of `count` operations.
     #[must_use]
     pub fn new(count: u32) -> Self {
         Self { status: Status::Done, done: 0, count: count.min(MAX_BATCH_OPS), answers: Vec::new() }
     }
 
-    /// Creates the answer to a malformed batch, without answers to operations.
+    /// Creates the answer to a malformed batch, which contains no answers to operations.
     #[must_use]
     pub const fn malformed() -> Self {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// Records that the next operation is done with a value (0 if it has none), or that it failed. Returns true if the
-    /// following operation may start.
+    /// Records that the next operation was completed with a value (0 if it has none), or that it failed. Returns true
+    /// if the subsequent operation may be started.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;
@@ -229,8 +231,8 @@ impl Answers {
         self.done
     }
 
-    /// Encodes the answers for the device-writable part of a chain, in at most `room` bytes: the header, and as many
-    /// whole answers as fit. Returns no bytes if the header does not fit.
+    /// Encodes the answers for the device-writable part of a chain of at most `room` bytes. Includes as many whole
+    /// answers as fit. Returns no bytes if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

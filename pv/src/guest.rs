@@ -1,5 +1,5 @@
-//! The guest driver's side of the interface: finds the capability, builds batches operation by operation, and parses
-//! their answers.
+//! The guest driver's side of the interface: finds the capability, builds batches of operations, and parses their
+//! answers.
 
 use crate::abi::{
     Answer, AnswerHeader, BatchHeader, BufferPriority, CAPABILITY_ID, Capability, DirectorySet, Entries, EntriesRun,
@@ -8,19 +8,19 @@ use crate::abi::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Offset in configuration space of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
+/// Configuration space offset of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Lowest capability offset.
+/// Minimum offset of a capability.
 const FIRST_CAPABILITY: usize = 0x40;
 /// Maximum number of capabilities.
 const MOST_CAPABILITIES: usize = 48;
 
-/// Finds the interface's capability in a function's configuration space.
+/// Finds the interface's capability in configuration space.
 #[must_use]
 pub fn capability(config: &[u8]) -> Option<Capability> {
     let mut at = usize::from(*config.get(CAPABILITIES)?);
     for _ in 0..MOST_CAPABILITIES {
-        // The lowest two bits are reserved.
+        // The two lowest bits are reserved.
         at &= !3;
         if at < FIRST_CAPABILITY {
             return None;
@@ -34,7 +34,7 @@ pub fn capability(config: &[u8]) -> Option<Capability> {
     None
 }
 
-/// Builds a batch of operations.
+/// Builder for a batch of operations.
 #[derive(Clone, Debug, Default)]
 pub struct Ops {
     count: u32,
@@ -48,7 +48,7 @@ impl Ops {
         Self::default()
     }
 
-    /// Adds an arbitrary operation.
+    /// Adds an operation with an arbitrary code and body.
     #[must_use]
     pub fn raw(mut self, code: u16, handle: u32, body: &[u8]) -> Self {
         let units = body.len().div_ceil(UNIT as usize).saturating_add(size_of::<OpHeader>().div_ceil(UNIT as usize));
@@ -64,7 +64,7 @@ impl Ops {
         self.raw(code, handle, body.as_bytes())
     }
 
-    /// Creates a table of a kind in [`crate::abi::kind`].
+    /// Creates a table of a type in [`crate::abi::kind`].
     #[must_use]
     pub fn create(self, table: u32, kind: u32) -> Self {
         self.with(op::TABLE_CREATE, table, &TableCreate { kind, reserved: 0 })
@@ -102,13 +102,13 @@ impl Ops {
         self.with(op::ENTRIES_ZERO, table, &Entries { first, count })
     }
 
-    /// Binds a directory to an instance block; directory 0 removes the binding.
+    /// Binds an instance block to a directory, or removes the binding if `directory` is 0.
     #[must_use]
     pub fn bind(self, directory: u32, instance: u64) -> Self {
         self.with(op::DIRECTORY_BIND, directory, &Instance { instance })
     }
 
-    /// Flushes the translations of a directory, or all translations if it is 0.
+    /// Flushes the TLB for a directory, or for all directories if `directory` is 0.
     #[must_use]
     pub fn flush(self, directory: u32) -> Self {
         self.raw(op::FLUSH, directory, &[])
@@ -146,7 +146,7 @@ impl Ops {
         self.with(op::MEMORY_COPY, 0, &MemoryCopy { to, from, bytes })
     }
 
-    /// Sets the priority of a guest VRAM range.
+    /// Sets the eviction priority of a guest VRAM range.
     #[must_use]
     pub fn priority(self, address: u64, bytes: u64, priority: i32) -> Self {
         self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
@@ -158,31 +158,31 @@ impl Ops {
         self.with(op::SHARE_GET, 0, &ShareGet { key, bytes, flags, mode })
     }
 
-    /// Attaches a segment to a channel.
+    /// Maps a segment for a channel.
     #[must_use]
     pub fn attach(self, segment: u32, channel: u32, flags: u32) -> Self {
         self.with(op::SHARE_ATTACH, segment, &ShareAttach { channel, flags })
     }
 
-    /// Detaches a segment from a channel.
+    /// Unmaps a segment for a channel.
     #[must_use]
     pub fn detach(self, segment: u32, channel: u32) -> Self {
         self.with(op::SHARE_DETACH, segment, &ShareAttach { channel, flags: 0 })
     }
 
-    /// Queries or changes a segment.
+    /// Queries or modifies a segment.
     #[must_use]
     pub fn control(self, segment: u32, command: u32, argument: u32) -> Self {
         self.with(op::SHARE_CONTROL, segment, &ShareControl { command, argument })
     }
 
-    /// Adds a query in [`crate::abi::query`].
+    /// Executes a query of [`crate::abi::query`].
     #[must_use]
     pub fn query(self, question: u32) -> Self {
         self.raw(op::QUERY, question, &[])
     }
 
-    /// Returns the batch's bytes.
+    /// Returns the encoded batch.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = BatchHeader { ops: self.count, bytes: count(&self.bytes) }.as_bytes().to_vec();
@@ -191,15 +191,16 @@ impl Ops {
     }
 }
 
-/// Returns the length of a list. An operation that is too long for a batch gets a wrong size, which makes it malformed.
+/// Returns the length of a list. If the list is too long for a batch, the length is wrong, which makes the batch
+/// malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// Result of a batch.
+/// Answers to a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones if there is no answer.
+    /// Status of the batch, or all ones if there is no answer.
     pub status: u32,
     /// Number of completed operations.
     pub done: u32,
@@ -208,7 +209,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Parses the answers written by the device.
+    /// Parses the answers that the device has written.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
         let Ok((header, mut rest)) = AnswerHeader::read_from_prefix(bytes) else {
@@ -222,14 +223,14 @@ impl Reply {
         Self { status: header.status, done: header.done, answers }
     }
 
-    /// Returns the value of the last operation.
+    /// Returns the value of the last answer.
     ///
     /// # Panics
-    /// Panics unless all operations are done.
+    /// Panics unless all operations were completed.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");
-        self.answers.last().expect("an answer").1
+        self.answers.last().expect("there are no answers").1
     }
 }
 
@@ -237,8 +238,8 @@ impl Reply {
 mod tests {
     use super::*;
 
-    /// Returns a configuration space with capabilities at 0x40 (power management) and 0x48 (another vendor's), followed
-    /// by `last`.
+    /// Returns a configuration space with two capabilities of other types, at 0x40 and 0x48, followed by the capability
+    /// at `last`.
     fn config(last: u8) -> Vec<u8> {
         let mut config = vec![0; 256];
         config[CAPABILITIES] = 0x41;
@@ -254,9 +255,9 @@ mod tests {
         config[0xec..0xf0].copy_from_slice(&[CAPABILITY_ID, 0, 20, 3]);
         config[0xf0..0xf4].copy_from_slice(&SIGNATURE.to_le_bytes());
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
-        let found = capability(&config).expect("a capability");
+        let found = capability(&config).expect("there is no capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // Configuration space may be truncated, as in an unprivileged read.
+        // Configuration space may be truncated if it is read without privileges.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 

@@ -22,18 +22,18 @@ const SECTIONS: [&Section; 11] = [
     &query::SECTION,
 ];
 
-/// Maximum width of comments in the header, in columns.
+/// Maximum width of comments in columns.
 const MAX_COLUMNS: usize = 100;
 
-/// Returns the header's text.
+/// Returns the text of the header.
 #[must_use]
 pub fn header() -> String {
     let mut text = String::from(concat!(
         "// SPDX-License-Identifier: GPL-2.0-only OR MIT\n",
         "/*\n",
-        " * The interface between a guest's driver and gpu-mediator. Generated from pv/src/abi.rs by\n",
+        " * Interface between a guest driver and gpu-mediator. Generated from pv/src/abi.rs by\n",
         " *   cargo run -p pv --example header\n",
-        " * docs/design/paravirtual.md describes how it is used.\n",
+        "  * docs/design/paravirtual.md describes its use.\n",
         " */\n",
         "#ifndef GPU_MEDIATOR_ABI_H\n",
         "#define GPU_MEDIATOR_ABI_H\n\n",
@@ -69,17 +69,17 @@ pub fn header() -> String {
 }
 
 impl Section {
-    /// Returns the section's path below [`crate::abi`].
+    /// Returns the path of the section below [`crate::abi`].
     fn module(&self) -> &'static str {
         let path = self.path.strip_prefix("pv::abi").unwrap_or(self.path);
         path.strip_prefix("::").unwrap_or(path)
     }
 
-    /// Returns the prefix of the section's constant names.
+    /// Returns the prefix of C names in the section.
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
-            // Avoid a clash with the register of the same name.
+            // Avoid a conflict with the register of the same name.
             "Status" => "GMPV_RESULT_".to_owned(),
             module => format!("GMPV_{}_", module.replace("::", "_").to_uppercase()),
         }
@@ -96,7 +96,7 @@ impl Structure {
     }
 }
 
-/// Converts a name to its C form: keeps upper case, and converts camel case to snake case.
+/// Converts camel case to snake case. Upper-case names are not changed.
 fn snake(name: &str) -> String {
     if !name.contains(char::is_lowercase) {
         return name.to_owned();
@@ -115,13 +115,13 @@ fn c_type(ty: &str) -> &'static str {
     match ty {
         "u8" => "__u8",
         "u16" => "__le16",
-        // C has no signed little-endian type; signed numbers are in two's complement.
+        // C has no signed little-endian type. Signed numbers use two's complement.
         "u32" | "i32" => "__le32",
         _ => "__le64",
     }
 }
 
-/// Returns the first sentence of a doc comment in `module`, with names converted to their C form.
+/// Returns the first sentence of a doc comment in `module`, in which names are converted to C names.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));
@@ -139,7 +139,7 @@ fn sentence(doc: &[&str], module: &str) -> String {
     plain
 }
 
-/// Returns the C name of `path` as used in `module`.
+/// Returns the C name of `path` in `module`.
 fn resolve(path: &str, module: &str) -> Option<String> {
     let mut module: Vec<_> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut path = path;

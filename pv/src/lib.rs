@@ -1,13 +1,13 @@
-//! The paravirtual interface through which a driver in a virtual machine communicates with the mediator.
+//! Paravirtual interface between a driver in a virtual machine and the mediator.
 //!
-//! Modules and types:
-//! - [`abi`]: the binary format shared by guest and mediator
-//! - [`Batch`]: decodes bytes into validated, typed operations ([`Op`]), and collects their [`Answers`]
-//! - [`Tables`]: the typed page tables that the mediator keeps for a virtual machine
-//! - [`guest`]: batches and answers from a guest driver's point of view
-//! - [`header()`]: generates a C header from [`abi`] for guest drivers
+//! Contents:
+//! - [`abi`]: the binary interface between the guest and the mediator
+//! - [`Batch`]: decodes bytes into validated, typed operations ([`Op`]); [`Answers`] contains their results
+//! - [`Tables`]: typed page tables that the mediator maintains for a virtual machine
+//! - [`guest`]: builds batches and parses answers, as a guest driver does
+//! - [`header()`]: generates the C header of [`abi`] for guest drivers
 //!
-//! The crate uses no I/O, threads or clocks.
+//! The crate performs no I/O, and does not use threads or clocks.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -31,7 +31,7 @@ mod fuzz;
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    reason = "a model of small numbers, for tests"
+    reason = "the numbers in the test model are small"
 )]
 mod model;
 

@@ -1,5 +1,5 @@
-//! A model for checking the code, for tests and fuzzing: the binary format, decoded by hand ([`wire`]), the tables as
-//! seen by a guest ([`tables`]), and a guest controlled by input bytes ([`machine`]).
+//! A model to check the code under test, for tests and fuzzing: the binary format, decoded manually ([`wire`]), the
+//! tables as seen by a guest ([`tables`]), and a guest controlled by input bytes ([`machine`]).
 
 pub(crate) mod machine;
 pub(crate) mod tables;

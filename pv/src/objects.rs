@@ -1,16 +1,16 @@
-//! The page tables that the mediator keeps for a virtual machine.
+//! Page tables that the mediator maintains for a virtual machine.
 //!
-//! Invariants, regardless of the guest's requests:
-//! - A directory entry is empty, or refers to a small-page table and a large-page table in the matching fields. Only
-//!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
-//!   two links.
-//! - A table exists exactly as long as its handle, a directory entry, or the address space of an instance block refers
-//!   to it. A new table is empty. A removed table is unreadable, and is reported as written.
-//! - The total size of all existing tables, which does not depend on their contents, does not exceed the limit.
+//! Invariants, which hold for all guest requests:
+//! - A directory entry is either empty, or refers to a small-page table, a large-page table, or both, in the fields of
+//!   the same type. Only [`Tables::set`] writes these entries. Directories are never used as tables, so a chain of
+//!   references consists of at most two links.
+//! - A table exists as long as a handle, a directory entry, or the address space of an instance block refers to it. A
+//!   new table is empty. A removed table is unreadable, and is reported as written.
+//! - The total size of all tables is within the limit. It does not depend on their contents.
 //!
-//! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
-//! (`shadow-pt`) therefore reads and follows these tables like those kept by the guest itself, and validates each of
-//! their entries. This crate only checks types, and translates nothing.
+//! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. Therefore, a page
+//! table walker (`shadow-pt`) reads and walks these tables in the same way as tables in guest VRAM, and validates all
+//! of their entries. This crate only checks types, and does not translate entries.
 
 mod contents;
 mod saved;
@@ -27,10 +27,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use zerocopy::little_endian::U64;
 
-/// Distance in bytes between two tables in table space: the size of the largest table.
+/// Distance between the addresses of consecutive tables in bytes, which is the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Maximum number of instance blocks bound to directories of these tables. It exceeds a card's number of channels,
-/// because blocks are bound before they are used.
+/// Maximum number of instance blocks bound to directories of these tables. Exceeds the card's number of channels,
+/// because instance blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
 /// There is no table at this address.
@@ -38,7 +38,7 @@ pub const MAX_BINDINGS: usize = 1024;
 #[error("there is no table at this address")]
 pub struct NoTable;
 
-/// Object counts.
+/// Numbers and sizes of tables and bindings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of page directories.
@@ -47,15 +47,15 @@ pub struct Counts {
     pub small: u64,
     /// Number of 128 KiB page tables.
     pub large: u64,
-    /// Total size of all tables in bytes, which counts towards the limit.
+    /// Total size of all tables in bytes, to which the limit applies.
     pub bytes: u64,
-    /// Host memory for the contents of the tables, in bytes.
+    /// Host memory used for the contents of tables, in bytes.
     pub resident_bytes: u64,
-    /// Number of instance blocks bound to a directory.
+    /// Number of instance blocks that are bound to a directory.
     pub bindings: u64,
 }
 
-/// The page tables of a virtual machine.
+/// Page tables of a virtual machine.
 #[derive(Debug)]
 pub struct Tables {
     limit: u64,
@@ -67,7 +67,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates an empty set of tables. `base` is the end of guest VRAM; table space starts at the next multiple of
+    /// Creates a state without tables. `base` is the end of guest VRAM; table space starts at the next multiple of
     /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
@@ -75,7 +75,7 @@ impl Tables {
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns true if `address` is in table space, even if there is no table at the address.
+    /// Returns true if `address` is in table space, even if it is not the address of a table.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -84,7 +84,7 @@ impl Tables {
     /// Creates an empty table.
     ///
     /// # Errors
-    /// Returns [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is exceeded.
+    /// Returns [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit would be exceeded.
     pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
         let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
         let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
@@ -93,7 +93,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Frees the handle. The table is freed once there are no other references to it.
+    /// Frees a handle. Its table is freed once nothing else refers to it.
     ///
     /// # Errors
     /// Returns [`Status::NoObject`] if the table does not exist.
@@ -106,7 +106,7 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. In this
     /// case, the entry is unchanged.
     pub fn set(
         &mut self,
@@ -127,7 +127,7 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Add new references before removing old ones, so that a table in both the old and the new entry stays alive.
+        // Add new references before removing previous ones, so that a table in both entries remains referenced.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -136,16 +136,16 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table, each greater than the previous one by `step`, modulo 2^64.
+    /// Writes `count` entries of a table. Each entry is greater than the preceding one by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. In this
     /// case, no entry is written.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
 
-    /// Writes entries of a table.
+    /// Writes a list of entries of a table.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -162,11 +162,11 @@ impl Tables {
         self.write(table, first, count, |_| 0)
     }
 
-    /// Binds the address space of an instance block to the directory, replacing any other directory.
+    /// Binds the address space of an instance block to a directory. Replaces a previous binding.
     ///
     /// # Errors
-    /// Returns [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block outside guest VRAM; or
-    /// [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
+    /// Returns [`Status::NoObject`] or [`Status::WrongType`] if the directory is invalid, [`Status::Range`] if the
+    /// block is outside guest VRAM, or [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
         if self.contains(instance) {
@@ -182,7 +182,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Restores the own directory of an instance block's address space. Returns true if another directory was bound.
+    /// Unbinds the address space of an instance block, which then uses the directory in the block. Returns true if it
+    /// was bound.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -205,16 +206,16 @@ impl Tables {
         Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
     }
 
-    /// Reads from table space.
+    /// Reads table space.
     ///
     /// # Errors
-    /// Returns an error if the range is not within one table. In this case, `data` is unchanged.
+    /// Returns an error if the range is not within a single table. In this case, `data` is unchanged.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
 
-    /// Calls `each` with the address and size of each range of table space that may have changed since the last call:
-    /// maximal runs of contiguous 4 KiB pages, in order.
+    /// Calls `each` with the address and size in bytes of every table space range that may have changed since the last
+    /// call. Ranges are in ascending order, and adjacent 4 KiB pages are merged.
     pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
         self.slots.take_written(each);
     }
@@ -233,7 +234,7 @@ impl Tables {
         self.used = 0;
     }
 
-    /// Returns the object counts.
+    /// Returns the numbers and sizes of tables and bindings.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { bytes: self.used, bindings: self.bindings.len() as u64, ..Counts::default() };
@@ -249,14 +250,14 @@ impl Tables {
         counts
     }
 
-    /// Returns the table of a handle, if `wanted` returns true for its type.
+    /// Returns the slot of a handle's table, if `wanted` returns true for its type.
     fn of_kind(&self, table: TableId, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Status> {
         let slot = *self.handles.get(&table).ok_or(Status::NoObject)?;
         let object = self.slots.get(slot).ok_or(Status::NoObject)?;
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns a table's address in the format of directory entries.
+    /// Returns the address of a table in the format of directory entries.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -283,7 +284,7 @@ impl Tables {
         }
     }
 
-    /// Removes the references of a directory entry, whose tables contain no references themselves.
+    /// Removes the references of a directory entry. Its tables do not refer to other tables.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

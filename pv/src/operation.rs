@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! This module performs the checks that depend on the operation alone. The executor performs those that depend on the
-//! virtual machine: its handles, its channels, and the end of its VRAM.
+//! This module performs all checks that depend only on the operation. The executor performs the checks that depend on
+//! the virtual machine: its handles, its channels, and the end of its VRAM.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,
@@ -13,12 +13,12 @@ use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_E
 use std::num::NonZeroU32;
 use zerocopy::little_endian::{U32, U64};
 
-/// A guest's page table handle.
+/// Guest's handle of a page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId(pub NonZeroU32);
 
 impl TableId {
-    /// Converts a handle; `None` for 0, which is not a handle.
+    /// Converts a handle. Returns `None` for 0, which is not a valid handle.
     #[must_use]
     pub const fn new(handle: u32) -> Option<Self> {
         match NonZeroU32::new(handle) {
@@ -28,7 +28,7 @@ impl TableId {
     }
 }
 
-/// Type of a page table, a value in [`kind`].
+/// Type of a page table: a value of [`kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A page directory.
@@ -43,7 +43,7 @@ impl Kind {
     /// All types.
     pub const ALL: [Self; 3] = [Self::Directory, Self::Small, Self::Large];
 
-    /// Returns the number of entries in a table.
+    /// Returns the number of entries of a table.
     #[must_use]
     pub const fn entries(self) -> u32 {
         match self {
@@ -73,10 +73,10 @@ impl Kind {
     }
 }
 
-/// Subject of an [`Op::Query`], a value in [`query`].
+/// Value that an [`Op::Query`] requests: a value of [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-#[expect(missing_docs, reason = "as the constants of the same names")]
+#[expect(missing_docs, reason = "documented at the constants of the same names")]
 pub enum Question {
     Vram = query::VRAM,
     Quota = query::QUOTA,
@@ -105,25 +105,28 @@ impl Question {
     ];
 }
 
-/// Query or change of a segment, a value in [`share::control`].
+/// Query or change of a segment: a value of [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// Query the segment's size in bytes.
+    /// Queries the segment's size in bytes.
     Size,
-    /// Query the number of address spaces to which the segment is attached.
+    /// Queries the number of address spaces to which the segment is attached.
     Attached,
-    /// Query the segment's mode.
+    /// Queries the segment's mode.
     Mode,
-    /// Set the segment's mode to a combination of [`share::mode`].
+    /// Sets the segment's mode to a combination of [`share::mode`].
     SetMode(u32),
-    /// Remove the segment's key.
+    /// Removes the segment's key.
     Remove,
 }
 
-/// An operation; [`op`] describes each code. Channel numbers are the guest's. The existence of channels, and guest VRAM
-/// addresses, have not been checked yet.
+/// An operation, as described at its code in [`op`]. Channel numbers are the guest's. The existence of channels and the
+/// bounds of guest VRAM have not been checked yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
+#[expect(
+    missing_docs,
+    reason = "documented at the structures of the same names, which follow the headers of operations"
+)]
 pub enum Op<'a> {
     TableCreate { table: TableId, kind: Kind },
     TableDestroy { table: TableId },
@@ -154,7 +157,7 @@ pub enum Op<'a> {
 pub(crate) enum Fault {
     /// The whole batch is malformed.
     Structure(Problem),
-    /// A value is invalid. The status is the answer to the operation.
+    /// A value is invalid. The operation is rejected with this status.
     Value(Status),
 }
 
@@ -171,7 +174,7 @@ impl From<Status> for Fault {
 }
 
 impl<'a> Op<'a> {
-    /// Decodes an operation. Checks its structure before its values.
+    /// Decodes an operation. Checks the structure before the values.
     pub(crate) fn decode(raw: RawOp<'a>) -> Result<Self, Fault> {
         let handle = raw.handle;
         Ok(match raw.code {
@@ -303,22 +306,22 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Converts the handle of the operation's table.
+/// Converts the handle of an operation's table.
 fn table(handle: u32) -> Result<TableId, Status> {
     TableId::new(handle).ok_or(Status::NoObject)
 }
 
-/// Checks that a value is 0.
+/// Checks that a reserved value is 0.
 fn zero(value: u32) -> Result<(), Status> {
     if value == 0 { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// Validates an instance block address.
+/// Validates the address of an instance block.
 fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks that ranges consist of whole words, and that the size is permitted in a single operation.
+/// Checks that ranges consist of 32-bit words, and that their size is within the limit of an operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);
@@ -327,7 +330,7 @@ fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if whole { Ok(()) } else { Err(Status::Invalid) }
 }
 
-/// Validates a segment's mode.
+/// Validates the mode of a segment.
 fn rights(mode: u32) -> Result<u32, Status> {
     zero(mode & !(share::mode::READ | share::mode::WRITE))?;
     Ok(mode)

@@ -24,7 +24,7 @@ pub(crate) struct Structure {
     pub(crate) fields: &'static [Field],
 }
 
-/// Description of a structure's field.
+/// Description of a structure field.
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) ty: &'static str,

@@ -1,5 +1,5 @@
-//! Tests that `shadow-pt` reads a paravirtual guest's tables like those of any other guest. Some of the entries reach
-//! the card, and others are rejected.
+//! Tests that `shadow-pt` processes the tables of a paravirtual guest in the same way as those of other guests. Some
+//! entries take effect on the card, and others are denied.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// Card address of guest VRAM.
+/// VRAM address of guest VRAM.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -18,7 +18,7 @@ const DIRECTORY: u32 = 1;
 const SMALL_TABLE: u32 = 2;
 const LARGE_TABLE: u32 = 3;
 
-/// Grants for a guest without RAM whose VRAM is contiguous.
+/// Granted memory of a guest without RAM. Its VRAM is contiguous.
 struct Grants;
 
 impl Frames for Grants {
@@ -31,7 +31,7 @@ impl Frames for Grants {
     }
 }
 
-/// A guest whose only readable memory is table space.
+/// A guest in which only table space is readable.
 struct Guest<'a>(&'a Tables);
 
 impl GuestMemory for Guest<'_> {
@@ -66,7 +66,7 @@ impl Card {
     }
 }
 
-/// A guest with one address space, and the part of a mediator that handles its flushes.
+/// A guest with an address space, and the code of a mediator that handles its flushes.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,
@@ -93,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// Flushes, and returns the number of rejected entries by reason.
+    /// Handles a flush, and returns the number of denied entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };
@@ -102,7 +102,7 @@ impl Rig {
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.count_of(reason))
     }
 
-    /// Translates a GPU virtual address to a card address.
+    /// Translates a GPU virtual address to a VRAM address.
     fn walk(&self, address: GpuVa) -> Option<u64> {
         let directory = self.spaces.directory(self.space)?;
         let pde = self.card.entry(directory.0, address.0 >> 27);
@@ -171,7 +171,7 @@ fn removed_table_maps_nothing_and_successor_only_its_entries() {
         rig.flush();
         rig.tables.destroy(id(SMALL_TABLE)).unwrap();
         rig.flush();
-        assert_eq!(rig.walk(at(1, PAGE)), Some(ON_CARD + 0x2000), "the directory still refers to it");
+        assert_eq!(rig.walk(at(1, PAGE)), Some(ON_CARD + 0x2000), "the directory still refers to the table");
         rig.tables.set(id(DIRECTORY), 1, None, None).unwrap();
         rig.tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
         rig.tables.set(id(DIRECTORY), 1, Some(id(SMALL_TABLE)), None).unwrap();
@@ -179,7 +179,7 @@ fn removed_table_maps_nothing_and_successor_only_its_entries() {
         rig.flush();
         assert_eq!((rig.walk(at(0, PAGE)), rig.walk(at(1, PAGE))), (None, Some(ON_CARD + 0x9000)));
         rig.tables.clear();
-        assert_eq!(rig.flush(), [0, 1, 0], "there is no directory");
+        assert_eq!(rig.flush(), [0, 1, 0], "the directory no longer exists");
         assert_eq!(rig.walk(at(1, PAGE)), None);
     }
 }

@@ -79,7 +79,7 @@ pub enum ReadError {
     #[error("{0} bytes follow the last section of the saved state")]
     Behind(usize),
     /// A section's checksum is wrong.
-    #[error("section `{name}` of {of} is damaged, or comes from another file: its checksum is wrong")]
+    #[error("section `{name}` of {of} is corrupt, or comes from another file: its checksum is wrong")]
     Sum {
         /// Name of the part.
         name: String,

@@ -29,7 +29,7 @@
 //!
 //! # Versions
 //! A program reads and writes each part in its current and previous versions: [`Part::Before`] is the previous version.
-//! The newer of two consecutive programs therefore performs all conversions, in both directions, and the older program
+//! Therefore, the newer of two consecutive programs performs all conversions, in both directions, and the older program
 //! need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust

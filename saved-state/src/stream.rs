@@ -59,7 +59,7 @@ pub enum StreamError {
     #[error("the saved VM claims a header of {0} bytes; the maximum is {HEAD_MAX}")]
     Head(u64),
     /// A checksum is wrong.
-    #[error("the saved VM is damaged, or combined from two files: the checksum at byte {0} is wrong")]
+    #[error("the saved VM is corrupt, or combined from two files: the checksum at byte {0} is wrong")]
     Sum(u64),
     /// A piece is too long or empty.
     #[error("the saved VM claims a piece of {0} bytes of memory; must be from 1 to {PIECE_MAX}")]

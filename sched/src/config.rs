@@ -182,9 +182,9 @@ pub struct ConfigError {
     pub name: &'static str,
     /// Value of the setting.
     pub value: u64,
-    /// Lower bound.
+    /// Minimum valid value.
     pub least: u64,
-    /// Upper bound.
+    /// Maximum valid value.
     pub most: u64,
 }
 

@@ -155,7 +155,7 @@ impl EngineState {
         Some(self.aside.remove(at))
     }
 
-    /// Removes the deferred submissions for which `gone` is true.
+    /// Removes the deferred submissions that satisfy `gone`.
     pub(crate) fn drop_aside(&mut self, gone: impl Fn(&Flight) -> bool) -> Vec<Flight> {
         self.aside.extract_if(.., |flight| gone(flight)).collect()
     }
@@ -168,7 +168,7 @@ impl EngineState {
         flight
     }
 
-    /// Removes the first submission for which `gone` is true, at `now`. Returns it and its engine time in ns. Only the
+    /// Removes the first submission that satisfies `gone`, at `now`. Returns it and its engine time in ns. Only the
     /// running submission has used engine time.
     pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(gone)?;

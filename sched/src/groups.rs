@@ -107,7 +107,7 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member was told to return the card, and has not returned it yet.
+    /// The member was requested to return the card, and has not returned it yet.
     Closing {
         since: Nanos,
         /// True if the member was reported for exceeding its limit.
@@ -189,7 +189,7 @@ struct Group {
     sample: Option<Sample>,
     /// Time of the last decision about the members' gates.
     updated: Nanos,
-    /// Time since which at most one gate has been open.
+    /// Start of the current period in which at most one gate has been open.
     single_since: Option<Nanos>,
     /// True if the turn must end when its only working member waits for a result. No other gate opens until the turn
     /// ends.
@@ -250,7 +250,24 @@ impl GroupTurns {
         Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
     }
 
-    /// Adds a tenant without a group. Does not change an existing tenant.
+    /// Returns a copy of the scheduler in which all turns have ended at `now`, for the next owner of the card. Groups
+    /// and the balances of their members begin again with that owner.
+    #[must_use]
+    pub fn at_rest(&self, now: Nanos) -> Scheduler {
+        self.turns.at_rest(now, |tenant| group_of(tenant).is_none())
+    }
+
+    /// Continues with the accounts of an earlier owner. See [`Turns::continue_from`].
+    pub fn continue_from(&mut self, scheduler: Scheduler, now: Nanos) {
+        self.turns.continue_from(scheduler, now);
+    }
+
+    /// Forgets the accounts of an earlier owner's tenant, unless the tenant was added.
+    pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
+        self.turns.forget(tenant, now);
+    }
+
+    /// Adds a tenant without a group. An existing tenant keeps its state.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) || group_of(tenant).is_some() {
             return;
@@ -545,7 +562,7 @@ impl GroupTurns {
                 };
                 match order {
                     Order::Overdue { ran_ns, .. } => self.overdue(id, ran_ns),
-                    Order::Yield(_) => self.ask_member_to_yield(id),
+                    Order::Yield(of) => self.ask_member_to_yield(id, of),
                     Order::Grant(_) => {
                         if let Some(group) = self.groups.get_mut(&id) {
                             group.yields = false;
@@ -558,14 +575,16 @@ impl GroupTurns {
         }
     }
 
-    /// Ends a group's turn as soon as its program waits for a result, if only one member has work. If several members
-    /// have work, they use the card together, so the group keeps its slices.
-    fn ask_member_to_yield(&mut self, id: GroupId) {
+    /// Ends a group's turn as soon as its program waits for a result, if only one member works. If several members
+    /// work, they use the whole card together, so the group keeps its slices.
+    fn ask_member_to_yield(&mut self, id: GroupId, of: TenantId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
         if let ([tenant], Some(group)) = (open.as_slice(), self.groups.get_mut(&id)) {
             group.yields = true;
             self.orders.push(Order::Yield(*tenant));
+        } else {
+            self.turns.has_several_members(of);
         }
     }
 

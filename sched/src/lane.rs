@@ -124,7 +124,7 @@ impl Lane {
         }
     }
 
-    /// Removes the queued submissions for which `gone` is true, and returns them.
+    /// Removes the queued submissions that satisfy `gone`, and returns them.
     pub(crate) fn drop_queued(&mut self, vgpu: TenantId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let Some(member) = self.members.get_mut(&vgpu) else { return Vec::new() };
         let (dropped, kept): (Vec<_>, Vec<_>) = member.queue.drain(..).partition(&gone);

@@ -58,7 +58,7 @@ impl Default for VgpuParams {
     }
 }
 
-/// Largest weight.
+/// Maximum weight.
 pub const WEIGHT_MAX: u32 = 10_000;
 
 impl VgpuParams {

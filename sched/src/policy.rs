@@ -70,9 +70,9 @@ impl<'a> View<'a> {
 /// A vGPU's account in a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// Remaining budget; negative if overdrawn, and 0 for policies without budgets.
+    /// Remaining budget. Negative if overdrawn, and 0 for policies without budgets.
     pub credit: i64,
-    /// Use in excess of the vGPU's share; negative for a use below the share, and 0 for policies without this value.
+    /// Use in excess of the vGPU's share. Negative if below the share, and 0 for policies without this value.
     pub beyond: i64,
 }
 

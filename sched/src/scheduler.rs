@@ -179,6 +179,14 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
+    /// Returns two values that change with the accounts: the number of strikes of all vGPUs, and the busy time of all
+    /// engines in ns.
+    #[must_use]
+    pub fn strikes_and_use(&self) -> (u64, u64) {
+        let strikes = self.vgpus.values().map(|vgpu| u64::from(vgpu.strikes)).sum();
+        (strikes, Engine::ALL.into_iter().fold(0, |sum: u64, engine| sum.saturating_add(self.busy(engine))))
+    }
+
     /// Returns a vGPU's account in the policy, for an engine.
     #[must_use]
     pub fn standing(&self, vgpu: TenantId, engine: Engine) -> Standing {

@@ -164,7 +164,7 @@ pub enum TraceError {
     Line {
         /// Line number, starting at 1.
         line: usize,
-        /// Parser's error.
+        /// Error of the parser.
         source: serde_json::Error,
     },
     /// The record has a different format version.

@@ -21,13 +21,16 @@
 //!
 //! The module has no I/O and no threads. Callers pass the time.
 
+mod filling;
 mod reserved;
+mod saved;
 
 use crate::trace::{MemoryMove, Recording};
 use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
+use filling::Filling;
 use reserved::NextSlice;
 use std::collections::BTreeMap;
 
@@ -97,9 +100,9 @@ struct Slice {
     turn_since: Nanos,
     /// Time at which the turn was recalled, or `None`.
     recalled: Option<Nanos>,
-    /// True if the turn reached its minimum length and was then checked for being cut short.
-    weighed: bool,
-    /// True if the turn was reserved and its gate has not opened yet. Such a turn is not cut short.
+    /// Time at which it was last checked whether to cut the turn short for a tenant of a better latency class.
+    weighed: Option<Nanos>,
+    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
     waits: bool,
     /// State of the overrun, or `None` if the slice does not overrun.
     overrun: Option<Overrun>,
@@ -107,6 +110,7 @@ struct Slice {
     compared: Option<Nanos>,
     /// True if the tenant was asked to return the turn as soon as its program waits for a result.
     yields: bool,
+    filling: Filling,
     /// True if a strike was counted for the slice.
     struck: bool,
 }
@@ -119,11 +123,12 @@ impl Slice {
             since: now,
             turn_since: now,
             recalled: None,
-            weighed: false,
+            weighed: None,
             waits: false,
             overrun: None,
             compared: None,
             yields: false,
+            filling: Filling::Unknown,
             struck: false,
         }
     }
@@ -154,6 +159,8 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and start only after they were reserved.
     offers: bool,
+    /// True if the tenant had queued work at the end of its last slice.
+    fills: bool,
     /// Time of the last offer. Cleared when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
     /// Time of the last offer that prevents offers to others, if the tenant has had no turn since.
@@ -307,7 +314,10 @@ impl Turns {
             return;
         }
         self.members.insert(tenant, Member::default());
-        self.event(now, Event::Added { vgpu: tenant, params });
+        // The tenant may have an account of an earlier owner.
+        let is_known = self.scheduler.params(tenant).is_some();
+        let added = Event::Added { vgpu: tenant, params };
+        self.event(now, if is_known { Event::Changed { vgpu: tenant, params } } else { added });
     }
 
     /// Removes a tenant and its work.
@@ -382,6 +392,10 @@ impl Turns {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         (member.wants, member.offered) = (more, None);
         let slice = member.slice.take();
+        let before = member.fills;
+        let fills = more && slice.is_some_and(|slice| self.fills(&slice, before, now));
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.fills = fills;
         match (slice, member.queued) {
             (None, Some(ticket)) if !more => {
                 member.queued = None;
@@ -436,11 +450,12 @@ impl Turns {
     /// Advances time. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
-        let over = |slice: &Slice| slice.continues() && now.since(slice.since) >= self.config.slice_ns;
+        self.ask_near_end(now);
+        let over = |holder: TenantId, slice: &Slice| slice.continues() && self.slice_end(holder, slice) <= now;
         let due: Vec<_> = self
             .members
             .iter()
-            .filter(|(_, m)| m.slice.as_ref().is_some_and(over))
+            .filter(|&(&holder, m)| m.slice.as_ref().is_some_and(|slice| over(holder, slice)))
             .map(|(&tenant, _)| tenant)
             .collect();
         for tenant in due {
@@ -553,17 +568,16 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Reconsiders cutting short the turns that had not reached their minimum length when a tenant of a better class
-    /// queued work.
+    /// Cuts turns short for queued tenants of a better latency class. When such a tenant queued its work, the turn may
+    /// have been too short, or the tenant above its share.
     fn weigh(&mut self, now: Nanos) {
-        let least = self.config.least_ns;
-        let mut any = false;
-        for slice in self.members.values_mut().filter_map(|member| member.slice.as_mut()) {
-            if !slice.weighed && !slice.waits && now.since(slice.turn_since) >= least {
-                (slice.weighed, any) = (true, true);
+        let due: Vec<TenantId> = self.weighings().filter(|(_, at)| *at <= now).map(|(tenant, _)| tenant).collect();
+        for tenant in &due {
+            if let Some(slice) = self.members.get_mut(tenant).and_then(|member| member.slice.as_mut()) {
+                slice.weighed = Some(now);
             }
         }
-        if any {
+        if !due.is_empty() {
             let queued: Vec<_> = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| t).collect();
             for tenant in queued {
                 self.cut_short(tenant, now);
@@ -571,21 +585,27 @@ impl Turns {
         }
     }
 
-    /// Returns the time at which a turn reaches its minimum length while a tenant of a better class waits.
-    fn next_weighing(&self) -> Option<Nanos> {
-        let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
-        let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
-        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| slice.continues() && !slice.weighed);
-        slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
+    /// Returns the times of the next checks whether to cut turns short, while a tenant of a better class is waiting.
+    fn weighings(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
+        let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min();
+        let least = self.config.least_ns;
+        self.members.iter().filter_map(move |(&tenant, member)| {
+            let slice = member.slice.filter(Slice::continues)?;
+            let is_worse = self.class(tenant) > best?;
+            let again = slice.weighed.map_or(Nanos::default(), |at| at.after(least));
+            is_worse.then(|| (tenant, slice.turn_since.after(least).max(again)))
+        })
     }
 
     /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
-        let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
+        let slices = || self.members.iter().filter_map(|(&holder, member)| Some((holder, member.slice?)));
+        let ends =
+            slices().filter(|(_, slice)| slice.continues()).map(|(holder, slice)| self.slice_end(holder, &slice));
+        let ends = ends.chain(slices().filter_map(|(holder, slice)| self.asks_at(holder, &slice)));
         let comparisons = self.members.values().filter_map(|member| self.comparison(&member.slice?));
-        let ends = ends.chain(comparisons).chain(self.next_weighing());
+        let ends = ends.chain(comparisons).chain(self.weighings().map(|(_, at)| at));
         ends.chain(self.next_overrun()).chain(self.scheduler.next_wakeup()).min()
     }
 
@@ -632,7 +652,8 @@ impl Turns {
             steps.into_iter().for_each(|(event, decisions)| recording.note(now, event, &decisions));
         }
         if let Some(member) = self.members.get_mut(&tenant) {
-            member.slice = Some(Slice { ticket, since: now, compared: Some(now), yields: false, ..slice });
+            let filling = Filling::Unknown;
+            member.slice = Some(Slice { ticket, since: now, compared: Some(now), yields: false, filling, ..slice });
         }
         self.requeue_postponed(now);
         true
@@ -718,6 +739,8 @@ fn gating(config: Config) -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..config }
 }
 
+#[cfg(test)]
+mod continued;
 #[cfg(test)]
 mod offers;
 #[cfg(test)]

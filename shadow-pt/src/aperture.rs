@@ -1,35 +1,36 @@
-//! Translates guest accesses through BAR1 and BAR3 with a software page walk.
+//! Translates guest accesses through BAR1 and BAR3 with a software page table walk.
 
 use crate::{GuestMemory, Place};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture; a power of two. They cover 2 MiB, more than a driver uses at a time.
+/// Number of cached translations per aperture, a power of two. They cover 2 MiB, which is more than a driver uses at a
+/// time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// The memory at an aperture offset.
+/// Memory at an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address of the byte, not validated against the guest's memory.
+    /// Guest address of the byte. It is not checked against the guest's memory size.
     pub place: Place,
-    /// Number of bytes from this address to the end of the 4 KiB page.
+    /// Number of bytes from the address to the end of its 4 KiB page.
     pub bytes: u64,
-    /// True if the guest may write to the page.
+    /// True if the page is writable for the guest.
     pub writable: bool,
 }
 
-/// Reasons why an aperture access faults, with the numbers of the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Reason why an aperture access faults, numbered like the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
-    /// The aperture has no instance block, or the block is unreadable.
+    /// The aperture has no instance block, or the instance block is unreadable.
     Unbound,
-    /// The offset is beyond the instance block's limit.
+    /// The offset exceeds the instance block's limit.
     Limit,
     /// The directory entry does not refer to a table, or the table is unreadable.
     Pde,
-    /// The offset is beyond the end of a shortened table.
+    /// The offset is beyond the end of a table of reduced size.
     PdeSize,
     /// The entry is invalid, or refers to peer memory.
     Pte,
@@ -43,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of aperture byte `offset`, which must be in the page of this cache entry.
+    /// Returns the mapping of aperture byte `offset`, which must be in the page of this slot.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -51,7 +52,7 @@ impl Slot {
     }
 }
 
-/// Returns the cache index for the page of byte `offset`.
+/// Returns the slot for the page that contains byte `offset`.
 fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
@@ -63,11 +64,11 @@ struct Space {
     limit: u64,
 }
 
-/// Translates one aperture, using a direct-mapped cache of fixed size.
+/// Translates accesses through one aperture. Uses a direct-mapped cache.
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that overrides the one in the instance block.
+    /// Directory to use instead of the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -80,13 +81,14 @@ impl Default for ApertureTlb {
 }
 
 impl ApertureTlb {
-    /// Creates an aperture without an instance block.
+    /// Creates an aperture that has no instance block.
     #[must_use]
     pub fn new() -> Self {
         Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// Sets or removes the guest's instance block. `directory`, if given, overrides the directory in the block.
+    /// Sets or removes the guest's instance block. `directory`, if given, is used instead of the instance block's
+    /// directory.
     pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
         (self.instance, self.named) = (instance, directory);
         self.flush();
@@ -98,13 +100,13 @@ impl ApertureTlb {
         self.instance
     }
 
-    /// Drops all translations when the guest flushes its TLB.
+    /// Drops all cached translations. Called for guest TLB flushes.
     pub fn flush(&mut self) {
         self.space = None;
         self.slots.fill(None);
     }
 
-    /// Returns the guest's directory for this aperture, if the instance block is readable.
+    /// Returns the guest's directory for this aperture, or `None` if the instance block is unreadable.
     pub fn directory(&mut self, guest: &mut impl GuestMemory) -> Option<Place> {
         self.space(guest).ok().map(|space| space.directory)
     }
@@ -134,9 +136,9 @@ impl ApertureTlb {
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits `pages` pages of the aperture in order, starting at byte `start`. Passes each page's address according to
-    /// the guest's current tables, or `None` if an access would fault. `start` must be a multiple of 2 MiB. Reads the
-    /// tables in two parts of up to 4 KiB per 2 MiB, and bypasses the cache.
+    /// Calls `visit` for `pages` consecutive pages of the aperture, starting at byte `start`, which must be a multiple
+    /// of 2 MiB. Passes the address of each page according to the guest's current tables, or `None` if an access would
+    /// fault. Per 2 MiB, reads two blocks of up to 4 KiB from the tables. Does not use the cache.
     pub fn survey(
         &mut self,
         start: u64,
@@ -168,16 +170,16 @@ impl ApertureTlb {
     }
 }
 
-/// Number of 4 KiB pages whose small entries fill exactly one page.
+/// Number of 4 KiB pages whose small entries fill exactly one page of the table.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
 /// Same as [`BLOCK_PAGES`], as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of large entries that cover the same range.
+/// Number of large entries that cover the same address range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// Log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture; 0 where there is no table.
+/// The entries for 2 MiB of an aperture, which are 0 if there is no table.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -195,8 +197,7 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two, so a block is either entirely within the table or entirely beyond its
-        // end.
+        // Table sizes are powers of two, so a block is either entirely within the table or entirely beyond its end.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -212,7 +213,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns the address of a page within the 2 MiB.
+    /// Returns the address of page `number` within the 2 MiB.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =
@@ -240,8 +241,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the address and write permission of the guest page at `va`. Walks the tables like the hardware: a valid
-/// entry in the large-page table takes precedence over the small-page table.
+/// Returns the address and write permission of the guest page at `va`. Like the hardware, uses the small-page table
+/// only if the large-page table has no valid entry.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -254,11 +255,11 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // An unreadable table has no valid entries, just as in shadow tables.
+            // An unreadable table has no valid entries, as in shadow tables.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // A page's address is a multiple of its size. The virtual address selects the 4 KiB within a large
-                // page.
+                // Page addresses are aligned to the page size. The virtual address selects the 4 KiB page within a
+                // large page.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

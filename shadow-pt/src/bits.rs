@@ -1,9 +1,9 @@
-//! Sets of small numbers, up to 64 or 512.
+//! Sets of integers less than 64 or 512.
 
 /// Number of words in a [`Set512`].
 pub(crate) const WORDS: usize = 8;
 
-/// One bit for each of 512 entries or pages.
+/// A set with one bit for each of 512 entries or pages.
 pub(crate) type Set512 = [u64; WORDS];
 
 /// Returns the set that contains only `index`, which must be less than 64.
@@ -25,7 +25,7 @@ pub(crate) fn members(mut set: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Returns the members of a larger set, in ascending order.
+/// Returns the members of a [`Set512`], in ascending order.
 pub(crate) fn members512(set: &Set512) -> impl Iterator<Item = u32> {
     (0u32..).zip(*set).flat_map(|(word, set)| members(set).map(move |index| word.wrapping_mul(u64::BITS) | index))
 }

@@ -1,10 +1,11 @@
-//! Identifiers of address spaces, and ranges of guest memory.
+//! Address space identifiers, and ranges of guest memory.
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
 /// Maximum number of address spaces per VM: one per channel of the chip, and one per aperture.
 pub const MAX_SPACES: usize = 130;
-/// Number of index bits in a [`SpaceId`]. The other bits distinguish a space from earlier spaces with the same index.
+/// Number of index bits in a [`SpaceId`]. The remaining bits distinguish spaces that use the same index one after the
+/// other.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -12,14 +13,14 @@ const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 /// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRange {
-    /// VRAM: start address and length in bytes.
+    /// Guest VRAM: start address and length in bytes.
     Vram(GuestVramAddr, u64),
-    /// RAM: start address and length in bytes.
+    /// Guest RAM: start address and length in bytes.
     Ram(Gpa, u64),
 }
 
 impl GuestRange {
-    /// Returns a flag that is true for RAM, the start address, and the length in bytes.
+    /// Returns the start address and length in bytes, preceded by a flag that is true for RAM.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -28,23 +29,22 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. The identifier becomes invalid when the space is closed.
+/// Identifies an address space of a VM. The identifier becomes invalid when the address space is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    /// Creates a space identifier from a [generation](Self::generation_of) and an index, which must be less than
-    /// [`MAX_SPACES`].
+    /// Creates an identifier from a [generation](Self::generation_of) and an index less than [`MAX_SPACES`].
     pub(crate) const fn new(generation: u32, index: u32) -> Self {
         Self(generation | index)
     }
 
-    /// Returns the generation of the `count`-th space created.
+    /// Returns the generation of the `count`-th address space.
     pub(crate) const fn generation_of(count: u32) -> u32 {
         count.wrapping_shl(INDEX_BITS)
     }
 
-    /// Returns the generation, which distinguishes the space from earlier spaces with the same index.
+    /// Returns the generation, which distinguishes the address space from previous ones with the same index.
     pub(crate) const fn generation(self) -> u32 {
         self.0 & !INDEX_MASK
     }

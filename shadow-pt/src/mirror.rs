@@ -1,4 +1,4 @@
-//! Arrays of entries on the card. The process keeps a copy of the guest's entries and of the card's entries.
+//! Arrays of entries on the card, with host copies of the guest's entries and of the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,16 +8,16 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum distance between changed entries that are written in one run, including the entries in between.
+/// Maximum number of unchanged entries between two changed entries of the same run, which are also written.
 const GAP: usize = 8;
-/// Size in bytes of a page of entries, the unit of reading.
+/// Size of a page of entries in bytes. Tables are read in units of pages.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Number of entries in a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of entries compared at a time.
+/// Number of entries that are compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry as stored in memory.
+/// An entry in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// A run of changed entries. The flag is true if any entry has lost a permission.
@@ -27,7 +27,7 @@ pub(crate) struct Run {
     pub(crate) loses: bool,
 }
 
-/// Collects changed entries, in ascending order, into runs.
+/// Runs of changed entries, which are added in ascending order.
 #[derive(Debug, Default)]
 pub(crate) struct Runs(Vec<Run>);
 
@@ -47,12 +47,13 @@ impl Runs {
         self.0.is_empty()
     }
 
-    /// Returns the range from the first to the last changed entry of each run.
+    /// Returns the range of each run, from its first to its last changed entry.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes `entries` to the card's array at `card`: either the runs that lose permissions, or all other runs.
+    /// Writes `entries` to the array at `card`. Writes only the runs that lose permissions if `losing` is true,
+    /// otherwise all other runs.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -68,32 +69,32 @@ impl Runs {
     }
 }
 
-/// An array of entries: a directory or a table.
+/// A directory or table: an array of entries.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     /// Location of the guest's array, aligned to 4 KiB.
     pub(crate) place: Place,
     /// Location of the shadow on the card.
     pub(crate) card: VramAddr,
-    /// The guest's entries as of the last read.
+    /// Guest's entries as of the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries once all runs have been written.
+    /// Card's entries after all runs have been written.
     pub(crate) shadow: Box<[u64]>,
-    /// Pages that may differ from `guest`.
+    /// Pages whose contents may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change at any time without a trap, because the GPU can write them or because they are in guest
-    /// RAM.
+    /// Pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
     pub(crate) watched: u64,
-    /// Pages that could not be read, whose entries count as 0.
+    /// Pages that could not be read. Their entries are treated as 0.
     unreadable: u64,
-    /// The small entries that replace each split large entry. The card's large entry is 0.
+    /// Small entries that replace each split large entry, whose entry in `shadow` is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
     /// Number of entries in each page that map memory.
     pub(crate) live: Box<[u16]>,
 }
 
 impl Mirror {
-    /// Creates a mirror of `entries` entries at `place`, with all pages pending. The array at `card` must be zeroed.
+    /// Creates a mirror of `entries` entries at `place`. All pages are pending. The array at `card` must have been
+    /// zeroed.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -110,17 +111,17 @@ impl Mirror {
         }
     }
 
-    /// Returns a mask of all pages.
+    /// Returns a mask with all pages.
     pub(crate) fn all(&self) -> u64 {
         below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
     }
 
-    /// Returns the mask of pages that must be read.
+    /// Returns a mask with the pages that must be read.
     pub(crate) fn pending(&self) -> u64 {
         self.dirty | self.watched
     }
 
-    /// Returns the subset of `pages` that have shadow entries and can therefore lose permissions.
+    /// Returns those of `pages` that have shadow entries, and can therefore lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
@@ -133,12 +134,12 @@ impl Mirror {
         self.unreadable != 0
     }
 
-    /// Returns true if no page was readable.
+    /// Returns true if none of the pages are readable.
     pub(crate) fn is_lost(&self) -> bool {
         self.unreadable == self.all()
     }
 
-    /// Returns the frame number of `page` in guest VRAM, if an entry can refer to it.
+    /// Returns the frame number of `page` in guest VRAM, or `None` if no entry can refer to it.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -150,14 +151,14 @@ impl Mirror {
         self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE))
     }
 
-    /// Returns the index range of a page's entries.
+    /// Returns the indices of a page's entries.
     pub(crate) fn range(&self, page: u32) -> Range<usize> {
         let start = page.saturating_mul(PAGE_ENTRIES) as usize;
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, as zeros if the memory is unreadable. Returns the page's
-    /// entries that differ from the mirror, or `None` if there are none. Does not modify the mirror.
+    /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the page's
+    /// entries that differ from the mirror, or `None` if all are equal. Does not modify the mirror.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -190,8 +191,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page; 0
-    /// if there is none.
+    /// Returns an entry through which the card accesses the memory of the guest's entry, or at least its first page.
+    /// Returns 0 if there is none.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -199,7 +200,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry is exactly `shadow`, or will be after the pending writes.
+    /// Returns true if the card's entry matches `shadow`, at the latest after all pending writes.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -208,14 +209,14 @@ impl Mirror {
         }
     }
 
-    /// Replaces the location in a valid entry.
+    /// Replaces the frame of a valid entry.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;
         }
     }
 
-    /// Sets the guest's and the card's entry, and updates the count of live entries.
+    /// Sets the guest's and the card's entry, and updates the number of entries that map memory.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -235,7 +236,7 @@ impl Mirror {
         }
     }
 
-    /// Writes from the mirror to the card: either the runs that lose permissions, or all other runs.
+    /// Writes the runs that lose permissions to the card if `losing` is true, otherwise all other runs.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }
@@ -248,7 +249,7 @@ impl Mirror {
     }
 }
 
-/// Writes a range of `entries` to the card's array at `card`.
+/// Writes the entries in `range` to the card's array at `card`.
 pub(crate) fn write_range(
     card: VramAddr,
     entries: &[u64],
@@ -268,7 +269,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// Returns the entries that differ between two pages of the same length, or `None` if there are none.
+/// Returns the entries that differ between two pages of the same length, or `None` if all are equal.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

@@ -1,34 +1,36 @@
-//! Decides which work is done by a flush and which by later calls.
+//! Determines the work done by a flush, and the work deferred to later calls.
 
 use std::str::FromStr;
 
-/// Behaviour of flushes. Some modes exist only for measurements.
+/// Behavior of guest TLB flushes. Some modes exist only for measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Each flush reads every table, and translates and writes every entry.
+    /// Each flush reads all tables, and translates and writes all entries.
     Naive,
-    /// A flush only marks the space, unless work of the space is running. Before the next work, everything is updated
-    /// as in [`Self::Naive`]. Permissions removed by the guest persist until then, so this mode is only for comparison.
+    /// A flush only marks the space, unless work of the space is running. Before the next work runs, the space is
+    /// updated as in [`Self::Naive`]. Until then, permissions that the guest has removed persist, so this mode is only
+    /// for comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
-    /// Same as [`Self::Incremental`], but table pages that can only gain permissions are read when work needs them.
+    /// Same as [`Self::Incremental`], but table pages that can only gain permissions are read before the next work
+    /// runs.
     #[default]
     LazyAdd,
 }
 
-/// The pages that a flush reads.
+/// Pages that a synchronization reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Changed pages that can lose permissions.
+    /// Pages that may have changed and can lose permissions.
     Losing,
     /// All pages that may have changed.
     Pending,
-    /// All pages. Every entry is translated and written again.
+    /// All pages. All entries are translated and written again.
     Everything,
 }
 
-/// Error for a name that is not a mode.
+/// The name is not that of a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);

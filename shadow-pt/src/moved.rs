@@ -1,4 +1,4 @@
-//! Updates entries if only the location of their VRAM has changed. This code determines the per-page cost of moving a
+//! Updates entries whose VRAM has moved but is otherwise unchanged. This code determines the cost per page of moving a
 //! chunk.
 
 use crate::translate::FRAME_BITS;
@@ -6,15 +6,15 @@ use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A guest VRAM block with the size of a large page. Small entries often refer to its pages in order.
+/// A block of guest VRAM with the size of a large page. Small entries often refer to its pages in order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
-    /// Location of the block, if it is contiguous.
+    /// Frame of the block, if the block is contiguous.
     place: Option<Frame>,
 }
 
-/// The small entries that refer to a VRAM range, and its current location.
+/// A VRAM range that has moved, to whose new location small entries are updated.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -23,20 +23,20 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Creates the state for a range; `None` for a range of RAM.
+    /// Creates the state for a VRAM range. Returns `None` for a RAM range.
     pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
     }
 
-    /// Returns true if the guest entry `raw` is a small entry outside the range.
+    /// Returns true if the small guest entry `raw` refers to VRAM outside the range.
     pub(crate) fn is_elsewhere(&self, raw: Pte) -> bool {
         let address = raw.address();
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new location. Returns
-    /// `None` if the entry needs a full translation.
+    /// Returns the card's new entry for the small guest entry `raw`: the current entry `old` with the new frame.
+    /// Returns `None` if the entry requires a full translation.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

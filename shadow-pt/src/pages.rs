@@ -1,27 +1,28 @@
-//! Tracks guest VRAM pages that contain tables, the users of these pages, and whether the GPU can write them.
+//! Tracks guest VRAM pages that contain tables, the users of these pages, and the entries that make pages writable for
+//! the GPU.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
 use crate::translate::LARGE_PAGES;
 use std::collections::HashMap;
 
-/// Number of 4 KiB pages in a block of 2 MiB.
+/// Number of 4 KiB pages in a 2 MiB block.
 const PAGES: u32 = 1 << BLOCK_PAGES_SHIFT;
 /// Number of large pages in a block.
 const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
-/// Number of page number bits in an entry.
+/// Number of bits of the frame number in an entry.
 const FRAME_BITS: u32 = 28;
 
-/// A user that reads a guest VRAM page as entries.
+/// A reader of a guest VRAM page that contains entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
-    /// A page of a space's directory: the space's index, and the page's number within the directory.
+    /// A page of a directory: the index of the space, and the number of the page within the directory.
     Directory(u32, u32),
-    /// A page of a table: the table's number within the VM, and the page's number within the table.
+    /// A page of a table: the number of the table within the VM, and the number of the page within the table.
     Table(u32, u32),
 }
 
-/// A run of consecutive guest VRAM pages that the GPU can write through shadow entries.
+/// Consecutive guest VRAM pages that are writable for the GPU through shadow entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -30,7 +31,7 @@ pub(crate) struct FrameRun {
 }
 
 impl FrameRun {
-    /// Adds an entry's page to a list of runs. A large page is aligned to its size.
+    /// Adds the page of an entry to a list of runs. Large pages are aligned to their size.
     pub(crate) fn push(runs: &mut Vec<Self>, frame: u32, large: bool) {
         let pages = if large { LARGE_PAGES } else { 1 };
         match runs.last_mut() {
@@ -47,12 +48,12 @@ impl FrameRun {
 struct Block {
     /// Pages that contain tables.
     tables: Set512,
-    /// Pages whose change has been reported to all of their users.
+    /// Pages whose changes have been reported to all of their users.
     marked: Set512,
     /// Number of large entries that make each large page writable.
     large: [u32; LARGES],
-    /// Number of small entries that make each page writable. 32 bits suffice, because the table limit bounds the number
-    /// of entries.
+    /// Number of small entries that make each small page writable. 32 bits suffice, because the table limit bounds the
+    /// number of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
     /// Number of nonzero counters.
     counted: u32,
@@ -71,8 +72,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Increments a page's counter if `up` is true, otherwise decrements it. Returns `true` if the counter changes from
-    /// or to zero.
+    /// Increments the counter of a page if `up` is true, otherwise decrements it. Returns true if the counter changes
+    /// from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -98,11 +99,10 @@ fn split(frame: u32) -> (usize, u32) {
     ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
 }
 
-/// All guest VRAM pages that contain a VM's tables.
+/// Index of the guest VRAM pages that contain tables of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Indexed by block number. The index needs up to 4 MiB if a guest places a table at the highest address that an
-    /// entry can express.
+    /// Blocks by number. The vector takes up to 4 MiB if a guest places a table at the maximum address of an entry.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -138,14 +138,14 @@ impl PageIndex {
         }
     }
 
-    /// Returns the number of the page at `address`, if an entry can refer to it.
+    /// Returns the frame number of the page at `address`, or `None` if no entry can refer to it.
     pub(crate) fn frame(address: u64) -> Option<u32> {
         u32::try_from(address >> nvspec::addr::SMALL_PAGE.trailing_zeros())
             .ok()
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Returns the number of the first page beyond all pages that may contain a table.
+    /// Returns the number of the first page beyond all indexed pages.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
@@ -155,12 +155,12 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page contains a table, and its change has not been reported to all of its users.
+    /// Returns true if the page contains a table, and changes to it must be reported to its users.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Records that the page's change was reported to all of its users.
+    /// Records that a change to the page has been reported to all of its users.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
@@ -179,7 +179,7 @@ impl PageIndex {
         self.users.get(&frame).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the pages from `first` to `last` that contain tables.
+    /// Returns those pages from `first` to `last` that contain tables.
     pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
         let (start, end) = (split(first).0, split(last).0);
         let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
@@ -190,8 +190,8 @@ impl PageIndex {
             .collect()
     }
 
-    /// Records that the page contains a table of `user`, which has not read the page yet. Returns `true` if the GPU can
-    /// write the page.
+    /// Records that the page contains a table of `user`, which has not read the page yet. Returns true if the page is
+    /// writable for the GPU.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {
@@ -220,8 +220,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// If `up` is true, counts shadow entries that start making the pages of `run` writable, otherwise entries that
-    /// stop doing so. Adds the table pages that become writable or read-only for the GPU to `turned`.
+    /// Counts shadow entries that make the pages of `run` writable if `up` is true, or that no longer do so otherwise.
+    /// Adds the table pages that become writable or read-only for the GPU to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);
@@ -247,7 +247,7 @@ impl PageIndex {
         }
     }
 
-    /// Returns the numbers of large and small entries that make a page writable. For tests only.
+    /// Returns the numbers of large and small entries that make the page writable. For tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))

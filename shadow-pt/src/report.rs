@@ -1,6 +1,6 @@
-//! Reports of a synchronisation: the work done, and the denied entries.
+//! Reports of synchronizations: the work done, and the denied entries.
 
-/// Reasons why a guest entry has no counterpart in the shadow.
+/// Reason why a guest entry has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
     /// Part of the VRAM page does not belong to the VM.
@@ -11,13 +11,13 @@ pub enum Denial {
     Peer,
     /// The chip does not support the storage kind.
     Kind,
-    /// The large page's address is not a multiple of 128 KiB, either for the guest or for the card.
+    /// The address of the large page is not a multiple of 128 KiB for the guest.
     Unaligned,
     /// The directory or table is outside the guest's memory.
     Table,
-    /// The directory entry belongs to the host.
+    /// The directory entry is reserved for the mediator.
     Reserved,
-    /// The table would exceed the limit.
+    /// The table would exceed the VM's limit.
     Limit,
 }
 
@@ -28,7 +28,7 @@ impl Denial {
     pub const ALL: [Self; Self::COUNT] =
         [Self::Vram, Self::Ram, Self::Peer, Self::Kind, Self::Unaligned, Self::Table, Self::Reserved, Self::Limit];
 
-    /// Returns the reason's name in metrics and logs.
+    /// Returns the name of the reason in metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,20 +44,20 @@ impl Denial {
     }
 }
 
-/// Numbers of denied entries by reason.
+/// Number of denied entries for each reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Denials {
     counts: [u64; Denial::COUNT],
 }
 
 impl Denials {
-    /// Returns the number for one reason.
+    /// Returns the number of denied entries for one reason.
     #[must_use]
     pub fn count_of(&self, reason: Denial) -> u64 {
         self.counts.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// Returns the total number.
+    /// Returns the total number of denied entries.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -77,35 +77,36 @@ impl Denials {
     }
 }
 
-/// Report of one call.
+/// Report of a synchronization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables that were read at least in part, including the directory.
+    /// Number of guest tables, including directories, of which at least one page was read.
     pub tables_scanned: u64,
-    /// Number of guest table pages read. A page is 4 KiB, or a whole table that is shorter than 4 KiB.
+    /// Number of guest table pages read. Tables shorter than 4 KiB count as one page.
     pub pages: u64,
     /// Number of guest table bytes read.
     pub bytes_scanned: u64,
-    /// Number of table entries (not directory entries) checked and translated.
+    /// Number of table entries checked and translated. Excludes directory entries.
     pub translated: u64,
-    /// Number of shadow entries written, including unchanged entries between changed ones.
+    /// Number of shadow entries written. Includes unchanged entries between changed ones.
     pub entries_written: u64,
-    /// Number of write operations for these entries.
+    /// Number of write operations for shadow entries.
     pub writes: u64,
-    /// Number of guest table pages that may have changed and wait for [`crate::AddressSpaces::prepare`].
+    /// Number of guest table pages that may have changed and will be read by [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Number of tables that could not be created because card memory is short. Each call that may create tables
-    /// retries. Until the tables exist, their pages are not mapped, and work that needs these pages must not start.
+    /// Number of tables that could not be created because card memory is exhausted. Each call that may create tables
+    /// retries. Until these tables exist, their pages are not mapped, and work that needs these pages must not start.
     pub waiting: u64,
-    /// Newly denied entries, by reason.
+    /// Newly denied entries.
     pub denied: Denials,
-    /// True if an entry has lost a permission or changed its frame. The card's TLBs must then be flushed before the
-    /// guest continues; otherwise the withdrawn memory remains accessible.
+    /// True if an entry has lost a permission or changed its frame. In this case, the card's TLBs must be flushed
+    /// before the guest continues. Otherwise, the withdrawn memory would remain accessible.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
-    /// Returns true if any entry was written. The card's TLBs must then be flushed before the new state is used.
+    /// Returns true if any entry was written. In this case, the card's TLBs must be flushed before the new state is
+    /// used.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

@@ -11,10 +11,11 @@ pub(crate) const BLOCK_SHIFT: u32 = 21;
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
 /// Number of the last block that an entry can refer to.
 const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
-/// Flag of RAM blocks.
+/// Flag in the numbers of RAM blocks.
 const SYSTEM: u32 = 1 << 31;
 
-/// A page of a table: the table's number within the VM times 64, plus the page's number within the table.
+/// A page of a table: the number of the table within the VM multiplied by 64, plus the number of the page within the
+/// table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Piece(u32);
 
@@ -40,28 +41,28 @@ fn key(block: u32, piece: u32) -> u64 {
     u64::from(block) << 32 | u64::from(piece)
 }
 
-/// Returns the blocks that overlap a RAM range.
+/// Returns the numbers of the blocks that overlap a RAM range.
 fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(MAX_BLOCK)).unwrap_or(0);
     let first = block(range.start);
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// The table pages with entries that refer to memory in each block, whether granted or not. Uses host memory for at
-/// most one record per entry of all tables.
+/// Table pages with entries that refer to each block of guest memory, whether granted or not. Needs at most one record
+/// in host memory per entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// A deferred count, because consecutive entries usually refer to the same block.
+    /// Deferred increment of a count. Deferred because consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// RAM blocks that entries have referred to since the last report, if logging is enabled.
+    /// RAM blocks to which entries have referred since the last report, if logging is enabled.
     log: Option<BTreeSet<u32>>,
 }
 
 impl ReverseMap {
-    /// Records that an entry of `piece` now refers to `named` instead of `before`.
+    /// Records that an entry of `piece` refers to `named` instead of `before`.
     pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
         let (before, named) = (before.map(block), named.map(block));
         if before == named {
@@ -90,8 +91,8 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or stops logging the RAM blocks that entries refer to. A new log starts with the blocks that entries
-    /// currently refer to.
+    /// Starts or stops logging the RAM blocks to which entries refer. A new log starts with the blocks to which entries
+    /// currently refer.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -101,8 +102,8 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the logged RAM blocks that overlap `range`, and removes those inside the range from the log. If the
-    /// memory stays in use (`goes_on`), keeps the blocks that entries still refer to.
+    /// Returns the logged RAM blocks that overlap `range`, and removes those within the range from the log. If the
+    /// memory remains in use (`goes_on` is true), keeps the blocks to which entries still refer.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
@@ -121,14 +122,14 @@ impl ReverseMap {
         touched.into_iter().map(bytes).collect()
     }
 
-    /// Returns the RAM blocks that overlap `range` and that entries currently refer to.
+    /// Returns the RAM blocks that overlap `range` and to which entries currently refer.
     fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
         let (first, last) = blocks(&range).into_inner();
         let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred count. Must be called after the last entry of a table page.
+    /// Applies the deferred counts. Must be called after the last entry of each table page.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -147,7 +148,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // Count additions to a block before removals from it.
+        // Apply the increment first if both counts are for the same block.
         if self.added.0 == key {
             self.flush_added();
         }

@@ -1,26 +1,26 @@
-//! State shared by all address spaces of a VM.
+//! State common to all address spaces of a VM.
 
 use crate::pages::{FrameRun, PageIndex};
 use crate::reverse::ReverseMap;
 use crate::table::Tables;
 
-/// Limits that a guest cannot exceed.
+/// Limits on a VM's page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum size of the shadow tables in card memory in bytes, for all of the VM's spaces together, excluding
-    /// directories. The mirrors need twice as much host memory, and the state of the referenced pages at most about
-    /// three times as much. Tables for split large pages may need the same amount of card memory again.
+    /// Maximum total size of the shadow tables of all spaces in card memory, in bytes, excluding directories. The
+    /// mirrors need twice as much host memory, and the state of the referenced pages needs up to about three times as
+    /// much. Tables for split large pages may need the same amount of card memory again.
     pub table_bytes: u64,
 }
 
-/// State shared by all address spaces of a VM.
+/// State common to all address spaces of a VM.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) tables: Tables,
     pub(crate) pages: PageIndex,
     pub(crate) reverse: ReverseMap,
-    /// VRAM pages that entries have made writable and that the index does not count yet.
+    /// VRAM pages that entries have made writable but that are not included in the index yet.
     pub(crate) gained: Vec<FrameRun>,
     /// Size of all linked tables in card memory, in bytes.
     pub(crate) table_bytes: u64,
@@ -30,6 +30,6 @@ pub(crate) struct Shared {
     pub(crate) rooms: u64,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// True if the card must not access the VM's RAM. Tables that map RAM are then unlinked.
+    /// True if the card must not access the VM's RAM. In this case, tables that map RAM are unlinked.
     pub(crate) ram_barred: bool,
 }

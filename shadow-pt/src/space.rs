@@ -1,4 +1,4 @@
-//! A guest address space: a directory, the tables that it refers to, and their shadows.
+//! A guest address space: a directory, its tables, and their shadows.
 
 use crate::bits::{bit, members};
 use crate::host::{FIRST_ENTRY, HostTable, frame};
@@ -15,7 +15,7 @@ use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of directory entries that refer to a table, and the table's state.
+/// Number of directory entries that refer to a table, and state of the table.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -26,46 +26,47 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created: it exceeds the limit and was counted as denied, or it waits for card memory.
+    /// The table could not be created. It either exceeds the limit and was reported as denied, or waits for card
+    /// memory.
     Refused,
-    /// The table exists, with this number.
+    /// The table was created with this number.
     Yes(u32),
 }
 
 /// A guest address space and its shadow.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Distinguishes the space from earlier spaces with the same index.
+    /// Distinguishes the space from previous spaces with the same index.
     pub(crate) generation: u32,
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables that directory entries refer to but that do not exist.
+    /// Tables to which directory entries refer but that have not been created.
     missing: BTreeSet<TableKey>,
-    /// Value of [`Shared::rooms`] at the last attempt to create tables.
+    /// Value of [`Shared::rooms`] at the last attempt to create the missing tables.
     rooms: u64,
-    /// Tables with pending work. After a pass, the queue has no duplicates.
+    /// Tables with pending work. Contains no duplicates after a synchronization.
     pub(crate) queue: Vec<u32>,
     /// This crate's own tables for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that are no longer linked but may still be in the card's TLBs.
+    /// Shadow tables that are no longer linked, but that the card's TLBs may still cache.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that cease to be writable when the card's TLBs are flushed.
+    /// Pages that cease to be writable with the next flush of the card's TLBs.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// True if the guest has flushed and the flush has not been processed.
+    /// True if a guest flush has been deferred.
     pub(crate) marked: bool,
     /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
-    /// Tables of the mediator's own pages, one per span.
+    /// Tables for mediator pages, one per area.
     pub(crate) host: [Option<HostTable>; 2],
     /// Size of the space's tables in card memory, in bytes.
     table_bytes: u64,
 }
 
 impl Space {
-    /// Creates an empty shadow for the directory at `place`, with all pages pending.
+    /// Creates an empty shadow of the directory at `place`. All pages are pending.
     pub(crate) fn new(index: u32, generation: u32, place: Place, card: VramAddr, shared: &mut Shared) -> Self {
         let mut directory = Mirror::new(place, card, PD_ENTRIES);
         for page in members(directory.all()) {
@@ -107,12 +108,12 @@ impl Space {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
 
-    /// Returns the number of the table with the given key, if it exists.
+    /// Returns the number of the table with this key, if it exists.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
         made(&self.references, key)
     }
 
-    /// Returns the number of guest table pages that wait to be read.
+    /// Returns the number of guest table pages that must be read.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
@@ -127,7 +128,7 @@ impl Space {
         })
     }
 
-    /// Returns true if the shadow matches the guest's tables as of the last change announced by the guest.
+    /// Returns true if the shadow reflects all changes that the guest has announced.
     pub(crate) fn is_settled(&self, tables: &Tables) -> bool {
         let known = !self.marked && !self.announced && self.waiting(tables) == 0;
         known && self.missing.is_empty() && self.splits.is_idle()
@@ -137,8 +138,8 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Updates the shadow from the guest's current tables, within `scope` and the grants of `world`. `unflushed` is set
-    /// if the guest has not just flushed, and may be in the middle of writing entries.
+    /// Updates the shadow from the guest's current tables, limited to `scope` and to the memory granted by `world`.
+    /// `unflushed` is true if the guest has not just flushed, so that it may be in the middle of writing an entry.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -171,11 +172,12 @@ impl Space {
         report
     }
 
-    /// Writes the changes in the mirrors of `work` to the card, and relinks the directory pages `relink`.
+    /// Writes the mirror changes in `work` to the card, and relinks the directory pages in `relink`.
     ///
-    /// The order of writes keeps a large page accessible while it becomes split or contiguous again. First come the
-    /// small entries that replace large entries, and the links to them; then the changes that remove permissions, new
-    /// tables, and the changes that add permissions; finally all other small entries of the replacement tables.
+    /// The order of writes keeps a large page accessible while it is split or merged. Small entries that replace large
+    /// entries are written first, together with the links to their tables. Changes that remove permissions, new tables,
+    /// and changes that add permissions follow in this order. All other small entries in replacement tables are written
+    /// last.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -212,13 +214,13 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The RAM mappings have already been removed from the tables on the card.
+            // The tables on the card no longer contain the RAM mappings.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
 
-    /// While RAM is barred, makes the directory link only tables that do not map RAM, otherwise all tables. Returns
-    /// true if [`Self::relink`] has work to do.
+    /// Marks tables that map RAM as barred if RAM is barred, and all other tables as not barred. Returns true if any
+    /// mark has changed, so that [`Self::relink`] must be called.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
         for number in self.numbers() {
@@ -229,7 +231,7 @@ impl Space {
         changed
     }
 
-    /// Relinks the directory's `pages`, both in the mirror and on the card.
+    /// Relinks the directory's `pages` in the mirror and on the card.
     pub(crate) fn relink(
         &mut self,
         pages: u64,
@@ -243,8 +245,8 @@ impl Space {
         }
     }
 
-    /// Updates the replacement tables of large pages from the mirrors, in host memory, and creates missing ones.
-    /// Returns the entries to write, and true if the directory must refer to other tables.
+    /// Updates the host copies of the replacement tables from the mirrors, and creates missing replacement tables.
+    /// Returns the entries to write, and true if the directory must be relinked.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -281,7 +283,7 @@ impl Space {
         (writes, made.changes || !made.fresh.is_empty())
     }
 
-    /// Drops replacement tables that are no longer needed.
+    /// Drops unneeded replacement tables.
     fn unsplit(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         if self.splits.is_empty() {
             return;
@@ -297,14 +299,14 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Subtracts `bytes` bytes of tables from the amount that counts against the limit.
+    /// Subtracts `bytes` bytes of tables from the size that counts towards the limit.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Reads changes in the guest's directory. Returns the pages whose entries must be relinked.
+    /// Reads changes of the guest's directory. Returns the pages that must be relinked.
     fn read_directory(
         &mut self,
         shared: &mut Shared,
@@ -351,8 +353,8 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the current value of a guest directory entry. Adds the tables that the previous value referred
-    /// to to `orphans`.
+    /// Records `raw` as the guest's new directory entry. Adds the tables to which the previous entry referred to
+    /// `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -382,7 +384,7 @@ impl Space {
         }
     }
 
-    /// Drops a table that directory entries no longer refer to.
+    /// Drops a table if no directory entry refers to it.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -395,15 +397,14 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and the available memory permit. Returns `true` if any table was
-    /// created.
+    /// Creates missing tables as far as the limit and card memory permit. Returns true if any table was created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory has been freed, retry only the first rejected table, because card memory may have been the
-        // limit.
+        // If no memory has been freed since the last attempt, retry only the first rejected table, which may have been
+        // rejected because card memory was exhausted.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -442,7 +443,7 @@ impl Space {
         made
     }
 
-    /// Updates the tables' mirrors from the guest's tables. Returns the entries to write to each table.
+    /// Updates the tables' mirrors from the guest's tables. Returns the changes of each table.
     fn read_tables(
         &mut self,
         shared: &mut Shared,
@@ -500,7 +501,7 @@ impl Space {
         work
     }
 
-    /// Keeps only tables with pending work in the queue, without duplicates.
+    /// Removes duplicates and tables without pending work from the queue.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -518,7 +519,7 @@ impl Space {
         });
     }
 
-    /// Links the shadow of the directory's `pages` to the existing tables that the guest's directory refers to.
+    /// Links the directory's `pages` to the shadows of the guest's tables.
     fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
         let mut runs = Runs::default();
         for page in members(pages) {
@@ -537,7 +538,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry, with the same size code and the shadow's tables.
+    /// Returns the shadow of a directory entry, with the same size code and the addresses of the shadow tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
@@ -559,12 +560,12 @@ impl Space {
         pde.into()
     }
 
-    /// Records that memory was granted.
+    /// Handles a grant of memory.
     pub(crate) fn granted(&mut self) {
         self.directory.retry();
     }
 
-    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
+    /// Handles a flush of the card's TLBs: frees unlinked tables, and returns the pages that are no longer writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);
@@ -572,8 +573,8 @@ impl Space {
         std::mem::take(&mut self.released)
     }
 
-    /// Frees the space's memory. The card must no longer use the directory. Returns the same pages as
-    /// [`Self::flushed`].
+    /// Frees the space's memory. The card must no longer use the directory. Returns the pages that are no longer
+    /// writable.
     pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         let keys: Vec<TableKey> = self.references.keys().copied().collect();
         for key in &keys {
@@ -595,7 +596,7 @@ impl Space {
     }
 }
 
-/// Returns the number of the table with the given key, if it exists.
+/// Returns the number of the table with this key, if it exists.
 fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u32> {
     match references.get(key)?.table {
         Made::Yes(number) => Some(number),
@@ -603,7 +604,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns true if `old` refers to a table that `new` does not refer to.
+/// Returns true if `old` refers to a table to which `new` does not refer.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());

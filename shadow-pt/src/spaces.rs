@@ -21,18 +21,18 @@ use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of parts in which a directory is relinked.
+/// Number of parts in which directories are relinked.
 pub const RELINK_PIECES: u32 = 8;
 
-/// Card memory for a shadow directory or table is exhausted, or the VM has too many spaces.
+/// Card memory for shadow directories and tables is exhausted, or the VM has the maximum number of address spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no memory is left for another shadow page directory or table of the mediator, or the VM has too many")]
+#[error("no card memory is left for a shadow page directory or table, or the VM has too many address spaces")]
 pub struct NoMemory;
 
-/// A change to report to the users of a page.
+/// A change of a page to report to its users.
 #[derive(Clone, Copy)]
 enum News {
-    /// The page may have changed.
+    /// The page's contents may have changed.
     Dirty,
     /// The GPU can now write the page.
     Watch,
@@ -49,22 +49,21 @@ pub struct AddressSpaces {
     pub(crate) shared: Shared,
 }
 
-/// A range that is being removed from all spaces, in steps.
+/// State of the stepwise removal of a range from all spaces.
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Table pages that remain to be checked for entries that map into the range.
+    /// Table pages that may contain entries that map into the range, and have not been checked yet.
     pieces: Vec<Piece>,
 }
 
 impl Withdrawal {
-    /// Number of table pages per step, each with 512 entries. A step is the work done per acquisition of the card's
-    /// lock.
+    /// Number of table pages per step, each with 512 entries. The card's lock is held during a step.
     pub(crate) const PAGES_PER_STEP: usize = 2;
 }
 
 impl AddressSpaces {
-    /// Creates a VM's state, without address spaces.
+    /// Creates the state of a VM that has no address spaces.
     #[must_use]
     pub fn new(mode: Mode, limits: Limits) -> Self {
         let shared = Shared {
@@ -82,14 +81,15 @@ impl AddressSpaces {
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
 
-    /// Returns the flush mode.
+    /// Returns the TLB flush mode.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Returns the space of the guest directory at `directory`, creating it if necessary. A new space maps nothing
-    /// before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are ignored.
+    /// Returns the space of the guest directory at `directory`, which is created if necessary. A new space maps nothing
+    /// until the first call of [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower address
+    /// bits are ignored.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if the space cannot be created.
@@ -126,13 +126,13 @@ impl AddressSpaces {
         self.each().map(|(id, _)| id)
     }
 
-    /// Returns the card address of the shadow directory, for instance blocks and TLB flushes.
+    /// Returns the card address of the space's shadow directory, for instance blocks and TLB flushes.
     #[must_use]
     pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Returns the location of the space's guest directory.
+    /// Returns the guest address of the space's directory.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
@@ -144,26 +144,26 @@ impl AddressSpaces {
         self.each().count()
     }
 
-    /// Returns the number of tables with a shadow in all spaces, excluding directories.
+    /// Returns the total number of shadow tables, excluding directories.
     #[must_use]
     pub fn tables(&self) -> usize {
         self.shared.tables.count()
     }
 
-    /// Returns the amount of card memory in use in bytes, including directories.
+    /// Returns the size of all card memory in use in bytes, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
     }
 
-    /// Returns the number of guest table pages of this space that may have changed since they were read.
+    /// Returns the number of the space's guest table pages that may have changed since they were last read.
     #[must_use]
     pub fn waiting(&self, id: SpaceId) -> u64 {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// Records that the guest's CPU writes `len` bytes of guest VRAM. Must be called for each such write, including
-    /// writes by the mediator on behalf of the guest. No flush may come between the write and this call.
+    /// Records that the guest's CPU has written `len` bytes of guest VRAM. Must be called for every such write,
+    /// including writes by the mediator on behalf of the guest, before the next flush.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -182,9 +182,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can now write the guest VRAM page at `address` without a trap or, if `unseen` is
-    /// false, that it no longer can. Such writes need no call of [`Self::written`]. Calls are counted: each call with
-    /// `true` must be balanced by one with `false`.
+    /// Records that the guest's CPU can write the guest VRAM page at `address` without a trap if `unseen` is true, or
+    /// that it no longer can otherwise. [`Self::written`] need not be called for untrapped writes. Calls are counted:
+    /// each call with `true` must be balanced by a call with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -197,10 +197,10 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles a guest flush of this space's TLB. `busy` is true if work of one of the space's channels is on the card,
-    /// so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before the
-    /// flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
-    /// [`Self::directory`] and then call [`Self::flushed`].
+    /// Handles a guest TLB flush of the space. `busy` is true if the card has work of one of the space's channels, so
+    /// that no update may be deferred. Afterwards, the card's tables contain no entry that the guest removed before the
+    /// flush, except in [`Mode::Lazy`]. If required by the report, the caller must flush the card's TLBs for
+    /// [`Self::directory`], and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
@@ -222,28 +222,28 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture.
-    /// Pages that may have changed without a trap are then read again.
+    /// Records that the guest has announced its previous writes to the GPU, which is necessary after writes through an
+    /// aperture. Pages that may have changed without a trap must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
         }
     }
 
-    /// Returns true if [`Self::prepare`] has nothing to do for changes announced by the guest with a flush, with
-    /// [`Self::announced`], or with [`Self::written`]. A card may or may not observe other writes, so this crate does
-    /// not search for them.
+    /// Returns true if [`Self::prepare`] has nothing to do, because all changes reported through [`Self::flush`],
+    /// [`Self::announced`] or [`Self::written`] have been read. A card may or may not observe other changes, so they
+    /// are not detected.
     #[must_use]
     pub fn is_settled(&self, id: SpaceId) -> bool {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Performs all deferred work before work of one of the space's channels goes to the card. Afterwards, the shadow
-    /// matches the guest's tables as far as their entries are granted. The card's TLBs must be flushed as after
-    /// [`Self::flush`].
+    /// Completes all deferred updates, before the card executes work of one of the space's channels. Afterwards, the
+    /// shadow matches the guest's tables, except for entries that are not granted. The card's TLBs must be flushed as
+    /// after [`Self::flush`].
     ///
-    /// Another guest CPU may be in the middle of writing an entry. An entry that cannot be granted is not mapped. It is
-    /// reported as denied when it is found a second time, or immediately if the space has not been written since its
+    /// Another guest CPU may be in the middle of writing an entry. An entry that is not granted is not mapped. It is
+    /// reported as denied when it is found again, or immediately if the space's tables have not been written since the
     /// last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
@@ -253,31 +253,32 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // Pages without permissions to lose have not been read yet.
+        // Pages that cannot lose permissions have not been read yet.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report
     }
 
-    /// Records that the card's TLBs no longer contain entries of this space from before the last call. Frees unlinked
-    /// tables, and stops counting pages as writable that only old entries made writable.
+    /// Records that the card's TLBs no longer contain entries that were removed by the last call. Frees unlinked
+    /// tables. Pages that only removed entries mapped writable are no longer writable for the GPU.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Starts removing a range that no longer belongs to the guest from all spaces. [`Frames`] must already deny it.
+    /// Starts the removal of a range that no longer belongs to the guest from all spaces. [`Frames`] must no longer
+    /// grant the range.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
-    /// Drops the entries that map into the range from a few table pages. Returns `None` if no pages are left. The
-    /// spaces must not change in any other way between these calls. After each call, flush the card's TLBs for the
-    /// returned spaces, and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores
-    /// dropped entries that are granted again by then.
+    /// Removes the entries that map into the range from the next few table pages. Returns `None` if no pages remain.
+    /// The spaces must not change in any other way until then. After each call, the caller must flush the card's TLBs
+    /// for the returned spaces, and call [`Self::flushed`] for each. If memory is granted again later,
+    /// [`Self::granted`] or [`Self::retranslate`] restores the entries.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -293,10 +294,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Bars the card from all guest RAM, or permits access again. While RAM is barred, tables that map RAM are
-    /// unlinked, so that the cost depends only on the directories; other pages in these tables also become
-    /// inaccessible. [`Frames`] must not grant RAM during this time. Returns the spaces for which [`Self::relink`] must
-    /// be called, part by part. Afterwards, flush the card's TLBs for them.
+    /// Denies or permits the card's access to all guest RAM. To deny it, tables that map RAM are unlinked, so that the
+    /// cost depends only on the directories. Other pages in these tables also become inaccessible. In the meantime,
+    /// [`Frames`] must not grant RAM. Returns the spaces for which the caller must call [`Self::relink`] for each part,
+    /// and then flush the card's TLBs.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -306,8 +307,8 @@ impl AddressSpaces {
             .collect()
     }
 
-    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. Between two parts, the
-    /// caller may do anything except report completion to the guest.
+    /// Writes one of [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. The guest must not be
+    /// notified of completion before all parts are written.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
         if let Some((space, shared)) = self.space_mut(id) {
@@ -318,8 +319,8 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved for the card, or that now belongs to the guest: retranslates the entries that map
-    /// into it, and marks tables within it to be read. Afterwards proceed as after [`Self::invalidate`].
+    /// Handles a range that has moved, or that now belongs to the guest. Retranslates the entries that map into it, and
+    /// marks tables within it as pending. The caller must then proceed as after [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -332,25 +333,26 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may refer to a byte of the range. If it returns `false`, no entry does.
+    /// Returns true if any entry of any space may refer to a byte of the range.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Starts or stops logging the RAM that entries refer to. A new log starts with the current entries.
+    /// Starts or stops logging the RAM to which entries refer. A new log starts with the RAM to which entries currently
+    /// refer.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
 
-    /// Returns blocks that contain all RAM in `range` that entries have referred to since the last call. A block inside
-    /// `range` is reported again only if entries still refer to it and the card `goes_on` using it, or if entries refer
-    /// to it again later.
+    /// Returns blocks that cover all RAM in `range` to which entries have referred since the last call. A block within
+    /// `range` is reported again if `goes_on` is true and entries still refer to it, or if entries refer to it again
+    /// later.
     pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shared.reverse.take_named(range, goes_on)
     }
 
-    /// Records that memory was granted: marks denied entries and unreadable tables to be read again.
+    /// Records that memory was granted. Denied entries and unreadable tables must be read again.
     pub fn granted(&mut self) {
         let Self { spaces, shared, .. } = self;
         spaces.iter_mut().flatten().for_each(|space| space.granted());
@@ -364,8 +366,8 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Returns the target of a GPU virtual address in the current shadow, as a guest address; `None` for unmapped
-    /// addresses and for the mediator's own pages.
+    /// Returns the guest memory to which the current shadow maps a GPU virtual address. Returns `None` if the address
+    /// is unmapped, or maps a mediator page.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;
@@ -385,7 +387,7 @@ impl AddressSpaces {
                     let page = usize::try_from(offset.wrapping_shr(PageSize::Small.shift())).ok()?;
                     space.splits.piece(pair, page, large).unwrap_or(0)
                 }
-                // If the replacement table does not fit, the guest's small-page table is not linked.
+                // If the replacement table could not be created, the guest's small-page table is not linked either.
                 (PageSize::Small, Some((pair, large))) if space.splits.stand_in(pair, large) == Some(None) => 0,
                 _ => table.mirror.entry(at),
             };
@@ -405,12 +407,12 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a mediator page, replacing any page at the same index. The card's TLBs must be flushed before the page is
-    /// used.
+    /// Maps a mediator page. Replaces the page with the same index, if any. The card's TLBs must be flushed before the
+    /// page is used.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if memory is short, and also for a page beyond the span, an address that does not fit in an
-    /// entry, or a closed space.
+    /// Returns [`NoMemory`] if card memory is exhausted, the index or the address is out of range, or the space is
+    /// closed.
     pub fn map_host(
         &mut self,
         id: SpaceId,
@@ -452,7 +454,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Frees the space. The card must no longer use its directory.
+    /// Closes a space and frees its memory. The card must no longer use its directory.
     pub fn close(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         if self.space(id).is_none() {
             return;
@@ -463,7 +465,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Calls `visit` for each table page that may refer to a byte of `range`, and writes the changes.
+    /// Calls `visit` for each table page in `pieces`, and writes the changes to the card. Returns the changed spaces.
     fn visit<M: ShadowMemory>(
         &mut self,
         pieces: &[Piece],
@@ -504,7 +506,7 @@ impl AddressSpaces {
         (touched, report)
     }
 
-    /// Records that table pages in a guest VRAM range may have changed.
+    /// Records that all table pages in a guest VRAM range may have changed.
     fn mark_range(&mut self, range: GuestRange) {
         let (system, start, len) = range.parts();
         if system || len == 0 {
@@ -522,7 +524,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the page may have changed.
+    /// Records that a page may have changed.
     fn mark(&mut self, frame: u32) {
         self.shared.pages.set_marked(frame);
         self.tell(frame, News::Dirty);
@@ -548,7 +550,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts the pages that have become writable for the GPU, and watches those that contain tables.
+    /// Counts pages that have become writable for the GPU, and watches those that contain tables.
     fn count_gained(&mut self) {
         let mut turned = Vec::new();
         for run in self.shared.gained.drain(..) {
@@ -559,7 +561,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Stops counting entries that made pages writable for the GPU, which may have written them until now.
+    /// Stops counting entries that made pages writable for the GPU. The GPU may have written these pages until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {
@@ -605,7 +607,7 @@ fn enqueue(number: u32, table: &mut Table, space: &mut Space) {
     }
 }
 
-/// Returns the start of the 4 KiB page that contains the start of the directory.
+/// Returns the start of the 4 KiB page that contains `place`.
 fn aligned(place: Place) -> Place {
     match place {
         Place::Vram(address) => Place::Vram(address.page()),

@@ -1,8 +1,8 @@
-//! This crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
+//! This crate's small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
-//! Each table serves a pair: a large-page table, and the small-page table (if any) referenced by the same directory
-//! entry. The table contains the small entries that replace large entries and, elsewhere, the shadow entries of the
-//! guest's small-page table.
+//! Each table belongs to a pair, which consists of a large-page table and the small-page table (if any) of the same
+//! directory entry. It contains the small entries that replace large entries. All other entries are copied from the
+//! shadow of the guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -15,20 +15,20 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of entries in a page. Whole tables are written in units of pages.
+/// Number of entries in a page. Whole tables are written page by page.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// The tables of a directory entry with a large-page table.
+/// The large-page table and the small-page table of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
     pub(crate) small: Option<TableKey>,
-    /// Number of small-page table entries that the directory entry can reach.
+    /// Number of small-page table entries that the hardware can reach through the directory entry.
     entries: u32,
 }
 
 impl Pair {
-    /// Returns the pair of a directory entry, if it refers to a large-page table.
+    /// Returns the pair of a directory entry, or `None` if it does not refer to a large-page table.
     pub(crate) fn from_pde(pde: Pde) -> Option<Self> {
         let [large, small] = TableKey::both(pde);
         Some(Self { large: large?, small, entries: pde.small_entries() })
@@ -43,12 +43,12 @@ impl Pair {
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// The card's entries once all pending writes are done.
+    /// The card's entries after all pending writes.
     shadow: Box<[u64]>,
 }
 
 impl SplitTable {
-    /// Updates the entries in `range` from `large` and `small`, and adds the changes to `runs`.
+    /// Updates the entries in `range` from `large` and `small`, and adds changed entries to `runs`.
     fn update(&mut self, range: Range<usize>, large: &Mirror, small: Option<&Mirror>, runs: &mut Runs) {
         let Some(entries) = self.shadow.get_mut(range.clone()) else { return };
         for (index, entry) in range.zip(entries) {
@@ -64,7 +64,7 @@ impl SplitTable {
     }
 }
 
-/// Returns the mask of a small entry's index that selects the page within a large page.
+/// Returns the bits of a small entry's index that select the page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
@@ -82,40 +82,41 @@ struct Writes {
     runs: Vec<Runs>,
 }
 
-/// Entries to write to a space's replacement tables. Entries that replace large entries are written before the large
-/// entries are removed. All other entries are written after the large entries that hide them are removed.
+/// Entries to write to a space's replacement tables, before and after the large entries are written. Small entries that
+/// replace large entries are written before. All other entries are written after, because large entries may hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// A space's pairs, and the replacement tables of those that need one.
+/// A space's pairs, and their replacement tables.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
     /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table but lack one. The value is true if creating the table has failed.
+    /// Pairs that may need a replacement table but have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs that directory entries may no longer refer to.
+    /// Pairs to which no directory entry may refer any longer.
     orphans: Vec<Pair>,
 }
 
 /// Result of creating replacement tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
-    /// Pairs that now have a replacement table.
+    /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the replacement table of any pair has changed, or if a rejected table is no longer needed.
+    /// True if the directory must be relinked, because the creation of a table has failed for the first time, or
+    /// because such a table is no longer needed.
     pub(crate) changes: bool,
-    /// True if a further table exceeds the limit.
+    /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
-    /// Number of tables that could not be created because card memory is short.
+    /// Number of tables that could not be created because card memory is exhausted.
     pub(crate) waiting: u64,
 }
 
-/// Card memory that becomes unused at the next TLB flush, as start addresses and sizes in bytes.
+/// Card memory that becomes free at the next TLB flush, as start addresses and sizes in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -138,7 +139,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that directory entries no longer refer to. Returns their size in bytes.
+    /// Drops the tables of pairs to which no directory entry refers. Returns their total size in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -157,7 +158,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Drops all tables. Returns their size in bytes.
+    /// Drops all tables. Returns their total size in bytes.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -170,12 +171,12 @@ impl Splits {
         self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
     }
 
-    /// Returns true if no work is pending.
+    /// Returns true if there is no pending work.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// Records that the large-page table `key` has become split or contiguous, so that its pairs must be checked.
+    /// Records that split entries of large-page table `key` have changed, so that its pairs must be checked.
     pub(crate) fn touch(&mut self, key: &TableKey) {
         let first = Pair { large: *key, small: None, entries: 0 };
         for (pair, _) in self.pairs.range(first..).take_while(|(pair, _)| pair.large == *key) {
@@ -185,7 +186,7 @@ impl Splits {
         }
     }
 
-    /// Creates the needed tables, without entries, as far as `room` (in bytes) permits.
+    /// Creates needed tables, whose total size must not exceed `room` bytes. The tables are empty.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -197,7 +198,7 @@ impl Splits {
         let Self { made, wanted, .. } = self;
         wanted.retain(|pair, known| {
             if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
-                // Relink the pair as if it had never needed a table.
+                // Relink the pair, which no longer needs a table.
                 done.changes |= *known;
                 return false;
             }
@@ -219,12 +220,12 @@ impl Splits {
         done
     }
 
-    /// Returns the size of the tables of `pairs` in bytes.
+    /// Returns the total size of the tables of `pairs` in bytes.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops tables that are no longer needed. Returns their size in bytes.
+    /// Drops unneeded tables. Returns their total size in bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
@@ -251,7 +252,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes of split entries in the large-page table `key`.
+    /// Applies changes of the split entries in large-page table `key`.
     pub(crate) fn large_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -272,7 +273,7 @@ impl Splits {
         }
     }
 
-    /// Applies changed entries of the small-page table `key`.
+    /// Applies changes of the entries in small-page table `key`.
     pub(crate) fn small_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -296,7 +297,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// If `before` is true, writes all entries that replace large entries, otherwise all other entries.
+    /// Writes the entries that replace large entries if `before` is true, otherwise all other entries.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -322,9 +323,9 @@ impl Splits {
         }
     }
 
-    /// Returns the small-page table that a directory entry of `pair` must refer to, if it is not the guest's. `large`
-    /// is the pair's large-page table. `Some(None)` means that the entry must refer to no table, because the
-    /// replacement does not fit.
+    /// Returns the replacement for the small-page table in a directory entry of `pair`, or `None` if the guest's table
+    /// must be used. `large` is the large-page table of the pair. Returns `Some(None)` if the replacement does not
+    /// exist, so that the entry must not refer to any small-page table.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;
@@ -332,22 +333,23 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry through which the card accesses 4 KiB page `index` of a directory entry of `pair`, if that
-    /// page is in a split large page.
+    /// Returns the entry through which the card accesses 4 KiB page `index` of a directory entry of `pair`, or `None`
+    /// if the page is not in a split large page.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
     }
 
-    /// Checks, for tests, that each pair with a table is in use and needs it, and that the table's entries are correct.
+    /// Checks that each pair with a table is in use and needs the table, and that the table's entries are correct. For
+    /// tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn audit(&self, tables: &Tables, number: impl Fn(&TableKey) -> Option<u32>) {
         assert!(self.orphans.is_empty());
         let mirror = |key: &TableKey| tables.get(number(key)?).map(|table| &table.mirror);
         for (pair, table) in &self.made {
-            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "a table for an unreferenced pair");
-            let large = mirror(&pair.large).expect("a large-page table");
-            assert!(!large.splits.is_empty(), "an unneeded table");
+            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "an unreferenced pair has a table");
+            let large = mirror(&pair.large).expect("the pair has no large-page table");
+            assert!(!large.splits.is_empty(), "the pair does not need its table");
             for (index, entry) in table.shadow.iter().enumerate() {
                 let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
                 let wanted = large

@@ -1,4 +1,4 @@
-//! The shadow of a guest table.
+//! The shadow of a guest page table.
 
 use crate::bits::{self, Set512, bit};
 use crate::mirror::{Mirror, PAGE_ENTRIES, RawEntry, Runs};
@@ -10,7 +10,8 @@ use crate::{Denial, Frames, GuestRange, Place, SyncReport};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pde, Pte, TableTarget};
 
-/// Identifies a guest table. Directory entries that refer to the same bytes with the same meaning share a shadow.
+/// Identifies a guest table. Directory entries that refer to the same memory with the same interpretation share a
+/// shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TableKey {
     pub(crate) place: Place,
@@ -43,25 +44,25 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Records that must be updated with every change of an entry.
+/// State that must be updated when an entry changes.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// VRAM pages that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that cease to be writable when the card's TLBs are flushed.
+    /// Pages that cease to be writable with the next flush of the card's TLBs.
     pub(crate) released: &'a mut Vec<FrameRun>,
-    /// Number of further large entries that may be split.
+    /// Number of additional large entries that may be split.
     pub(crate) splits_left: &'a mut u64,
-    /// True if entries may be half-written, because the guest has not flushed.
+    /// True if entries may be partially written, because the guest has not flushed.
     pub(crate) half_written: bool,
 }
 
-/// Changes made to a table in one pass.
+/// Changes to a table in one synchronization.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Changed card entries.
+    /// Runs of changed card entries.
     pub(crate) runs: Runs,
-    /// Large entries whose replacements were changed or removed.
+    /// Large entries whose replacement entries have changed.
     pub(crate) splits: Vec<usize>,
 }
 
@@ -71,8 +72,8 @@ impl Changes {
     }
 }
 
-/// Maximum number of a table's entries that are read a second time before they count as denied. Each guest CPU may be
-/// in the middle of writing one entry.
+/// Maximum number of entries per table that are read again before they are reported as denied. Each guest CPU may be in
+/// the middle of writing one entry.
 const MAX_DOUBTED: usize = 16;
 
 /// The shadow of a guest table.
@@ -82,24 +83,24 @@ pub(crate) struct Table {
     /// Index of the table's space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give them one.
+    /// Number of entries in each page that refer to memory but have no shadow entry. They may be granted later.
     absent: Box<[u16]>,
-    /// Entries that could not be granted when first read, by index and value. A driver writes the two halves of an
-    /// entry separately, so work of another CPU can find a half-written entry. The mirror contains 0 for these entries,
-    /// and their pages are read again.
+    /// Index and value of entries that were not granted when they were read for the first time. A driver writes the two
+    /// halves of an entry separately, so that the entry may be partially written when another CPU submits work. The
+    /// mirror contains 0 for these entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
-    /// Pages with absent entries that must be checked again.
+    /// Pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
     /// True if the table is in its space's queue of tables with pending work.
     pub(crate) queued: bool,
-    /// Number of entries that map RAM for the card.
+    /// Number of entries through which the card can access RAM.
     pub(crate) ram: u32,
-    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM, or did so.
+    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM.
     pub(crate) barred: bool,
 }
 
 impl Table {
-    /// Creates a table. Its shadow at `card` must be zeroed.
+    /// Creates a table. The shadow at `card` must have been zeroed.
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
@@ -111,7 +112,7 @@ impl Table {
         (self.mirror.pending() | self.recheck) != 0
     }
 
-    /// Adds the pages of this table, whose number is `own`, to the index.
+    /// Adds the pages of this table to the index. `own` is the number of the table.
     pub(crate) fn register(&mut self, own: u32, pages: &mut PageIndex) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page)
@@ -122,7 +123,8 @@ impl Table {
         }
     }
 
-    /// Removes the table's entries from the records and the index. Leaves the entries on the card.
+    /// Removes the table's entries from all counts, and its pages from the index. Does not change the entries on the
+    /// card.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -193,16 +195,17 @@ impl Table {
         }
     }
 
-    /// Returns the shadow of the guest entry `raw`, if the limit on split entries permits it.
+    /// Returns the shadow of the guest entry `raw`, or an error if the entry is denied or would exceed the limit on
+    /// split entries.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page, using their values in `fresh` if given, otherwise their old values.
-    /// If `recheck` is set, also processes absent entries.
-    #[expect(clippy::too_many_arguments, reason = "the state of a pass, whose parts are borrowed separately")]
+    /// Processes the `changed` entries of a page, whose new values are in `fresh` if they have been read. If `recheck`
+    /// is true, also processes absent entries.
+    #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,
         piece: Piece,
@@ -255,7 +258,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if an entry that is not granted must be read again, because it was found for the first time.
+    /// Returns true if the entry, which is not granted, was found for the first time and must be read again.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -270,7 +273,7 @@ impl Table {
         room
     }
 
-    /// Drops the entries of a page that map into `range`.
+    /// Drops the entries of a page that map memory in `range`.
     pub(crate) fn invalidate(&mut self, piece: Piece, range: GuestRange, books: &mut Books<'_>, changes: &mut Changes) {
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
@@ -281,8 +284,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Retranslates a page's entries that map into `range`. A pending page may have changed, so its gained permissions
-    /// wait until the page has been read.
+    /// Retranslates the entries of a page that map memory in `range`. If the page is pending, its entries may have
+    /// changed, so permissions are added only after the page has been read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -293,8 +296,7 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
-        // Most memory that moves is mapped with small entries. Only their addresses change, so the counts stay the
-        // same.
+        // Moved memory is usually mapped by small entries. Only their addresses change, so the counts remain correct.
         let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
@@ -331,7 +333,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns true if there are any.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -339,18 +341,18 @@ impl Table {
     }
 }
 
-/// Returns true if the entry maps RAM for the card.
+/// Returns true if the card can access RAM through the entry.
 fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
 
-/// Returns the guest VRAM page that an entry makes writable for the GPU.
+/// Returns the frame number of the guest VRAM page that the entry makes writable for the GPU, if any.
 fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
     Some(named.frame)
 }
 
-/// Returns true if a guest entry refers to a byte in `range`.
+/// Returns true if the guest entry `raw` refers to a byte in `range`.
 fn names(raw: u64, size: PageSize, range: GuestRange) -> bool {
     let (system, start, len) = range.parts();
     let Some(named) = named(raw, size) else { return false };

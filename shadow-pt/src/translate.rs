@@ -1,16 +1,16 @@
-//! Translates a guest entry to a shadow entry, or denies it.
+//! Translates guest entries to shadow entries, or denies them.
 
 use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{self, Pte, PteAperture};
 
-/// Number of bits in an entry's frame number.
+/// Number of bits of the frame number in an entry.
 pub(crate) const FRAME_BITS: u32 = 28;
 
 /// Number of 4 KiB pages in a large page.
 pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());
 
-/// Selects one of a directory entry's two tables.
+/// Page size of one of a directory entry's two tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum PageSize {
     Small,
@@ -18,7 +18,7 @@ pub(crate) enum PageSize {
 }
 
 impl PageSize {
-    /// Returns log2 of the page size in bytes.
+    /// Returns the base-2 logarithm of the page size in bytes.
     pub(crate) const fn shift(self) -> u32 {
         self.bytes().trailing_zeros()
     }
@@ -34,20 +34,20 @@ impl PageSize {
 
 /// The small entries that replace a large entry.
 pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
-/// Size in bytes of the small entries that replace a large entry.
+/// Total size of the small entries that replace a large entry, in bytes.
 pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 
-/// Shadow of a guest entry.
+/// The shadow of a guest entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shadow {
-    /// A single entry at the same index.
+    /// A single entry, at the same index as the guest entry.
     Entry(u64),
     /// Valid small entries for all pages of a split large entry. The large entry itself is 0.
     Split(Box<Pieces>),
 }
 
 impl Shadow {
-    /// Returns the card's entry at the same index.
+    /// Returns the card's entry at the index of the guest entry.
     pub(crate) const fn entry(&self) -> u64 {
         match self {
             Self::Entry(entry) => *entry,
@@ -56,8 +56,8 @@ impl Shadow {
     }
 }
 
-/// Returns the shadow of the guest entry `raw` in a table with pages of `size`: a single entry, or one entry per 4 KiB
-/// if the large page is split. If any part of a large page is not granted, the whole page is denied.
+/// Returns the shadow of the guest entry `raw` in a table with page size `size`. The shadow is a single entry, or small
+/// entries if a large page must be split. If any part of a large page is not granted, the whole page is denied.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -70,22 +70,22 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> R
     }
 }
 
-/// Returns one entry per 4 KiB of a large entry.
+/// Returns the small entries that replace a large entry.
 fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // The frame number of a large page is aligned, so the page number fits in its low bits.
+        // The frame number of a large page is aligned, so the low bits are free for the small page's number.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry; 0 if the entry is invalid.
+/// Returns the shadow of the guest entry `raw` as a single entry, which is 0 if `raw` is invalid.
 ///
-/// Preserves the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops meaningless bits,
-/// and encryption and compression tags, whose keys and memory belong to the card. RAM that is registered only for
-/// reading becomes read-only. VRAM in host memory is snooped.
+/// Preserves the valid, privileged, read-only and volatile bits, and the layout of the storage kind. Clears unused
+/// bits, and encryption and compression tags, whose keys and memory belong to the card. RAM that is registered only for
+/// reading is mapped read-only. VRAM in host memory is mapped as snooped.
 // GUESS: an uncompressed kind has the same layout in host memory as in VRAM.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
@@ -139,17 +139,17 @@ fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Deni
     Ok(shadow.into())
 }
 
-/// Memory that an entry refers to, if it could be granted at all.
+/// Memory to which an entry refers, whether granted or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     /// True for guest RAM, false for VRAM.
     pub(crate) system: bool,
-    /// Number of the first 4 KiB page.
+    /// Frame number of the first 4 KiB page.
     pub(crate) frame: u32,
 }
 
-/// Returns the memory that the guest entry `raw` refers to; `None` if [`translate`] turns the entry into 0, or denies
-/// it regardless of the grants.
+/// Returns the memory to which the guest entry `raw` refers. Returns `None` if [`translate`] returns 0 for the entry,
+/// or denies it regardless of the granted memory.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()
@@ -159,7 +159,7 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Returns true if `old` permits an access that `new` does not, or refers to a different frame.
+/// Returns true if `old` permits an access that `new` does not permit, or if their frames differ.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

@@ -1,22 +1,22 @@
-//! Combines all interfaces of a synchronisation in one object, so that its implementer needs the card's memory only
-//! once.
+//! Combines the interfaces needed by a synchronization in one object, so that its implementation borrows the card's
+//! memory only once.
 
 use crate::{Frame, Frames, GuestMemory, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
 
-/// The guest's memory, its grants, and the card's memory for shadows.
+/// Guest memory, granted memory, and card memory for shadow tables.
 pub trait World: GuestMemory + Frames + ShadowMemory {}
 
 impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 
-/// A world made of three separate objects.
+/// A world that consists of three separate objects.
 #[derive(Debug)]
 pub struct Parts<'a, G, F, M> {
     /// Guest memory.
     pub guest: &'a mut G,
-    /// Granted frames.
+    /// Memory granted to the guest.
     pub frames: &'a mut F,
-    /// Card memory for shadows.
+    /// Card memory for shadow tables.
     pub memory: &'a mut M,
 }
 

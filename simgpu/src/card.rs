@@ -85,7 +85,7 @@ pub enum Error {
     #[error("the software card has no VRAM")]
     Vram(#[from] VramError),
     /// The size of a BAR is invalid.
-    #[error("{name} of {size:#x} bytes is not possible: it must be a power of two from 1 MiB to 64 GiB")]
+    #[error("{name} of {size:#x} bytes is not supported: it must be a power of two from 1 MiB to 64 GiB")]
     BarSize {
         /// Name of the BAR.
         name: &'static str,
@@ -93,7 +93,7 @@ pub enum Error {
         size: u64,
     },
     /// The saved state is invalid, or belongs to a different card.
-    #[error("the saved state of the software card is refused")]
+    #[error("the saved state of the software card is invalid")]
     Saved(#[from] Invalid),
     /// The card's thread could not be started.
     #[error("the software card's thread could not be started")]
@@ -140,7 +140,7 @@ impl SimGpu {
     /// Creates a card in the power-on state.
     ///
     /// # Errors
-    /// Returns an [`Error`].
+    /// Returns an [`Error`] if the configuration is invalid or the host lacks resources.
     pub fn new(config: &Config) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
@@ -149,7 +149,7 @@ impl SimGpu {
     /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// Returns an [`Error`].
+    /// Returns an [`Error`] if the configuration or the saved state is invalid, or the host lacks resources.
     pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()

@@ -148,7 +148,7 @@ impl Fifo {
         self.cut_short(until, cx);
     }
 
-    /// Drops an engine's context and work immediately, even if the work has not ended by the time model.
+    /// Drops an engine's context and work immediately, even if the work has not completed by the time model.
     pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
         let until = self.slots[slot].until;
         self.slots[slot].abandon();

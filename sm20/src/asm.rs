@@ -163,8 +163,9 @@ fn emit(item: &Item<'_>, symbols: &mut Symbols, kernels: &mut [Draft], words: &m
     Ok(())
 }
 
-/// Encoding of unguarded NOP and NOP.E32.
+/// Encoding of an unguarded NOP.
 const NOP: u64 = 0x4000_0000_0000_1de4;
+/// Encoding of an unguarded NOP.E32.
 const SHORT_NOP: u64 = 0x0000_1c08;
 
 fn push(words: &mut Vec<u32>, value: u64, form: Form) {

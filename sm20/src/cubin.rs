@@ -73,7 +73,7 @@ pub fn read(data: &[u8]) -> Result<Program, String> {
 }
 
 fn read_class<E: FileHeader<Endian = Endianness>>(data: &[u8]) -> Result<Program, String> {
-    let damaged = |error: object::Error| format!("the cubin is damaged: {error}");
+    let damaged = |error: object::Error| format!("the cubin is corrupt: {error}");
     let header = E::parse(data).map_err(damaged)?;
     let endian = header.endian().map_err(damaged)?;
     if header.e_machine(endian) != EM_CUDA {
@@ -126,7 +126,7 @@ struct Cubin<'a, E: FileHeader> {
 impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
     fn name(&self, section: &E::SectionHeader) -> Result<&'a str, String> {
         let name = self.sections.section_name(self.endian, section);
-        let name = name.map_err(|error| format!("the cubin is damaged: {error}"))?;
+        let name = name.map_err(|error| format!("the cubin is corrupt: {error}"))?;
         std::str::from_utf8(name).map_err(|_| "a section's name is not UTF-8".to_owned())
     }
 
@@ -140,7 +140,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
                 return Err(format!("the cubin needs relocations ({name}): calls and global variables"));
             }
             if constants && !is_empty {
-                return Err(format!("the cubin has constants of its own ({name})"));
+                return Err(format!("the cubin has its own constants ({name})"));
             }
             if name.starts_with(".nv.global") && !is_empty {
                 return Err(format!("the cubin has global variables ({name})"));
@@ -178,7 +178,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
                     bytes = u32::from(u16::from_le_bytes([*size_low, *size_high]));
                 }
                 (FORMAT_SIZED, KPARAM_INFO, [_, _, _, _, _, _, low, high, flags @ ..]) => {
-                    let flags: [u8; 4] = flags.try_into().map_err(|_| format!("{name} is damaged"))?;
+                    let flags: [u8; 4] = flags.try_into().map_err(|_| format!("{name} is corrupt"))?;
                     let offset = u16::from_le_bytes([*low, *high]).into();
                     list.push(Parameter { offset, bytes: u32::from_le_bytes(flags) >> 18 });
                 }

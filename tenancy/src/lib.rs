@@ -13,20 +13,26 @@
 //! [`Machine::wait_reason`] returns the reason why a tenant waits. [`MemoryView`] and [`TimeView`] describe a card of
 //! either kind to operators.
 //!
-//! [`Deadlines`] contains the timers of `cuda-owner`.
+//! [`Deadlines`] contains the timers of a CUDA card's owner, and [`Indices`] the indices that it assigns.
+//! [`SavedTenancy`] and [`SavedAccounts`] are the saved state for the card's next owner.
 //!
 //! `sched`, not this crate, divides the time. This crate does not copy memory, and does not depend on channels or
 //! processes.
 
 mod deadlines;
+mod indices;
 mod machine;
 pub mod relocation;
 mod residency;
+mod saved;
 mod view;
 mod wait;
 
 pub use deadlines::{Deadline, Deadlines};
-pub use machine::Machine;
+pub use indices::Indices;
+pub use machine::{Changes, Machine, Report, Traffic};
 pub use residency::{Demand, Holds, Planned, Residency};
+pub use saved::{RestoredAccounts, SavedAccounts, SavedTenancy};
+pub use saved_state::{ReadError, WriteError};
 pub use view::{EngineTime, Entitled, MemoryView, TenantTime, TimeView, Window};
 pub use wait::{Standing, Wait};

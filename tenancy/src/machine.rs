@@ -1,10 +1,47 @@
 //! A card's memory as one state machine: the tenants whose memory is on the card, and the moves in progress.
+//!
+//! The executor divides its work into *rounds*: [`Machine::begin_round`] with its report, the plans of
+//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call it carries out
+//! [`Machine::take_changes`].
 
-use crate::relocation::Relocations;
+use crate::relocation::{Config, Relocations};
 use crate::{Holds, Residency, Standing, Wait};
-use sched::{Scheduler, VgpuParams};
+use sched::{Engine, Scheduler, VgpuParams};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
-use vram::{ChunkTable, Mode, TenantId};
+use vram::{ChunkTable, Done, Mode, TenantId};
+
+/// Traffic on the bus since the last report, caused by tenants' work that accesses host memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// The number of bytes is not known.
+    Unknown,
+    /// Number of bytes.
+    Bytes(u64),
+    /// The card does not count accesses. The work of these tenants runs, and is assumed to read all their host memory.
+    Assumed(BTreeSet<TenantId>),
+}
+
+/// The executor's report at the beginning of a round.
+pub struct Report<'a> {
+    /// Tenants with unfinished work, and tenants that wait for memory.
+    pub working: BTreeSet<TenantId>,
+    /// Traffic on the bus since the last report.
+    pub traffic: Traffic,
+    /// The tenants' time: their weights and accounts.
+    pub scheduler: &'a Scheduler,
+    /// True if the scheduler's submissions are those of the tenants, so that their number shows the tenants' progress.
+    pub counts_work: bool,
+}
+
+/// Consequences of memory quanta for tenants' time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Tenants to hold or to release.
+    pub holds: Holds,
+    /// Tenants that compete for time with other settings from now on; `None` restores their own settings.
+    pub competitors: Vec<(TenantId, Option<VgpuParams>)>,
+}
 
 /// A card's memory. `U` identifies users of memory, and `P` identifies backing memory.
 #[derive(Debug)]
@@ -13,23 +50,58 @@ pub struct Machine<U, P> {
     pub residency: Residency,
     /// Moves in progress.
     pub relocations: Relocations<U, P>,
+    /// Holds that the executor has not carried out yet.
+    holds: Holds,
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
-    /// Returns true if a tenant gets no time because its memory is being moved or it waits for its quantum.
+    /// Creates the machine of a card on which no memory is moving.
+    #[must_use]
+    pub fn new(residency: Residency, limits: Config) -> Self {
+        Self { residency, relocations: Relocations::new(limits), holds: Holds::new() }
+    }
+
+    /// Begins a round: records which tenants take part, and starts, changes or ends memory quanta.
+    pub fn begin_round(&mut self, table: &ChunkTable, now: u64, report: &Report<'_>) {
+        // The holder of a quantum cannot work while its own memory moves, but keeps its quantum.
+        let loading =
+            self.residency.turn().map(|turn| turn.holder).filter(|holder| self.relocations.is_moving(*holder));
+        report.working.iter().copied().chain(loading).for_each(|tenant| self.residency.worked(tenant, now));
+        self.add_traffic(table, now, &report.traffic);
+        let weight = |tenant| report.scheduler.params(tenant).map_or(1, |params| params.weight);
+        let done = |tenant| work_done(report.scheduler, tenant);
+        let done = report.counts_work.then_some(&done as &dyn Fn(TenantId) -> Done);
+        self.holds.extend(self.residency.tick(table, now, weight, done));
+    }
+
+    /// Records traffic on the bus since the last report.
+    pub fn add_traffic(&mut self, table: &ChunkTable, now: u64, traffic: &Traffic) {
+        match traffic {
+            Traffic::Unknown => {}
+            Traffic::Bytes(bytes) => self.residency.accessed(now, *bytes),
+            Traffic::Assumed(running) => self.residency.accessed(now, readable_bytes(table, running)),
+        }
+    }
+
+    /// Returns true if a tenant gets no time because its memory is moving or it waits for its quantum.
     #[must_use]
     pub fn is_paused(&self, tenant: TenantId) -> bool {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
     }
 
-    /// Ends a planning round. If no memory is moving, starts the quantum for which memory was moved in. For `fixed`,
-    /// see [`Residency::is_still`].
-    pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
-        if self.relocations.is_idle() {
-            return self.residency.is_still(table, now, fixed);
+    /// Ends a round. If no memory is moving, starts the quantum for which memory was moved. For `fixed`, see
+    /// [`Residency::is_still`].
+    pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) {
+        match self.relocations.is_idle() {
+            true => self.holds.extend(self.residency.is_still(table, now, fixed)),
+            false => self.residency.moves(),
         }
-        self.residency.moves();
-        Holds::new()
+    }
+
+    /// Returns the changes that the executor has to carry out now.
+    #[must_use]
+    pub fn take_changes(&mut self, scheduler: &Scheduler) -> Changes {
+        Changes { holds: std::mem::take(&mut self.holds), competitors: self.changed_competitors(scheduler) }
     }
 
     /// Returns the time in ns until the next planning round unless an event occurs earlier, or `None` if only events
@@ -44,10 +116,9 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         is_due.then(|| residency.balancer().config().return_interval_ns)
     }
 
-    /// Returns the tenants whose settings for time competition must change, with the new settings, or `None` to restore
-    /// their own settings. See [`Residency::competing`].
-    #[must_use]
-    pub fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
+    /// Returns the tenants whose settings for the competition for time must change, with the new settings; `None`
+    /// restores their own settings. See [`Residency::competing`].
+    fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
         let settings = scheduler.vgpus().map(|tenant| (tenant, self.residency.competing(tenant, own)));
         settings.filter(|(tenant, settings)| settings.as_ref() != scheduler.competing(*tenant)).collect()
@@ -59,6 +130,23 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         let is_moving = standing.has_work && self.relocations.is_moving(tenant);
         self.residency.wait_reason(tenant, now, is_moving, standing)
     }
+}
+
+/// Returns the work that a tenant has completed on all engines since it was added.
+fn work_done(scheduler: &Scheduler, tenant: TenantId) -> Done {
+    let accounts = Engine::ALL.into_iter().filter_map(|engine| scheduler.account(tenant, engine));
+    accounts.fold(Done::default(), |sum, account| Done {
+        used_ns: sum.used_ns.saturating_add(account.used),
+        ended: sum.ended.saturating_add(account.completed),
+    })
+}
+
+/// Returns the number of bytes in host memory that running work can read, without memory beyond the quota of its
+/// tenant, which cannot return to the card with or without quanta.
+fn readable_bytes(table: &ChunkTable, running: &BTreeSet<TenantId>) -> u64 {
+    let accounts = table.vms().filter(|(tenant, _)| running.contains(tenant)).map(|(_, account)| account);
+    let chunks = |account: vram::VmSummary| account.host.min(account.limits.quota.saturating_sub(account.placed));
+    accounts.map(|account| u64::from(chunks(account)) * table.chunk_bytes()).sum()
 }
 
 #[cfg(test)]
@@ -76,17 +164,38 @@ mod tests {
 
     /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
-        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
+        let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
         let quanta = QuantaConfig { mode, min_ns: 100 * MS, max_ns: 100 * MS, ..QuantaConfig::default() };
         let mut residency = Residency::new(vram::balance::Config::default(), quanta);
         for tenant in [ONE, TWO] {
-            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("room");
-            table.place(tenant, table.guest_address(0)).expect("room");
+            table.create_vm(tenant, 64 * MIB, Limits::default()).expect("the VM fits");
+            table.place(tenant, table.guest_address(0)).expect("a chunk is free");
             residency.worked(tenant, 0);
         }
         let limits = Config { batch_chunks: 1, batches_most: 9, batches_few: 9, answer_ns: 1000 * MS, force_ns: None };
-        (table, Machine { residency, relocations: Relocations::new(limits) })
+        (table, Machine::new(residency, limits))
+    }
+
+    /// Returns the scheduler of two tenants with equal weights.
+    fn scheduler() -> Scheduler {
+        let mut scheduler = Scheduler::new(sched::Config::default(), Nanos(0)).expect("defaults");
+        for vgpu in [ONE, TWO] {
+            scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut Vec::new());
+        }
+        scheduler
+    }
+
+    /// Begins a round with these tenants.
+    fn begin_round(machine: &mut Machine<TenantId, u32>, table: &ChunkTable, now: u64, working: &[TenantId]) {
+        let working = working.iter().copied().collect();
+        let report = Report { working, traffic: Traffic::Unknown, scheduler: &scheduler(), counts_work: false };
+        machine.begin_round(table, now, &report);
+    }
+
+    /// Returns the holds that have changed.
+    fn holds(machine: &mut Machine<TenantId, u32>) -> Holds {
+        machine.take_changes(&scheduler()).holds
     }
 
     /// Starts moving a chunk of a tenant.
@@ -100,15 +209,17 @@ mod tests {
     #[test]
     fn quantum_does_not_begin_while_any_memory_moves() {
         let (table, mut machine) = two(Mode::Forced);
-        let holds = machine.residency.tick(&table, 0, |_| 100, None);
-        assert_eq!(holds, [(ONE, true), (TWO, true)], "memory is moving for the quantum");
+        begin_round(&mut machine, &table, 0, &[]);
+        assert_eq!(holds(&mut machine), [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // Simulate an operator who moves the other tenant's memory.
+        // Simulate a move of the other tenant's memory, as by the operator.
         begin(&mut machine, &table, TWO);
-        assert_eq!(machine.round_ended(&table, MS, None), []);
+        machine.round_ended(&table, MS, None);
+        assert_eq!(holds(&mut machine), []);
         assert!(machine.residency.is_loading() && machine.is_paused(ONE) && machine.is_paused(TWO));
         machine.relocations.cancel(TWO);
-        assert_eq!(machine.round_ended(&table, 2 * MS, None), [(ONE, false)]);
+        machine.round_ended(&table, 2 * MS, None);
+        assert_eq!(holds(&mut machine), [(ONE, false)]);
         assert!(!machine.is_paused(ONE) && machine.is_paused(TWO));
     }
 
@@ -118,7 +229,7 @@ mod tests {
         assert_eq!(machine.next_round_ns(&table), None, "no pressure, no cost");
         let interval = machine.residency.balancer().config().return_interval_ns;
         let step = vram::Step { vm: ONE, index: 0, to: vram::To::Host };
-        let moves = table.start(step).expect("room").expect("a move");
+        let moves = table.start(step).expect("a chunk is free").expect("the chunk must move");
         table.commit_move(moves.id);
         assert_eq!(machine.next_round_ns(&table), Some(interval), "evicted memory may return");
         let (table, machine) = two(Mode::Forced);
@@ -131,17 +242,40 @@ mod tests {
     #[test]
     fn competitors_are_reported_until_the_scheduler_has_them() {
         let (table, mut machine) = two(Mode::Forced);
-        let mut scheduler = Scheduler::new(sched::Config::default(), Nanos(0)).expect("defaults");
-        for vgpu in [ONE, TWO] {
-            scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut Vec::new());
-        }
-        assert_eq!(machine.changed_competitors(&scheduler), []);
-        machine.residency.tick(&table, 0, |_| 100, None);
-        let changed = machine.changed_competitors(&scheduler);
+        let mut scheduler = scheduler();
+        assert_eq!(machine.take_changes(&scheduler), Changes::default());
+        begin_round(&mut machine, &table, 0, &[]);
+        let changed = machine.take_changes(&scheduler).competitors;
         let [(ONE, params @ Some(group))] = changed[..] else { panic!("{changed:?}") };
         assert_eq!(group.weight, 2 * VgpuParams::default().weight, "for both");
         scheduler.event(Nanos(0), Event::Competes { vgpu: ONE, params }, &mut Vec::new());
-        assert_eq!(machine.changed_competitors(&scheduler), []);
+        assert_eq!(machine.take_changes(&scheduler), Changes::default());
+    }
+
+    #[test]
+    fn holder_whose_memory_moves_is_not_idle() {
+        let (table, mut machine) = two(Mode::Forced);
+        begin_round(&mut machine, &table, 0, &[ONE, TWO]);
+        begin(&mut machine, &table, ONE);
+        let rested = machine.residency.balancer().config().idle_after_ns + MS;
+        begin_round(&mut machine, &table, rested, &[TWO]);
+        assert_eq!(machine.residency.turn().map(|turn| turn.holder), Some(ONE));
+        machine.relocations.cancel(ONE);
+        begin_round(&mut machine, &table, 2 * rested, &[TWO]);
+        assert_eq!(machine.residency.turn(), None, "the other tenant does not take turns alone");
+    }
+
+    #[test]
+    fn assumed_traffic_excludes_memory_beyond_quota() {
+        let (mut table, _) = two(Mode::Auto);
+        let step = vram::Step { vm: ONE, index: 0, to: vram::To::Host };
+        let moves = table.start(step).expect("room").expect("a move");
+        table.commit_move(moves.id);
+        let running = BTreeSet::from([ONE, TWO]);
+        assert_eq!(readable_bytes(&table, &running), MIB);
+        assert_eq!(readable_bytes(&table, &BTreeSet::from([TWO])), 0, "its memory is on the card");
+        table.set_limits(ONE, Limits { quota: 0, ..Limits::default() }).expect("no guarantee");
+        assert_eq!(readable_bytes(&table, &running), 0);
     }
 
     #[test]

@@ -497,7 +497,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.records.remove(&user);
     }
 
-    /// Gives a user no orders for a while, because a chunk could not move.
+    /// Suspends a user's orders for a while, because a chunk could not move.
     pub fn postpone(&mut self, user: U, now: u64) {
         let record = self.records.entry(user).or_default();
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));

@@ -3,7 +3,7 @@
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::{ActiveVms, By, Config, Request};
-use vram::{Balancer, Change, ChunkTable, Done, Quanta, QuantaConfig, Step, TenantId, Turn};
+use vram::{Balancer, Change, ChunkTable, Done, Lead, OnFull, Quanta, QuantaConfig, Step, TenantId, Turn, VmSummary};
 
 /// Tenants to hold (true) or to release (false) because of another tenant's quantum.
 pub type Holds = Vec<(TenantId, bool)>;
@@ -64,7 +64,13 @@ impl Residency {
         Self { balancer, quanta, held, held_ns: BTreeMap::new(), is_loading, still_since: None, begun }
     }
 
-    /// Changes the operator's settings.
+    /// Continues with the measured bandwidth and the results of an earlier owner's probes, and with the current
+    /// settings. The quantum of that owner has ended.
+    pub fn continue_from(&mut self, quanta: Quanta, begun: u64) {
+        (self.quanta, self.begun) = (quanta.at_rest(*self.quanta.config()), begun);
+    }
+
+    /// Changes the operator's settings from now on.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -141,6 +147,13 @@ impl Residency {
         self.quanta.relocated(now, bytes, took_ns);
     }
 
+    /// Follows the other cards of tenants with several cards. `leads` contains the tenants whose quanta another card
+    /// decides, and `unready` the tenants whose memory is not ready on another card.
+    pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
+        self.quanta.set_leads(leads);
+        self.quanta.set_unready(unready);
+    }
+
     /// Forgets a removed tenant.
     pub fn forget(&mut self, tenant: TenantId) {
         self.balancer.forget_vm(tenant);
@@ -192,14 +205,15 @@ impl Residency {
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
     /// will soon release memory, so that more of the holder's memory can return. In this case, the quantum starts at
-    /// the latest after a time equal to the maximum cost of a change of quanta. `fixed` returns the number of a
-    /// tenant's chunks that never move, and is `None` if no such program is ending.
+    /// the latest after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several
+    /// cards also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of
+    /// a tenant's chunks that never move, and is `None` if no such program is ending.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
         let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
         let may_grow = fixed.is_some_and(|fixed| could_return(table, turn.holder, fixed));
-        if may_grow && now.saturating_sub(since) < patience {
+        if may_grow && now.saturating_sub(since) < patience || self.quanta.waits_for_cards(now) {
             return Holds::new();
         }
         (self.is_loading, self.still_since) = (false, None);
@@ -243,8 +257,31 @@ impl Residency {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }
 
-    /// Returns the settings that a tenant competes for time with instead of its own. The holder of a quantum competes
-    /// for all members: each member gets its share of the time in its own quanta, so tenants outside keep their shares.
+    /// Returns true if new memory of the holder of a quantum should wait for the eviction of other members' memory. In
+    /// host memory, the holder would access the memory over the link, and it would be moved at once.
+    #[must_use]
+    pub fn should_wait_for_room(&self, table: &ChunkTable, tenant: TenantId) -> bool {
+        let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
+        let Some(own) = account_of(table, tenant) else { return false };
+        let swaps = own.limits.on_full == OnFull::Swap && own.placed < own.limits.quota;
+        let has_room = table.spare() > 0 || own.placed < own.guarantee;
+        let others = turn.members.iter().filter(|&&member| member != tenant);
+        let mut others = others.filter_map(|&member| account_of(table, member));
+        swaps && !has_room && table.host_room() > 0 && others.any(|other| other.placed > other.guarantee)
+    }
+
+    /// Returns true if a tenant's next chunk goes to host memory although the tenant may have it on the card.
+    #[must_use]
+    pub fn swaps_next(table: &ChunkTable, tenant: TenantId) -> bool {
+        let swaps = |own: VmSummary| {
+            let may = own.placed < own.limits.quota && own.placed >= own.guarantee;
+            may && own.limits.on_full == OnFull::Swap
+        };
+        table.spare() == 0 && account_of(table, tenant).is_some_and(swaps)
+    }
+
+    /// Returns the settings with which a tenant competes for time in place of its own. The holder of a quantum competes
+    /// for all members: each member uses its share of the time in its own quanta, so tenants outside keep their shares.
     /// `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
@@ -278,8 +315,13 @@ impl Residency {
     }
 }
 
-/// Returns true if a tenant has evicted memory and the card has space for it, or would have space without the movable
-/// chunks of other tenants.
+/// Returns a tenant's account.
+fn account_of(table: &ChunkTable, tenant: TenantId) -> Option<VmSummary> {
+    table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account)
+}
+
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space without those chunks
+/// of other tenants that are not fixed.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

@@ -219,7 +219,7 @@ mod tests {
 
     /// Returns a scheduler with two tenants. By 250 ms, the first one has used 40 ms of compute time.
     fn used() -> Scheduler {
-        let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
+        let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("the defaults are valid");
         let mut decisions = Vec::new();
         let mut tell = |at, event| scheduler.event(Nanos(at), event, &mut decisions);
         for (vgpu, weight) in [(ONE, 300), (TWO, 100)] {
@@ -242,7 +242,7 @@ mod tests {
         let mut view = TimeView::new(&used(), &[Engine::Compute], Nanos(0), Nanos(0));
         view.divide_among(|_| Some(settings(100)), Queues::Single);
         assert_eq!([ONE, TWO].map(|id| view.tenants[&id].entitled.compute), [500, 500]);
-        view.tenants.get_mut(&ONE).expect("known").quarantine = Quarantine::Held;
+        view.tenants.get_mut(&ONE).expect("the tenant exists").quarantine = Quarantine::Held;
         view.divide_among(|_| Some(settings(100)), Queues::Single);
         assert_eq!([ONE, TWO].map(|id| view.tenants[&id].entitled.compute), [0, 1000]);
     }
@@ -281,11 +281,11 @@ mod tests {
     fn views_are_unchanged_by_their_wire_form() {
         let mut time = TimeView::new(&used(), &Engine::ALL, Nanos(300 * MS), Nanos(0));
         let wait = Some(Wait::MemoryQuantum { holder: ONE, left_ns: Some(5) });
-        time.tenants.get_mut(&TWO).expect("there").wait = wait;
+        time.tenants.get_mut(&TWO).expect("the tenant exists").wait = wait;
         let text = serde_json::to_string(&time).expect("the view can be serialized");
         assert_eq!(serde_json::from_str::<TimeView>(&text).expect("the text is a view"), time);
-        let mut table = ChunkTable::new(8 << 20, 1 << 20, vram::Contents::Zeroed).expect("sizes");
-        table.create_vm(TWO, 4 << 20, vram::Limits::default()).expect("room");
+        let mut table = ChunkTable::new(8 << 20, 1 << 20, vram::Contents::Zeroed).expect("the sizes are valid");
+        table.create_vm(TWO, 4 << 20, vram::Limits::default()).expect("the VM fits");
         let residency = Residency::new(vram::balance::Config::default(), vram::QuantaConfig::default());
         let memory = residency.view(&table, 0);
         assert_eq!(memory.summary.vms[&TWO].advertised, 4);

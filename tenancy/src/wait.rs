@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn member_waits_for_the_holder_and_the_holder_for_its_memory() {
-        let mut table = ChunkTable::new(64 << 20, 1 << 20, Contents::Zeroed).expect("sizes");
+        let mut table = ChunkTable::new(64 << 20, 1 << 20, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
         let quanta = QuantaConfig { mode: Mode::Forced, min_ns: 100 * MS, max_ns: 100 * MS, ..QuantaConfig::default() };
         let mut residency = Residency::new(Config::default(), quanta);
         for tenant in [ONE, TWO] {
-            table.create_vm(tenant, 64 << 20, Limits::default()).expect("room");
+            table.create_vm(tenant, 64 << 20, Limits::default()).expect("the VM fits");
             let address = table.guest_address(0);
-            table.place(tenant, address).expect("room");
+            table.place(tenant, address).expect("a chunk is free");
             residency.worked(tenant, 0);
         }
         residency.tick(&table, 0, |_| 100, None);

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-/// ID of a tenant of a card. An ID is not reused while any state of its tenant exists.
+/// ID of a card's tenant. An ID is not reused while any state of its tenant exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema))]
 pub struct TenantId(pub u32);

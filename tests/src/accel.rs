@@ -38,7 +38,7 @@ impl Accel {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
             Some("kvm") => return Ok(Self::Kvm),
             Some("tcg") => return Ok(Self::Tcg),
-            Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}; kvm or tcg was expected"),
+            Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}, expected kvm or tcg"),
             None => {}
         }
         // Concurrently starting guests share a single probe.

@@ -41,7 +41,7 @@ impl Output {
     /// Returns this output if the command succeeded, and otherwise an error that contains its lines.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
-            bail!("the command ended with code {}:\n{}", self.code, self.text());
+            bail!("the command exited with code {}:\n{}", self.code, self.text());
         }
         Ok(self)
     }
@@ -169,7 +169,7 @@ impl Agent {
                 bail!("the VM closed its serial line while the host waited for {what}");
             }
             if Instant::now() >= deadline {
-                bail!("waited {} s without success for {what}", limit.as_secs());
+                bail!("timed out after {} s while waiting for {what}", limit.as_secs());
             }
             state = self.shared.lock();
         }

@@ -114,7 +114,7 @@ mod tests {
         };
         let deadline = Instant::now() + crate::wait::scaled(Duration::from_secs(10));
         while !gone() {
-            assert!(Instant::now() < deadline, "process {child} goes on");
+            assert!(Instant::now() < deadline, "process {child} keeps running");
             thread::sleep(crate::wait::POLL_INTERVAL);
         }
     }

@@ -120,7 +120,7 @@ const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 impl Contest {
     /// Runs the loads. Calls `meanwhile` when the measurement begins; the measured time includes this call.
     ///
-    /// Fails if a load ends too early or has a wrong result.
+    /// Fails if a load ends too early or produces a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
@@ -169,7 +169,7 @@ impl Contest {
         let after = accounts()?;
         ask()?;
         let early = running.iter().find(|pending| pending.ended());
-        ensure!(early.is_none(), "a load has ended before the others were measured: {:?}", early.map(Pending::lines));
+        ensure!(early.is_none(), "a load ended before the others were measured: {:?}", early.map(Pending::lines));
         finally(crowd)?;
         // Count only whole intervals.
         let interval = history.interval_ns;
@@ -215,8 +215,8 @@ fn ends_in(line: &str) -> Result<Vec<u64>> {
     let times = words.map(|word| {
         at = at
             .checked_add(word.parse().with_context(|| format!("ENDS {line}: {word}"))?)
-            .context("a time beyond all")?;
-        at.checked_mul(1000).context("a time beyond all")
+            .context("a time beyond the last interval")?;
+        at.checked_mul(1000).context("a time beyond the last interval")
     });
     times.collect()
 }

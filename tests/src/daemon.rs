@@ -61,7 +61,7 @@ impl Ended {
     /// Returns this value if the exit code is 0, and otherwise an error that contains the output.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
-            bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
+            bail!("exited with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
         }
         Ok(self)
     }
@@ -147,9 +147,9 @@ impl Daemon {
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
-        let ended = wait::until("the daemon before to end", STOP_LIMIT, || Ok(self.process.try_wait()?));
+        let ended = wait::until("the previous daemon to exit", STOP_LIMIT, || Ok(self.process.try_wait()?));
         let status = ended.with_context(|| self.log_tail())?;
-        ensure!(status.success(), "the daemon before has ended with {status}:\n{}", self.log_tail());
+        ensure!(status.success(), "the previous daemon exited with {status}:\n{}", self.log_tail());
         let pid = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
         self.process = Process::adopted(pid.with_context(|| format!("no process in {info}"))?)?;
         Ok(info)
@@ -177,7 +177,7 @@ impl Daemon {
     fn wait_ready(&mut self) -> Result<()> {
         let ready = wait::until("mediatord to be ready", START_LIMIT, || {
             if let Some(status) = self.process.try_wait()? {
-                bail!("mediatord has ended ({status})");
+                bail!("mediatord has exited ({status})");
             }
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
@@ -215,13 +215,14 @@ impl Daemon {
     pub fn ctl_json(&self, args: &[&str]) -> Result<Value> {
         let all: Vec<_> = ["--output", "json"].iter().chain(args).copied().collect();
         let text = self.ctl(&all)?.success().with_context(|| format!("mediatorctl {}", args.join(" ")))?.stdout;
-        serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
+        serde_json::from_str(&text)
+            .with_context(|| format!("mediatorctl {} did not print JSON:\n{text}", args.join(" ")))
     }
 
     /// Sends `GET path` to the admin API, for values that no command prints verbatim.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
-        serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
+        serde_json::from_str(&body).with_context(|| format!("GET {path} did not return JSON:\n{body}"))
     }
 
     /// Sends `GET path` to the admin socket. Returns the body of the response.
@@ -266,7 +267,7 @@ impl Daemon {
             return Ok(status);
         }
         kill_process(self.process.id(), Signal::TERM).context("cannot signal mediatord")?;
-        let ended = wait::until("mediatord to end after SIGTERM", STOP_LIMIT, || Ok(self.process.try_wait()?));
+        let ended = wait::until("mediatord to exit after SIGTERM", STOP_LIMIT, || Ok(self.process.try_wait()?));
         ended.with_context(|| self.log_tail())
     }
 
@@ -333,7 +334,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
         .with_context(|| format!("cannot start {name}"))?;
     let stdout = child.stdout.take().map(read_all);
     let stderr = child.stderr.take().map(read_all);
-    let ended = wait::until(&format!("{name} to end"), limit, || Ok(child.try_wait()?));
+    let ended = wait::until(&format!("{name} to exit"), limit, || Ok(child.try_wait()?));
     if ended.is_err() {
         let _ = child.kill();
         let _ = child.wait();

@@ -161,7 +161,7 @@ impl Debian {
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
-        ensure!(output.code == 0, "{command}: ended with code {}:\n{text}\n{}", output.code, self.logs());
+        ensure!(output.code == 0, "{command}: exited with code {}:\n{text}\n{}", output.code, self.logs());
         Ok(text)
     }
 
@@ -205,7 +205,7 @@ impl Debian {
     fn end(&self, unit: &str, signal: &str) -> Result<()> {
         let process = format!("$(cat {UNITS}/{unit})");
         self.ok(&format!("kill -{signal} {process}"))?;
-        self.until("a unit to end", &format!("! kill -0 {process} 2>/dev/null"), COMMAND_LIMIT).map(drop)
+        self.until("a unit to exit", &format!("! kill -0 {process} 2>/dev/null"), COMMAND_LIMIT).map(drop)
     }
 
     fn say(&self, command: &str) {
@@ -253,7 +253,7 @@ impl Drop for Debian {
         // Kill all processes in the namespaces before the files are removed.
         let _ = self.namespaces.kill();
         let _ = self.namespaces.wait();
-        let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
+        let _ = wait::until("the host's processes to exit", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
             // Only a process with access to the mapped users can remove their files.
             let mut remove = Command::new("unshare");

@@ -41,7 +41,7 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
     let nodes = vm.run_ok("nodes")?;
     let node = nodes.lines.iter().find(|line| line.contains("renderD128"));
     if node.is_none() {
-        bail!("VM {}: nouveau made no render node: {:?}\n{}", vm.name(), nodes.lines, vm.run("dmesg")?.text());
+        bail!("VM {}: nouveau created no render node: {:?}\n{}", vm.name(), nodes.lines, vm.run("dmesg")?.text());
     }
     let interrupts = vm.run_ok("interrupts")?.text();
     let kind = match interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")) {

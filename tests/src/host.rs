@@ -55,7 +55,7 @@ impl Host {
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
-        ensure!(output.code == 0, "{command}: ended with code {}:\n{text}\n{}", output.code, self.journal());
+        ensure!(output.code == 0, "{command}: exited with code {}:\n{text}\n{}", output.code, self.journal());
         Ok(text)
     }
 

@@ -22,7 +22,7 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
 /// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// Same as for [`request`]. Also returns an error if the status is not 200.
+/// Returns the same errors as [`request`], or an error if the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),

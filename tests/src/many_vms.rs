@@ -110,7 +110,7 @@ impl Crowd {
         thread::scope(|scope| {
             let threads: Vec<_> = (0..BOOTS).map(|_| scope.spawn(some)).collect();
             threads.into_iter().try_for_each(|thread| {
-                vms.extend(thread.join().map_err(|_| anyhow!("a thread that boots guests has panicked"))??);
+                vms.extend(thread.join().map_err(|_| anyhow!("a thread that boots guests panicked"))??);
                 anyhow::Ok(())
             })
         })?;

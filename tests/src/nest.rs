@@ -79,7 +79,7 @@ impl Nest {
     /// Boots a machine with this project's programs and `files`.
     pub fn boot(name: &str, shape: Shape<'_>, mut files: Files) -> Result<Self> {
         let Shape { card_mib, card_keys, memory_mib, vms, huge_mib: _ } = shape;
-        ensure!(vms.len() <= LINES, "{} VMs, and a card has {LINES} lines", vms.len());
+        ensure!(vms.len() <= LINES, "{} VMs, but a card has only {LINES} lines", vms.len());
         let began = Instant::now();
         let images = crate::images()?;
         let nest = images::ensure_nest(&images::Progress::stderr())?;
@@ -138,14 +138,14 @@ impl Nest {
     /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
-        ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
+        ensure!(output.code == 0, "{command}: exited with code {}:\n{}", output.code, output.text());
         Ok(output.text())
     }
 
     /// Runs `mediatorctl` in the machine and parses its JSON output.
     pub fn ctl_json(&self, command: &str) -> Result<Value> {
         let text = self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} --json {command}"))?;
-        serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
+        serde_json::from_str(&text).with_context(|| format!("{command} did not print JSON:\n{text}"))
     }
 
     /// Approves firmware for the card, as an operator would. Its contents are arbitrary, because the card does not
@@ -153,7 +153,7 @@ impl Nest {
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
-        let images = listed["images"].as_array().context("the list has images")?;
+        let images = listed["images"].as_array().context("the list is not empty")?;
         let digests: Vec<&str> = images.iter().filter_map(|image| image["digest"].as_str()).collect();
         let approved = self.ctl_json(&firmware(&format!("approve {}", digests.join(" "))))?;
         let all = approved["images"].as_array().into_iter().flatten().all(|image| image["approved"] == true);
@@ -167,7 +167,7 @@ impl Nest {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
         wait::until("mediatord in the machine to serve", COMMAND_LIMIT, || {
-            ensure!(!daemon.ended(), "mediatord has ended:\n{}", daemon.lines().join("\n"));
+            ensure!(!daemon.ended(), "mediatord has exited:\n{}", daemon.lines().join("\n"));
             let asked = self.vm.run(&format!("run /{PROGRAMS}/mediatorctl --socket {ADMIN_SOCKET} card list"))?;
             Ok((asked.code == 0).then_some(()))
         })?;
@@ -179,7 +179,7 @@ impl Nest {
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;
-        self.say("mediatord in the machine has ended");
+        self.say("mediatord in the machine has exited");
         Ok(output.text())
     }
 }

@@ -29,7 +29,7 @@ impl Qmp {
         let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.message(Instant::now() + wait::scaled(COMMAND_LIMIT))?;
         if greeting.get("QMP").is_none() {
-            bail!("QEMU greets with {greeting}, not with a QMP greeting");
+            bail!("QEMU sent {greeting} instead of a QMP greeting");
         }
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -41,13 +41,13 @@ impl Qmp {
         self.stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("cannot send {command}"))?;
         let deadline = Instant::now() + wait::scaled(COMMAND_LIMIT);
         loop {
-            let mut message = self.message(deadline).with_context(|| format!("waiting for the answer to {command}"))?;
+            let mut message = self.message(deadline).with_context(|| format!("waiting for the reply to {command}"))?;
             if let Some(value) = message.get_mut("return") {
                 return Ok(value.take());
             }
             if let Some(error) = message.get("error") {
                 let text = error.get("desc").and_then(Value::as_str).unwrap_or("no description");
-                bail!("QEMU refuses {command}: {text}");
+                bail!("QEMU rejected {command}: {text}");
             }
             self.events.push_back(message);
         }
@@ -75,7 +75,7 @@ impl Qmp {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                return serde_json::from_slice(&line).context("QEMU sent what is not JSON");
+                return serde_json::from_slice(&line).context("QEMU sent invalid JSON");
             }
             let mut chunk = [0; 4096];
             match self.stream.read(&mut chunk) {
@@ -83,7 +83,7 @@ impl Qmp {
                 Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {
                     if Instant::now() >= deadline {
-                        bail!("QEMU did not answer in time");
+                        bail!("QEMU did not respond in time");
                     }
                 }
                 Err(e) => return Err(e).context("reading from QEMU"),
@@ -126,6 +126,6 @@ mod tests {
     fn refused_command_error_has_the_reason() {
         let mut qmp = qemu(&["{\"error\": {\"class\": \"GenericError\", \"desc\": \"no such device\"}}"]);
         let error = qmp.execute("device_del", json!({})).unwrap_err().to_string();
-        assert_eq!(error, "QEMU refuses device_del: no such device");
+        assert_eq!(error, "QEMU rejected device_del: no such device");
     }
 }

@@ -15,9 +15,9 @@ use crate::wait::until;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels in flight in a steady load.
 const IN_FLIGHT: u32 = 32;
-/// Kernel time limit in ms for rogues that must be quarantined. The next constant is the default limit, which is
-/// restored afterwards.
+/// Kernel time limit in ms for rogues that must be quarantined.
 const LIMIT_MS: &str = "200";
+/// Default kernel time limit in ms, which is restored afterwards.
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Number of strikes after which a VM is quarantined: the default.
 const STRIKES: &str = "3";
@@ -102,7 +102,7 @@ impl Rogue {
     /// Runs the rogue in the last of `neighbours.len() + 1` VMs. The other VMs run kernels with the given numbers of
     /// rounds.
     ///
-    /// Fails if a neighbour has a wrong result, or if the rogue has a wrong result after the attack.
+    /// Fails if a neighbour produces a wrong result, or if the rogue does so after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -148,7 +148,7 @@ pub fn neighbour(vm: usize, rounds: u32) -> Load {
 }
 
 fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(i32::try_from(crowd.vm(vm)?.pid())?).context("QEMU has no process number")?;
+    let pid = Pid::from_raw(i32::try_from(crowd.vm(vm)?.pid())?).context("QEMU has no process ID")?;
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 

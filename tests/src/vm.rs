@@ -399,12 +399,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Fails if QEMU has exited or the guest kernel has panicked.
 fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     let (console, log) = (folder.join("console.log"), folder.join("qemu.log"));
-    if let Some(status) = lock(process).try_wait().context("cannot ask for QEMU's state")? {
-        bail!("QEMU has ended ({status})\n{}{}", wait::tail(&log), wait::tail(&console));
+    if let Some(status) = lock(process).try_wait().context("cannot query QEMU's state")? {
+        bail!("QEMU has exited ({status})\n{}{}", wait::tail(&log), wait::tail(&console));
     }
     let bytes = fs::read(&console).unwrap_or_default();
     if bytes.windows(12).any(|w| w == b"Kernel panic") {
-        bail!("the guest's kernel has panicked\n{}", wait::tail(&console));
+        bail!("the guest kernel panicked\n{}", wait::tail(&console));
     }
     Ok(())
 }

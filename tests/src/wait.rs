@@ -30,7 +30,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
             return Ok(value);
         }
         if Instant::now() >= deadline {
-            bail!("waited {} s without success for {what}", limit.as_secs());
+            bail!("timed out after {} s while waiting for {what}", limit.as_secs());
         }
         thread::sleep(POLL_INTERVAL);
     }
@@ -62,10 +62,10 @@ impl Scratch {
     /// Creates a folder with a name that contains `name`.
     pub fn new(name: &str) -> Result<Self> {
         let prefix = format!("gm-{name}-");
-        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("cannot make a scratch folder")?;
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("cannot create a scratch folder")?;
         if env::var_os("GPU_MEDIATOR_KEEP").is_some() {
             let path = folder.keep();
-            eprintln!("{name}: logs stay in {}", path.display());
+            eprintln!("{name}: logs are kept in {}", path.display());
             return Ok(Self { path, folder: None });
         }
         Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })

@@ -106,7 +106,7 @@ impl XenMachine {
     /// Boots a machine for the domains in `specs`, at most [`LINES`]. `config` is the configuration of the daemon in
     /// domain 0.
     pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
-        ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
+        ensure!(specs.len() <= LINES, "{} domains, but a card has only {LINES} lines", specs.len());
         let began = Instant::now();
         let images = crate::images()?;
         let host = images::ensure_xen(&images::Progress::stderr())?;
@@ -193,7 +193,7 @@ impl XenMachine {
     /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
-        ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
+        ensure!(output.code == 0, "{command}: exited with code {}:\n{}", output.code, output.text());
         Ok(output.text())
     }
 
@@ -202,7 +202,7 @@ impl XenMachine {
         self.say("# mediatord --config /etc/mediatord.toml &");
         let daemon = self.vm.start("run /bin/mediatord --config /etc/mediatord.toml")?;
         wait::until("mediatord in domain 0 to serve", COMMAND_LIMIT, || {
-            ensure!(!daemon.ended(), "mediatord has ended:\n{}", daemon.lines().join("\n"));
+            ensure!(!daemon.ended(), "mediatord has exited:\n{}", daemon.lines().join("\n"));
             let asked = self.vm.run(&format!("run /bin/mediatorctl --socket {ADMIN_SOCKET} card list"))?;
             Ok((asked.code == 0).then_some(()))
         })?;
@@ -214,7 +214,7 @@ impl XenMachine {
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
-        self.say("mediatord in domain 0 has ended");
+        self.say("mediatord in domain 0 has exited");
         Ok(output.text())
     }
 
@@ -227,7 +227,7 @@ impl XenMachine {
     pub fn show(&self, name: &str) -> Result<Value> {
         let command = format!("run /bin/mediatorctl --socket {ADMIN_SOCKET} --json vm show {name}");
         let text = self.vm.run_ok(&command)?.text();
-        serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
+        serde_json::from_str(&text).with_context(|| format!("vm show {name} did not print JSON:\n{text}"))
     }
 
     /// Creates a paused domain, waits until the daemon serves it, and unpauses it.
@@ -237,7 +237,7 @@ impl XenMachine {
         let boots = agent.boots();
         if self.run(&format!("xl create -p /etc/xen/{name}.cfg 2>&1"))?.code != 0 {
             let log = self.run(&format!("cat /var/log/xen/qemu-dm-{name}.log; dmesg | tail -n 20"))?;
-            bail!("domain {name} was not created; its device model, and domain 0's kernel:\n{}", log.text());
+            bail!("domain {name} was not created; logs of its device model and of domain 0's kernel:\n{}", log.text());
         }
         self.wait_state(name, "connected")?;
         self.ok(&format!("xl unpause {name}"))?;
@@ -300,7 +300,7 @@ impl<'a> Domain<'a> {
         let nodes = self.ok("nodes", COMMAND_LIMIT)?.text();
         if !nodes.contains("renderD128") {
             let log = self.agent.run("dmesg")?.text();
-            bail!("domain {}: nouveau made no render node: {nodes}\n{log}", self.name);
+            bail!("domain {}: nouveau created no render node: {nodes}\n{log}", self.name);
         }
         let interrupts = self.ok("interrupts", COMMAND_LIMIT)?.text();
         let line = interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")).unwrap_or("none");

@@ -292,7 +292,7 @@ pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     })
 }
 
-/// Returns the properties of a region of the function.
+/// Returns the properties of one of the function's regions.
 pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     let mut info = Packet::new(MAX_ANSWER_BYTES).with32(offset_of!(vfio_region_info, index), index);
     exchange(device, Call::DeviceGetRegionInfo, &mut info)?;

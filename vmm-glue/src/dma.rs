@@ -111,8 +111,9 @@ struct Shared {
     /// IDs of an earlier process's messages to which the client has not replied.
     forgotten: HashSet<u16>,
     next_id: u16,
-    /// Number of queued and in-flight requests, and their total size in bytes.
+    /// Number of queued and in-flight requests.
     requests: usize,
+    /// Total size of these requests in bytes.
     bytes: usize,
 }
 

@@ -88,12 +88,12 @@ fn small_argsz_returns_needed_size_without_descriptor() {
     for argsz in [32, 33, 48, FULL - 1] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
         // The flags and the capability offset equal those of the full reply, because clients check them immediately.
-        assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "room for {argsz}");
-        assert!(fds.is_empty(), "room for {argsz}");
+        assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "buffer of {argsz} bytes");
+        assert!(fds.is_empty(), "buffer of {argsz} bytes");
     }
     for argsz in [FULL, FULL + 1, u32::MAX] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
-        assert_eq!((words[0], words.len(), fds.len()), (FULL, FULL as usize / 4, 1), "room for {argsz}");
+        assert_eq!((words[0], words.len(), fds.len()), (FULL, FULL as usize / 4, 1), "buffer of {argsz} bytes");
     }
 }
 
@@ -102,8 +102,8 @@ fn request_without_room_for_a_description_is_refused() {
     let (host, _) = host();
     let mut client = host.client();
     for argsz in [0, 1, 31] {
-        assert_eq!(client.region_info(BAR1, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
-        assert_eq!(client.region_info(0, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
+        assert_eq!(client.region_info(BAR1, argsz).unwrap_err().errno(), EINVAL, "buffer of {argsz} bytes");
+        assert_eq!(client.region_info(0, argsz).unwrap_err().errno(), EINVAL, "buffer of {argsz} bytes");
     }
     assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection continues");
 }

@@ -14,12 +14,12 @@ const CHUNKS: u32 = 4096;
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;
     let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;
-    let mut table = ChunkTable::new(bytes(card), CHUNK_BYTES_MIN, Contents::Zeroed).expect("a card");
+    let mut table = ChunkTable::new(bytes(card), CHUNK_BYTES_MIN, Contents::Zeroed).expect("the sizes are valid");
     table.set_host_budget(VMS * CHUNKS);
     for vm in 0..VMS {
-        table.create_vm(TenantId(vm), bytes(CHUNKS + 8), Limits::default()).expect("a VM");
+        table.create_vm(TenantId(vm), bytes(CHUNKS + 8), Limits::default()).expect("the VM fits");
     }
-    let mut place = |vm, index| table.place(TenantId(vm), GuestVramAddr(bytes(index))).expect("a place");
+    let mut place = |vm, index| table.place(TenantId(vm), GuestVramAddr(bytes(index))).expect("a chunk is free");
     if fair {
         (0..CHUNKS).for_each(|index| (0..VMS).for_each(|vm| _ = place(vm, index)));
     } else {

@@ -38,7 +38,7 @@ pub use chunks::{
     ScrubWork, Step, Summary, Tier, To, UnclaimedChunks, VmSummary,
 };
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
-pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn, WorkingSet};
+pub use quanta::{Change, Done, Lead, Mode, Quanta, QuantaConfig, QuantumState, SavedQuanta, Turn, WorkingSet};
 
 /// Byte address in the pool of pinned host memory for evicted chunks: slot number times chunk size, plus an offset in
 /// the slot.

@@ -20,7 +20,7 @@ use crate::TenantId;
 use probes::{Probes, Verdict};
 use serde::{Deserialize, Serialize};
 use sets::WorkingSets;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
@@ -114,6 +114,28 @@ pub struct Turn {
     pub quantum_ns: u64,
 }
 
+/// State of a VM in the quanta of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QuantumState {
+    /// The VM can use its memory at any time: it does not take turns, or its quantum is over and no other VM has work.
+    Free,
+    /// Another VM has the quantum.
+    Waits,
+    /// Memory is copied for the VM's quantum.
+    Loads,
+    /// The VM has the quantum.
+    Holds,
+}
+
+/// State of a tenant of several cards on a lower card, which decides about its quanta on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lead {
+    /// Another tenant has the quantum there, so a quantum here would be useless.
+    Waits,
+    /// The tenant has the quantum there. A quantum here lasts as long as that one.
+    Holds,
+}
+
 /// A change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -141,6 +163,20 @@ pub struct Quanta {
     sets: WorkingSets,
     /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
+    /// Tenants of several cards whose quanta another card decides.
+    leads: BTreeMap<TenantId, Lead>,
+    /// Number of quanta here when another card began a quantum of a tenant.
+    led_since: BTreeMap<TenantId, u64>,
+    /// Tenants of several cards whose memory is not ready on all other cards.
+    unready: BTreeSet<TenantId>,
+    /// Time since which other VMs have waited for a quantum that has not started, in ns.
+    awaited_since: Option<u64>,
+    /// Number of the last quantum of each VM.
+    last: BTreeMap<TenantId, u64>,
+    /// Number of quanta so far.
+    granted: u64,
+    /// True if the last quantum was given to a member that had not waited longest.
+    went_first: bool,
     /// Current quantum and its start, or `None` as the start while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
     /// Time since which the working sets have fit together during quanta.
@@ -159,10 +195,25 @@ impl Quanta {
             round_bandwidth: 0,
             sets: WorkingSets::default(),
             idle: BTreeMap::new(),
+            leads: BTreeMap::new(),
+            led_since: BTreeMap::new(),
+            unready: BTreeSet::new(),
+            awaited_since: None,
+            last: BTreeMap::new(),
+            granted: 0,
+            went_first: false,
             turn: None,
             fits_since: None,
             probes: Probes::default(),
         }
+    }
+
+    /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
+    /// probes are kept. Traffic, working sets and the current quantum are not.
+    #[must_use]
+    pub fn at_rest(self, config: QuantaConfig) -> Self {
+        let Self { bandwidth, round_bandwidth, probes, .. } = self;
+        Self { bandwidth, round_bandwidth, probes, ..Self::new(config) }
     }
 
     /// Returns the settings.
@@ -191,7 +242,7 @@ impl Quanta {
         since.map(|since| turn.quantum_ns.saturating_sub(now_ns.saturating_sub(since)))
     }
 
-    /// Returns the measured bandwidth of copies in bytes per second, or 0 before the first copy.
+    /// Returns the measured copy bandwidth in bytes per second, or 0 before the first copy.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {
         self.bandwidth
@@ -229,6 +280,46 @@ impl Quanta {
         self.idle = idle;
     }
 
+    /// Sets the tenants of several cards whose quanta another card decides. The next [`Self::tick`] follows that card.
+    pub fn set_leads(&mut self, leads: BTreeMap<TenantId, Lead>) {
+        let (granted, holds) = (self.granted, |vm: &TenantId| leads.get(vm) == Some(&Lead::Holds));
+        self.led_since.retain(|vm, _| holds(vm));
+        for vm in leads.keys().filter(|vm| holds(vm)) {
+            self.led_since.entry(*vm).or_insert(granted);
+        }
+        self.leads = leads;
+    }
+
+    /// Sets the tenants of several cards that could not use their memory on another card now.
+    pub fn set_unready(&mut self, unready: BTreeSet<TenantId>) {
+        self.unready = unready;
+    }
+
+    /// Returns true if the quantum should not start yet, although its copies are complete: the holder has several
+    /// cards, and its memory is not ready on one of them. Other VMs with work wait for this for at most three times the
+    /// quantum's length, because the owner of another card may be stopped.
+    #[must_use]
+    pub fn waits_for_cards(&self, now_ns: u64) -> bool {
+        let turn = self.turn().filter(|turn| self.unready.contains(&turn.holder));
+        let waited_ns = self.awaited_since.map_or(0, |since| now_ns.saturating_sub(since));
+        turn.is_some_and(|turn| waited_ns < turn.quantum_ns.saturating_mul(3))
+    }
+
+    /// Returns a VM's state, for the other cards of a tenant with several cards.
+    #[must_use]
+    pub fn state(&self, vm: TenantId, now_ns: u64) -> QuantumState {
+        let Some((turn, since)) = self.turn.as_ref().filter(|(turn, _)| turn.members.contains(&vm)) else {
+            return QuantumState::Free;
+        };
+        let contested = self.is_contested(turn, vm) || self.left_ns(now_ns) != Some(0);
+        match (turn.holder == vm, since) {
+            (false, _) => QuantumState::Waits,
+            (true, None) => QuantumState::Loads,
+            (true, Some(_)) if contested => QuantumState::Holds,
+            (true, Some(_)) => QuantumState::Free,
+        }
+    }
+
     /// Sets the work completed for each VM so far, which shows if probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
@@ -253,7 +344,7 @@ impl Quanta {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
     }
 
-    /// Returns true if the next decision depends on the bandwidth of copies, which has not been measured yet.
+    /// Returns true if the next decision depends on the copy bandwidth, which has not been measured yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
@@ -273,17 +364,25 @@ impl Quanta {
     /// Returns the change that is due now, if any. The interval between calls should be short compared to a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
-        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
+        let change = if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) };
+        let starts = self.turn.as_ref().filter(|(_, since)| since.is_none());
+        let is_awaited = starts.is_some_and(|(turn, _)| self.is_contested(turn, turn.holder));
+        let before = self.awaited_since.filter(|_| change.is_none());
+        self.awaited_since = is_awaited.then(|| before.unwrap_or(now_ns));
+        change
     }
 
     fn begin(&mut self, now_ns: u64) -> Option<Change> {
         let members = self.members();
         let due = match self.config.mode {
-            Mode::Auto => !self.sets.fit(0) && (self.thrashes() || self.are_worth_a_trial(now_ns, &members)),
+            Mode::Auto => {
+                let is_led = members.iter().any(|vm| self.leads.contains_key(vm));
+                !self.sets.fit(0) && (is_led || self.thrashes() || self.are_worth_a_trial(now_ns, &members))
+            }
             Mode::Off => false,
             Mode::Forced => true,
         };
-        let works = |vm: &&TenantId| !self.idle.contains_key(vm);
+        let works = |vm: &&TenantId| self.can_work(**vm);
         let &holder = members.iter().find(works).or(members.first()).filter(|_| due && members.len() > 1)?;
         self.round_bandwidth = self.bandwidth;
         Some(Change::On(self.grant(members, holder)))
@@ -317,7 +416,8 @@ impl Quanta {
         if self.config.mode == Mode::Off || members.len() < 2 || long {
             return Some(self.end());
         }
-        let gone = !members.contains(&turn.holder);
+        let lead = self.leads.get(&turn.holder);
+        let gone = !members.contains(&turn.holder) || lead == Some(&Lead::Waits);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
             // This is a ski-rental problem: if the wait for an idle holder is at most as long as a change of turns
@@ -327,10 +427,16 @@ impl Quanta {
             let had_ns = now_ns.saturating_sub(since);
             let enough =
                 self.probes.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members, turn.holder);
-            (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
+            (had_ns >= quantum_ns && enough && lead.is_none()) || (idle > 0 && idle >= self.change_ns(&members))
         });
         // A quantum is useless for a VM without work.
-        let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
+        let may = |vm: TenantId| self.can_work(vm) || gone && !self.leads.contains_key(&vm);
+        let next = if self.leads.is_empty() {
+            next(&members, turn.holder, may)
+        } else {
+            self.longest_waiting(&members, turn.holder, &may)
+        };
+        let went_first = next != self.longest(&members, turn.holder, &may);
         if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
             if auto && self.probes.ends(now_ns, turn.holder, &members, self.config.on_permille) == Verdict::End {
@@ -339,6 +445,7 @@ impl Quanta {
             if !same || holder < turn.holder {
                 self.round_bandwidth = self.bandwidth;
             }
+            self.went_first = went_first && !self.leads.is_empty();
             let turn = self.grant(members, holder);
             return Some(if same { Change::Next(turn) } else { Change::On(turn) });
         }
@@ -350,8 +457,42 @@ impl Quanta {
         Some(Change::On(turn))
     }
 
+    /// Returns the member that has waited longest for a quantum. Before every second quantum, a member to which another
+    /// card has given a quantum goes first if it has waited here since before the last quantum, because its quantum
+    /// there could end before its turn.
+    fn longest_waiting(
+        &self,
+        members: &[TenantId],
+        holder: TenantId,
+        may: &dyn Fn(TenantId) -> bool,
+    ) -> Option<TenantId> {
+        let has_waited = |vm: TenantId| self.led_since.get(&vm).is_some_and(|since| *since < self.granted);
+        let led = self.longest(members, holder, &|vm| !self.went_first && has_waited(vm) && may(vm));
+        led.or_else(|| self.longest(members, holder, may))
+    }
+
+    /// Returns the member other than `holder` whose last quantum was first, among the members for which `may` returns
+    /// true.
+    fn longest(&self, members: &[TenantId], holder: TenantId, may: &dyn Fn(TenantId) -> bool) -> Option<TenantId> {
+        let others = members.iter().copied().filter(|vm| *vm != holder && may(*vm));
+        others.min_by_key(|vm| self.last.get(vm).copied().unwrap_or(0))
+    }
+
+    /// Returns true if other members than `vm` have work.
+    fn is_contested(&self, turn: &Turn, vm: TenantId) -> bool {
+        turn.members.iter().any(|&member| member != vm && self.can_work(member))
+    }
+
+    /// Returns true if a quantum would be useful for a VM.
+    fn can_work(&self, vm: TenantId) -> bool {
+        !self.idle.contains_key(&vm) && self.leads.get(&vm) != Some(&Lead::Waits)
+    }
+
     fn grant(&mut self, members: Vec<TenantId>, holder: TenantId) -> Turn {
         let quantum_ns = self.quantum_ns(&members, holder);
+        self.granted += 1;
+        self.last.retain(|vm, _| members.contains(vm));
+        self.last.insert(holder, self.granted);
         let turn = Turn { members, holder, quantum_ns };
         self.turn = Some((turn.clone(), None));
         turn
@@ -408,7 +549,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM that follows `holder` among the members for which `may` returns true. `holder` may have been removed
+/// Returns the VM after `holder` among the members that satisfy `may`. `holder` may have been removed
 /// already.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));

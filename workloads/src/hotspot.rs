@@ -3,13 +3,13 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Total number of time steps; the last launch has one step fewer than the others.
+/// Total number of time steps.
 const TIME_STEPS: u32 = 5;
-/// Number of time steps per launch.
+/// Number of time steps per launch; the last launch has one step fewer.
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile in cells.
 const TILE: u32 = 16;
-/// Side of the part of a tile that is still valid after a launch.
+/// Side of the tile part that is still valid after a launch.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
 /// Conductance to each neighbour in x.
 const ALONG_X: f32 = 1.0;

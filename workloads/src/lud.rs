@@ -6,7 +6,7 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// Approximate value of the diagonal cells. It exceeds the sum of the other cells of a row or column, so no pivoting is
+/// Approximate value of the diagonal cells. It exceeds the sum of the other cells in a row or column, so no pivoting is
 /// needed.
 const PIVOT: f32 = 16.0;
 

@@ -109,7 +109,7 @@ impl Gpu for SimGpu {
         let end = buffer.address - VRAM_BASE + buffer.bytes;
         let mut behind = vec![0; ((end + 1).next_multiple_of(PAGE) - end) as usize];
         self.memory.read(BusAddr::Vram(VramAddr(end)), &mut behind)?;
-        ensure!(behind.iter().all(|byte| *byte == UNUSED), "something was written behind {buffer:x?}");
+        ensure!(behind.iter().all(|byte| *byte == UNUSED), "a guard byte after {buffer:x?} was overwritten");
         Ok(())
     }
 

@@ -24,8 +24,9 @@ use crate::store::{DomainName, Found, Store};
 /// TIMEOUT: a server that takes longer than this to respond to an access is considered hung. Any host responds far
 /// faster.
 const ANSWER: Duration = Duration::from_secs(60);
-/// First port of a virtual CPU, and of buffered requests.
+/// Port of the first virtual CPU.
 const FIRST_PORT: u32 = 11;
+/// Port of buffered requests.
 const BUFFERED_PORT: u32 = 7;
 /// Offset of the server's port numbers from the domain's port numbers.
 const OURS: u32 = 1000;
@@ -204,7 +205,7 @@ impl FakeXen {
 
 impl Hypervisor for FakeXen {
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError> {
-        let refused = |error, advice| AttachError::Refused { domain, what: "make a server", error, advice };
+        let refused = |error, advice| AttachError::Refused { domain, what: "create a server", error, advice };
         let found = self.0.lock().domains.get(&domain).cloned();
         let found = found.ok_or_else(|| refused(io::Error::from_raw_os_error(libc::ESRCH), ""))?;
         if !found.hvm {

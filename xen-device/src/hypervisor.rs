@@ -34,7 +34,7 @@ pub enum AttachError {
         advice: &'static str,
     },
     /// Xen rejected a call.
-    #[error("Xen refuses to {what} of domain {domain}: {error}{advice}")]
+    #[error("Xen refused to {what} in domain {domain}: {error}{advice}")]
     Refused {
         /// ID of the domain.
         domain: DomainId,

@@ -137,7 +137,7 @@ impl Hypervisor for KernelHypervisor {
 
         let mut answer = calls
             .dm_op([op::CREATE_SERVER, BUFFERED_ATOMIC, 0, 0])
-            .map_err(refused("make a server for a PCI function", "; is it an HVM domain?"))?;
+            .map_err(refused("create a server for a PCI function", "; is it an HVM domain?"))?;
         let id = answer[1] >> 32 & 0xffff;
         // From here on, dropping this value destroys the server.
         let server = Server { calls, id };

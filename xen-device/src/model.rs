@@ -36,7 +36,7 @@ pub mod register {
     pub const DATA: u64 = 0x18;
 }
 
-/// Record of all calls of a device.
+/// Record of all calls to a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Accesses: region, offset, length in bytes, and true for a write.

@@ -88,7 +88,7 @@ impl Connection {
                     kind::ERROR if payload.starts_with(b"ENOENT") || payload.starts_with(b"EINVAL") => return Ok(None),
                     kind::ERROR => {
                         let text = String::from_utf8_lossy(&payload);
-                        return Err(io::Error::other(format!("xenstore says {}", text.trim_end_matches('\0'))));
+                        return Err(io::Error::other(format!("xenstore replied {}", text.trim_end_matches('\0'))));
                     }
                     _ => return Ok(Some(payload)),
                 }

@@ -19,7 +19,7 @@ impl BusyLoops {
     pub fn start(count: u32) -> Self {
         let ends = Arc::<AtomicBool>::default();
         if count > 0 {
-            println!("beside {count} busy loops");
+            println!("next to {count} busy loops");
         }
         let spin = |ends: &AtomicBool| {
             while !ends.load(Ordering::Relaxed) {

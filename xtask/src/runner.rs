@@ -108,8 +108,8 @@ impl Outcome {
     }
 }
 
-/// Test queue, and the number of free CPUs. Tests start in order, except that tests that mostly wait may overtake tests
-/// that need CPUs.
+/// Test queue, and the number of free CPUs. Tests start in order, but tests that mostly wait may overtake tests that
+/// need CPUs.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,

@@ -44,12 +44,12 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Names of the parts of a pause, as reported by the daemon.
+/// Names of a pause's phases, as reported by the daemon.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
 /// One move.
 struct Move {
-    /// Durations of the parts of the pause, in ms.
+    /// Durations of the pause's phases, in ms.
     parts: [f64; PARTS.len()],
     /// Amount copied between the cards, in MiB.
     copied: f64,
@@ -94,7 +94,7 @@ fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
             }
         }
         stop.store(true, Ordering::Release);
-        let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
+        let rounds = run.join().map_err(|_| anyhow!("a thread panicked"))??;
         anyhow::ensure!(!rounds.is_empty(), "the VM did no work");
         done.map(|()| (moves, rounds))
     })

@@ -49,8 +49,8 @@ impl Interval {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
-    /// Returns the interval of the ratio of a figure of the samples to the same figure of a baseline from the same
-    /// rounds.
+    /// Returns the confidence interval of the ratio between a figure of the samples and the same figure of a baseline
+    /// from the same rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))

@@ -115,8 +115,8 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Speeds in both directions, each measured alternately with its baseline.
 struct Rates {
-    /// Speeds with unused host memory as the target, for which the host must first allocate pages: relocation speed,
-    /// suspension time in milliseconds, and plain copy speed.
+    /// Speeds if the target is unused host memory, which the host must first allocate: relocation speed, suspension
+    /// time in milliseconds, and plain copy speed.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

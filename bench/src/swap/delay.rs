@@ -29,7 +29,7 @@ const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 const REQUEST_BYTES: u64 = 8 * MIB;
 /// Number of requests with each chunk size.
 const ASKED_ROUNDS: u32 = 10;
-/// GPU virtual address at which one page of each chunk of a guest is mapped, in order.
+/// GPU virtual address at which the first page of a guest is mapped: one page per chunk, in order.
 const VA: u64 = 0x100_0000;
 
 /// A guest and its channel.

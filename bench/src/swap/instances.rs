@@ -33,7 +33,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         for at in order(COUNTS.len(), run) {
             let count = COUNTS[at];
             let roomy = run_of(name, scale, count, VM_MIB * count as u64)?;
-            ensure!(roomy.moved == 0, "{name}: {} bytes moved on a card with room for all", roomy.moved);
+            ensure!(roomy.moved == 0, "{name}: {} bytes moved on a card with space for all", roomy.moved);
             plenty[at].push(roomy.slower);
             let tight = run_of(name, scale, count, CARD_MIB)?;
             short[at].push(tight.slower);

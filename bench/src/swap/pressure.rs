@@ -96,7 +96,7 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
         let row = format!("swap.pressure.{name}.{card_mib}m");
         let (took, moved) = (times(of), mib(of, |outcome| outcome.moved));
         if *card_mib == UNPRESSURED_CARD_MIB {
-            ensure!(moved == 0.0, "{name}: {moved} MiB moved on a card with room for all");
+            ensure!(moved == 0.0, "{name}: {moved} MiB moved on a card with space for all");
             metrics.push(
                 Metric::plain(format!("{row}.time"), middle(&took), "s").within(Interval::from_samples(&took, mean)),
             );

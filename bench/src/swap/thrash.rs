@@ -82,7 +82,7 @@ impl Job {
                 let mut found = vec![0; PAGE as usize];
                 self.driver.guest.vram_read(FIRST_FREE_AT + piece * PIECE_BYTES + page * PAGE, &mut found);
                 let expected = pattern(self.seed, began_as * PIECE_BYTES / PAGE + page);
-                ensure!(found == expected, "seed {}: page {page} of piece {piece} has wrong contents", self.seed);
+                ensure!(found == expected, "seed {}: page {page} of chunk {piece} has wrong contents", self.seed);
             }
         }
         Ok(())

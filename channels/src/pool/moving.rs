@@ -46,7 +46,7 @@ pub struct Arrived {
     pub channel: VirtualChannelId,
     /// Physical channel number.
     pub physical: ChannelId,
-    /// Submissions in flight, oldest first, each with true if the card may have fetched it.
+    /// Submissions in flight, oldest first. The flag is true if the card may have fetched the submission.
     pub flights: Vec<(Submission, bool)>,
 }
 

@@ -490,7 +490,7 @@ impl World {
     /// Rings a doorbell and pulls immediately.
     pub(crate) fn ring(&mut self, vm: TenantId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
         let doorbell = self.check(vm, channel, gp_put)?;
-        Ok(self.pull(doorbell).expect("valid ring"))
+        Ok(self.pull(doorbell).expect("the ring is valid"))
     }
 
     pub(crate) fn completed(&mut self) -> Vec<crate::Completion> {

@@ -452,7 +452,7 @@ impl Rig {
             }
             track.submissions.push((entries.len() as u32, track.taken.len()));
             self.worked.insert(doorbell.vm);
-            let submission = result.unwrap_or_else(|error| error.pulled).submission.expect("something was pulled");
+            let submission = result.unwrap_or_else(|error| error.pulled).submission.expect("a submission was pulled");
             assert!(self.waiting.iter().all(|(.., other)| *other != submission));
             self.waiting.push((key, doorbell.serial, track.submissions.len(), submission));
         }

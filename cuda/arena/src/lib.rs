@@ -3,9 +3,9 @@
 //! The strategy is best fit: the arena uses the smallest sufficiently large hole, so that small allocations fill chunks
 //! that are already in use. A caller that restores a program can specify the offset ([`Arena::place_at`]).
 //!
-//! [`Ordered`] keeps the memory that programs free in the order of a stream's work.
+//! [`Ordered`] manages memory that programs free in stream order.
 //!
-//! The crate does not map memory. The arena does not know addresses: it works on offsets.
+//! The crate does not map memory. The arena works on offsets, not addresses.
 
 #![forbid(unsafe_code)]
 
@@ -15,9 +15,9 @@ pub use ordered::{Behind, Lane, Ordered};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every allocation, the same as in the driver.
+/// Alignment of every allocation in bytes, the same as in the driver.
 const ALIGN: u64 = 512;
-/// Alignment of allocations of at least this size.
+/// Alignment in bytes of all allocations of at least this size.
 const LARGE_ALIGN: u64 = 2 << 20;
 
 /// Returns the number of bytes that an allocation occupies, or `None` if no range can be large enough.
@@ -33,17 +33,17 @@ fn align(bytes: u64) -> u64 {
 #[derive(Debug)]
 pub struct Arena {
     chunk_bytes: u64,
-    /// Holes: offset and length.
+    /// Lengths of holes, keyed by offset.
     holes: BTreeMap<u64, u64>,
     /// The same holes, sorted by length.
     lengths: BTreeSet<(u64, u64)>,
-    /// Allocations: offset and length.
+    /// Lengths of allocations, keyed by offset.
     used: BTreeMap<u64, u64>,
     /// Number of allocations in each chunk.
     users: BTreeMap<u32, u32>,
 }
 
-/// A place for an allocation.
+/// A placed allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Offset of the allocation in the range.
@@ -66,7 +66,7 @@ impl Arena {
         arena
     }
 
-    /// Places an allocation of `bytes`. Returns `None` if no hole is large enough.
+    /// Places an allocation of `bytes` bytes. Returns `None` if no hole is large enough.
     pub fn place(&mut self, bytes: u64) -> Option<Placed> {
         let (align, bytes) = (align(bytes), rounded(bytes)?);
         let fits = |&(length, at): &(u64, u64)| {
@@ -77,8 +77,8 @@ impl Arena {
         Some(self.take((at, length), start, bytes))
     }
 
-    /// Places an allocation of `bytes` at an offset that [`Self::place`] has returned for the same size, possibly in
-    /// another process. Returns `None` if the offset is not free, or if `place` could not return it.
+    /// Places an allocation of `bytes` bytes at an offset that [`Self::place`] has returned for the same size, possibly
+    /// in another process. Returns `None` if the offset is not free, or if `place` could not return it.
     pub fn place_at(&mut self, start: u64, bytes: u64) -> Option<Placed> {
         let (align, bytes) = (align(bytes), rounded(bytes)?);
         let (&at, &length) = self.holes.range(..=start).next_back()?;
@@ -86,7 +86,7 @@ impl Arena {
         fits.then(|| self.take((at, length), start, bytes))
     }
 
-    /// Allocates `bytes` at `start` in a hole, given by its offset and length. The hole must be large enough.
+    /// Allocates `bytes` bytes at `start` in a hole with this offset and length. The hole must be large enough.
     fn take(&mut self, (at, length): (u64, u64), start: u64, bytes: u64) -> Placed {
         self.remove_hole(at, length);
         self.add_hole(at, start - at);
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(arena.release(first.offset), Some(vec![]));
         assert_eq!(arena.release(second.offset), Some(vec![0]));
         assert_eq!(arena.release(second.offset), None, "freed before");
-        assert_eq!(arena.place(8 * CHUNK).expect("the holes have grown together").chunks.len(), 8);
+        assert_eq!(arena.place(8 * CHUNK).expect("the holes have merged").chunks.len(), 8);
     }
 
     #[test]
@@ -191,13 +191,13 @@ mod tests {
         assert_eq!(arena.place_at(CHUNK + 512, 100), None, "in use");
         assert_eq!(arena.place_at(CHUNK, 1000), None, "the end is in use");
         assert_eq!(arena.place_at(CHUNK + 100, 100), None, "not aligned");
-        assert_eq!(arena.place_at(2 * CHUNK + 512, CHUNK), None, "not aligned for its size");
+        assert_eq!(arena.place_at(2 * CHUNK + 512, CHUNK), None, "misaligned for its size");
         assert_eq!(arena.place_at(8 * CHUNK - 512, 513), None, "beyond the range");
         assert_eq!(arena.place_at(8 * CHUNK, 1), None, "after the range");
-        assert_eq!(arena.place_at(u64::MAX - 511, 512), None, "an offset that overflows");
-        assert_eq!(arena.place_at(0, u64::MAX), None, "a size that overflows");
+        assert_eq!(arena.place_at(u64::MAX - 511, 512), None, "overflowing offset");
+        assert_eq!(arena.place_at(0, u64::MAX), None, "overflowing size");
         assert_eq!(arena.place_at(CHUNK, 512), Some(Placed { offset: CHUNK, chunks: vec![] }), "the same chunk");
-        assert_eq!(arena.place(100).expect("room").offset, 0, "the smallest hole");
+        assert_eq!(arena.place(100).expect("a hole").offset, 0, "the smallest hole");
     }
 
     proptest! {

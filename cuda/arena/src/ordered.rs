@@ -14,7 +14,7 @@ type Address = u64;
 pub struct Lane {
     /// Context handle.
     pub context: u64,
-    /// Stream handle; 0 is the context's default stream.
+    /// Stream handle, or 0 for the context's default stream.
     pub stream: u64,
     /// Set if the call used the per-thread variant.
     pub per_thread: bool,
@@ -23,7 +23,7 @@ pub struct Lane {
 /// The work that must complete before memory is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// No work: all of it has already completed.
+    /// No work, because all of it has already completed.
     Nothing,
     /// The work up to this driver event.
     Event(u64),
@@ -46,14 +46,14 @@ pub struct Ordered {
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
     loose_bytes: u64,
     waits: Vec<Waits>,
-    /// All freed memory.
+    /// All memory that was freed and has not been reused or released.
     freed: HashSet<Address>,
     /// Unused events, with their contexts.
     spare: Vec<(u64, u64)>,
 }
 
 impl Ordered {
-    /// Returns true if memory was freed and has not been reused.
+    /// Returns true if the memory was freed and has not been reused.
     #[must_use]
     pub fn is_freed(&self, address: Address) -> bool {
         self.freed.contains(&address)
@@ -70,7 +70,7 @@ impl Ordered {
         self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
     }
 
-    /// Returns true if no memory waits.
+    /// Returns true if no memory waits to be reused or released.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.freed.is_empty()
@@ -89,7 +89,7 @@ impl Ordered {
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Queues memory for release after work of a context.
+    /// Queues memory for release after a context's work, as given by `behind`.
     pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
         self.waits.push(Waits { context, behind, addresses: vec![address] });
@@ -119,7 +119,7 @@ impl Ordered {
             .collect()
     }
 
-    /// Queues all memory that a lane has freed for release after work of its context.
+    /// Queues all memory that a lane has freed for release after its context's work, as given by `behind`.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();
@@ -187,7 +187,7 @@ mod tests {
         ordered.put(LANE, 512, 0x1000);
         let other = Lane { stream: 6, ..LANE };
         assert_eq!(ordered.take(other, 512), None, "its work may still use it");
-        assert_eq!(ordered.take(LANE, 1024), None, "it is shorter");
+        assert_eq!(ordered.take(LANE, 1024), None, "the freed memory is shorter");
         assert!(ordered.is_freed(0x1000));
         assert_eq!(ordered.loose_bytes(), 512);
         assert_eq!(ordered.take(LANE, 512), Some(0x1000));
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(ordered.loose_bytes(), 1536);
         ordered.gather(LANE, Behind::Event(77));
         assert_eq!(ordered.loose_bytes(), 0);
-        assert_eq!(ordered.take(LANE, 512), None, "it is promised to whoever needs it");
+        assert_eq!(ordered.take(LANE, 512), None, "it will be released to all lanes");
         assert_eq!(ordered.passed(|_| false, true), []);
         let mut done = ordered.passed(|event| event == 77, false);
         done.sort_unstable();
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!((ordered.spare(2), ordered.spare(1), ordered.spare(1)), (None, Some(77), None));
         ordered.put(LANE, 512, 0x3000);
         ordered.gather(LANE, Behind::Nothing);
-        assert_eq!(ordered.passed(|_| false, false), [0x3000], "the stream had no work any more");
+        assert_eq!(ordered.passed(|_| false, false), [0x3000], "the stream had no work left");
     }
 
     #[test]
@@ -226,8 +226,8 @@ mod tests {
         ordered.put_behind(1, Behind::Event(9), 0x3000);
         ordered.forget(1);
         assert!(ordered.waits_for_all());
-        assert_eq!(ordered.passed(|_| panic!("its events are gone"), false), []);
-        assert_eq!(ordered.passed(|_| panic!("its events are gone"), true).len(), 2);
+        assert_eq!(ordered.passed(|_| panic!("its events were destroyed"), false), []);
+        assert_eq!(ordered.passed(|_| panic!("its events were destroyed"), true).len(), 2);
         assert_eq!(ordered.spare(1), None);
     }
 }

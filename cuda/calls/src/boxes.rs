@@ -1,4 +1,4 @@
-//! Copies of boxes: the words of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`, and the bytes that a copy touches.
+//! 2D and 3D copies: the words of `CUDA_MEMCPY2D` and `CUDA_MEMCPY3D`, and the byte ranges that a copy accesses.
 
 /// `CU_MEMORYTYPE_HOST`.
 pub const HOST: u64 = 1;
@@ -9,12 +9,12 @@ pub const ARRAY: u64 = 3;
 /// `CU_MEMORYTYPE_UNIFIED`.
 pub const UNIFIED: u64 = 4;
 
-/// Number of words of `CUDA_MEMCPY2D`.
+/// Number of words in `CUDA_MEMCPY2D`.
 pub const WORDS_2D: usize = 16;
-/// Number of words of `CUDA_MEMCPY3D`.
+/// Number of words in `CUDA_MEMCPY3D`.
 pub const WORDS_3D: usize = 25;
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct End {
     /// `CUmemorytype`: one of [`HOST`], [`DEVICE`], [`ARRAY`] and [`UNIFIED`].
@@ -23,17 +23,17 @@ pub struct End {
     pub address: u64,
     /// Handle of an array.
     pub array: u64,
-    /// Offset in a row in bytes.
+    /// Offset of the box in a row, in bytes.
     pub x: u64,
-    /// Number of rows before the first one.
+    /// Index of the first row.
     pub y: u64,
-    /// Number of layers before the first one.
+    /// Index of the first layer.
     pub z: u64,
-    /// Level of detail of an array.
+    /// Mipmap level of an array.
     pub level: u64,
-    /// Bytes from one row to the next; 0 if rows are adjacent.
+    /// Row pitch in bytes, or 0 if rows are contiguous.
     pub pitch: u64,
-    /// Rows from one layer to the next; 0 if layers are adjacent.
+    /// Layer pitch in rows, or 0 if layers are contiguous.
     pub rows: u64,
 }
 
@@ -44,11 +44,11 @@ pub struct BoxCopy {
     pub from: End,
     /// The destination.
     pub to: End,
-    /// Bytes of a row.
+    /// Width in bytes.
     pub width: u64,
-    /// Rows of a layer.
+    /// Number of rows per layer.
     pub height: u64,
-    /// Layers.
+    /// Number of layers.
     pub depth: u64,
 }
 
@@ -57,7 +57,7 @@ pub struct BoxCopy {
 pub struct Bytes {
     /// First address.
     pub start: u64,
-    /// Number of bytes.
+    /// Size in bytes.
     pub count: u64,
 }
 
@@ -79,7 +79,7 @@ impl End {
         if matches!(self.kind, DEVICE | UNIFIED) { self.address } else { 0 }
     }
 
-    /// Returns the end with explicit distances, or `None` if rows or layers would overlap.
+    /// Returns the end with explicit pitches, or `None` if rows or layers would overlap.
     fn spread(mut self, width: u64, height: u64) -> Option<Self> {
         if self.kind == ARRAY {
             return Some(self);
@@ -90,7 +90,7 @@ impl End {
         (self.pitch >= row && self.rows >= layer).then_some(self)
     }
 
-    /// Returns the address of a row of the box in linear memory.
+    /// Returns the address of one of the box's rows in linear memory.
     pub fn row(self, layer: u64, row: u64) -> Option<u64> {
         let rows = self.z.checked_add(layer)?.checked_mul(self.rows)?.checked_add(self.y)?.checked_add(row)?;
         rows.checked_mul(self.pitch)?.checked_add(self.x)?.checked_add(self.address)
@@ -98,7 +98,7 @@ impl End {
 }
 
 impl BoxCopy {
-    /// Reads a `CUDA_MEMCPY2D`. The memory types are in the lower halves of their words.
+    /// Reads a `CUDA_MEMCPY2D`. Each memory type is in the low half of its word.
     pub fn from_2d(words: &[u64; WORDS_2D]) -> Self {
         let [sx, sy, sk, sh, sd, sa, sp, dx, dy, dk, dh, dd, da, dp, width, height] = *words;
         let end = |kind: u64, address, array, x, y, pitch| End { kind, address, array, x, y, pitch, ..End::default() };
@@ -222,18 +222,18 @@ impl BoxCopy {
         ]
     }
 
-    /// Returns true if nothing is copied.
+    /// Returns true if the box is empty.
     pub fn is_empty(self) -> bool {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
 
-    /// Returns the number of copied bytes.
+    /// Returns the number of bytes to copy, or `None` if it overflows.
     pub fn bytes(self) -> Option<u64> {
         self.width.checked_mul(self.height)?.checked_mul(self.depth)
     }
 
-    /// Returns the copy with explicit distances of rows and layers, so that both sides of a message agree on the bytes.
-    /// Returns `None` if an end has another kind of memory, or if rows overlap.
+    /// Returns the copy with explicit row and layer pitches, so that sender and receiver of a message agree on the
+    /// bytes. Returns `None` if an end has an unknown memory type, or if rows overlap.
     pub fn spread(mut self) -> Option<Self> {
         let is_known = |end: End| matches!(end.kind, HOST | DEVICE | ARRAY | UNIFIED);
         self.from = self.from.spread(self.width, self.height)?;
@@ -241,7 +241,7 @@ impl BoxCopy {
         (is_known(self.from) && is_known(self.to)).then_some(self)
     }
 
-    /// Returns the range from the first to the last byte that the copy touches at an end in linear memory.
+    /// Returns the range from the first to the last byte that the copy accesses at an end in linear memory.
     pub fn touched(self, end: End) -> Option<Bytes> {
         if self.is_empty() {
             return Some(Bytes { start: end.address, count: 0 });
@@ -251,8 +251,7 @@ impl BoxCopy {
         Some(Bytes { start, count: last - start })
     }
 
-    /// Returns a part of the box that starts `x` bytes, `y` rows and `z` layers from its beginning and has the given
-    /// size.
+    /// Returns the sub-box that starts at byte `x`, row `y` and layer `z` of the box and has the given dimensions.
     pub fn part(mut self, [x, y, z]: [u64; 3], [width, height, depth]: [u64; 3]) -> Self {
         for end in [&mut self.from, &mut self.to] {
             end.x = end.x.saturating_add(x);
@@ -279,7 +278,7 @@ mod tests {
         (words[4], words[15]) = (HOST, DEVICE);
         let back = BoxCopy::from_3d(&words).to_3d();
         for (at, (before, after)) in words.iter().zip(back).enumerate() {
-            // The unused addresses and the reserved words are cleared.
+            // The unused addresses and the reserved words are zeroed.
             let is_unused = matches!(at, 6 | 8 | 16 | 19);
             assert_eq!(after, if is_unused { 0 } else { *before }, "word {at}");
         }
@@ -298,7 +297,7 @@ mod tests {
         (from.x, from.y, from.z) = (10, 1, 2);
         let copy = BoxCopy { from, to: linear(0, 0, 0), width: 20, height: 3, depth: 2 };
         let spread = copy.spread().expect("fits");
-        // Layer 2 begins at row 10, the box at row 11; its last row is row 18.
+        // Layer 2 begins at row 10, and the box at row 11. Its last row is row 18.
         let first = 1000 + 11 * 100 + 10;
         let expected = Bytes { start: first, count: 7 * 100 + 20 };
         assert_eq!(spread.touched(spread.from), Some(expected));

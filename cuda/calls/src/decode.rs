@@ -1,17 +1,17 @@
-//! The worker's side: converts words to arguments, with all checks, and results to words.
+//! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
-//! The words are a private copy. Each length and count is checked against the available words, and against the
-//! space of the [`Arena`]; handles are looked up; addresses of the card are left to the driver.
+//! The words are a private copy. Each length and count is checked against the number of available words and against the
+//! free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to check.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
 use crate::encode::MAX_RESULT_WORDS;
 use crate::own::PLAIN_ATTRIBUTES;
 
-/// Number of words for the data of one call: the longest message and the longest results.
+/// Size of an arena in words: the longest message plus the longest results.
 const ARENA_WORDS: usize = cuda_ring::MAX_WORDS + MAX_RESULT_WORDS + 64;
 
-/// Memory for the data to which pointers point, at a fixed address.
+/// Memory for the data that a call's pointer arguments refer to. Its address is stable.
 #[derive(Debug)]
 pub struct Arena {
     words: Box<[u64]>,
@@ -25,7 +25,7 @@ impl Default for Arena {
 }
 
 impl Arena {
-    /// Allocates zeroed space for bytes and a terminating zero byte. Returns its first word.
+    /// Allocates zeroed space for `bytes` bytes and a terminating NUL. Returns the index of its first word.
     fn take(&mut self, bytes: usize) -> Result<usize, Fault> {
         let first = self.used;
         let end = first + bytes / 8 + 1;
@@ -45,7 +45,7 @@ impl Arena {
         self.words.as_ptr().addr() as u64 + 8 * first as u64
     }
 
-    /// Returns words from an index on.
+    /// Returns `count` words from index `first`.
     fn words(&self, first: usize, count: usize) -> &[u64] {
         self.words.get(first..first + count).unwrap_or_default()
     }
@@ -59,13 +59,13 @@ const NOT_SUPPORTED: i32 = 801;
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The message is invalid, and its program loses its context.
+    /// The message is invalid. Its program loses its context.
     Malformed,
     /// The call fails with this result, because the object does not exist or could not be created.
     Refused(i32),
 }
 
-/// The objects behind handles.
+/// Lookup of the objects that handles refer to.
 pub trait Handles {
     /// Returns the driver's handle.
     ///
@@ -73,19 +73,19 @@ pub trait Handles {
     /// Returns an error if the object does not exist.
     fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault>;
 
-    /// Returns true if the handle is of this kind and not in use.
+    /// Returns true if the handle is of this kind and unused.
     fn is_free(&self, kind: Kind, handle: u64) -> bool;
 
-    /// Returns true if the range is in memory of the card or of the guest, not in memory of the worker.
+    /// Returns true if the range is in card or guest memory, not in the worker's memory.
     fn has_range(&self, address: u64, bytes: u64) -> bool;
 
-    /// Returns the address of the last image, which a message consumes.
+    /// Returns the address of the last received image, which the next call with an image argument consumes.
     fn image(&self) -> u64;
 
-    /// Returns the size of the last image in bytes.
+    /// Returns the size of the last received image in bytes.
     fn image_bytes(&self) -> u64;
 
-    /// Returns true if an object of this kind has the number.
+    /// Returns true if an object of this kind has this number.
     fn has_number(&self, kind: Numbered, number: u64) -> bool;
 }
 
@@ -94,17 +94,17 @@ pub trait Handles {
 pub struct Prepared {
     /// Arguments for the driver.
     pub values: [u64; MAX_ARGUMENTS],
-    /// Kind and handle of a new object, and the index of the word that the driver fills.
+    /// Kind and handle of a new object, and the arena index of the word where the driver stores its own handle.
     pub new: Option<(Kind, u64, usize)>,
     /// Handle of an object that the call destroys.
     pub dropped: Option<(Kind, u64)>,
-    /// Handle of the object with which the new object ends.
+    /// Handle of the object whose destruction also destroys the new object.
     pub owner: Option<u64>,
-    /// Kind of a new object that the driver numbers.
+    /// Kind of a new object whose number the driver assigns.
     pub new_number: Option<Numbered>,
-    /// Number of an object that the call destroys.
+    /// Kind and number of an object that the call destroys.
     pub dropped_number: Option<(Numbered, u64)>,
-    /// First word and size in bytes of each result.
+    /// Arena index and size in bytes of each result.
     results: [Option<(usize, u16)>; 4],
     result_count: usize,
 }
@@ -147,8 +147,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns true if an object of one kind ends with its owner: functions with their code, levels with their array, and
-/// nodes with their graph.
+/// Returns true if objects of this kind are destroyed together with their owner: functions with their module or
+/// library, mipmap levels with their array, and nodes with their graph.
 fn ends_with(kind: Kind, owner: Kind) -> bool {
     matches!(
         (kind, owner),
@@ -159,10 +159,10 @@ fn ends_with(kind: Kind, owner: Kind) -> bool {
     )
 }
 
-/// Checks one end of a copy whose distances are explicit, and replaces the handle of its array.
+/// Checks one end of a copy with explicit pitches, and replaces its array handle with the driver's.
 ///
 /// # Errors
-/// Returns an error if the end is not an array or memory of the card or of the guest.
+/// Returns an error if the end is neither an array nor in card or guest memory.
 pub fn checked_end(copy: &BoxCopy, mut end: End, handles: &dyn Handles) -> Result<End, Fault> {
     if end.kind == ARRAY {
         end.array = handles.find(Kind::Array, end.array)?;
@@ -174,7 +174,7 @@ pub fn checked_end(copy: &BoxCopy, mut end: End, handles: &dyn Handles) -> Resul
     }
 }
 
-/// Checks a copy, and replaces the handles of its arrays.
+/// Checks a copy, and replaces its array handles with the driver's.
 fn checked(copy: BoxCopy, handles: &dyn Handles, refused: &mut Option<i32>) -> Result<BoxCopy, Fault> {
     let mut copy = copy.spread().unwrap_or_default();
     let ends =
@@ -189,7 +189,7 @@ fn checked(copy: BoxCopy, handles: &dyn Handles, refused: &mut Option<i32>) -> R
     Ok(copy)
 }
 
-/// Checks the description of a texture's or a surface's memory, and replaces the handle of an array.
+/// Checks the resource description of a texture or surface, and replaces an array handle with the driver's.
 fn checked_resource(
     words: &[u64],
     handles: &dyn Handles,
@@ -217,7 +217,7 @@ fn checked_resource(
     Ok(resource)
 }
 
-/// Looks up a handle. If the object is missing, the call is refused.
+/// Looks up a handle. If the object does not exist, sets `refused`, so that the call fails.
 fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i32>) -> Result<u64, Fault> {
     match handles.find(kind, handle) {
         Err(Fault::Refused(code)) => {
@@ -228,17 +228,17 @@ fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i3
     }
 }
 
-/// Reads the number of elements of an array, and remembers the argument that must repeat the number.
+/// Reads an array's element count, and records it with the argument that must have the same value.
 fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
     let count = reader.word()?;
     *counts.iter_mut().find(|place| place.is_none()).ok_or(Fault::Malformed)? = Some((index, count));
     if count > cuda_ring::MAX_WORDS as u64 * 8 { Err(Fault::Malformed) } else { Ok(count as usize) }
 }
 
-/// Decodes the arguments of a call from the words of its message.
+/// Decodes a call's arguments from its message.
 ///
 /// # Errors
-/// Returns an error if the message breaks a rule, or names an object that does not exist.
+/// Returns an error if the message is malformed or refers to an object that does not exist.
 pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Arena) -> Result<Prepared, Fault> {
     arena.used = 0;
     let mut reader = Reader(words);
@@ -395,7 +395,7 @@ pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Are
             refused.get_or_insert(INVALID_VALUE);
         }
     }
-    // The driver uses the count in its own argument.
+    // The driver reads the count from a separate argument, which must match.
     let repeats = |(of, count): &(u8, u64)| {
         prepared.values.get(usize::from(*of)).is_some_and(|value| value & 0xffff_ffff == *count)
     };

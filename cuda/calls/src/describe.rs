@@ -1,12 +1,12 @@
-//! The types of which a description consists.
+//! Types that describe the functions.
 
 /// Maximum number of arguments of a described function.
 pub const MAX_ARGUMENTS: usize = 12;
 
-/// Number of words of `CUDA_RESOURCE_DESC`.
+/// Number of words in `CUDA_RESOURCE_DESC`.
 pub(crate) const RESOURCE_WORDS: usize = 18;
 
-/// Kind of an object to which a handle refers.
+/// Kind of the object that a handle refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `CUcontext`.
@@ -17,7 +17,7 @@ pub enum Kind {
     Event,
     /// `CUmodule`.
     Module,
-    /// `CUfunction` or `CUkernel`: most functions accept both.
+    /// `CUfunction` or `CUkernel`. Most functions accept both.
     Function,
     /// `CUlibrary`.
     Library,
@@ -37,11 +37,11 @@ pub enum Kind {
     Array,
     /// `CUmipmappedArray`.
     Mipmap,
-    /// `nvmlDevice_t`. The last kind for which handles have space.
+    /// `nvmlDevice_t`. The last kind that fits into handles.
     Gpu,
 }
 
-/// Kind of an object that the driver numbers itself, because kernels get the number as a parameter.
+/// Kind of an object that keeps the driver's number, because kernels get the number as a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Numbered {
     /// `CUtexObject`.
@@ -69,18 +69,18 @@ const KINDS: [Kind; 15] = [
     Kind::Gpu,
 ];
 
-/// Handles are above this address, in pages that the guest library keeps inaccessible.
+/// First handle value. Handles are addresses in pages that the guest library keeps inaccessible.
 pub const FIRST_HANDLE: u64 = 0x1f00_0000_0000;
 
-/// Number of low bits of a handle for the object's number; the kind is in the bits above.
+/// Number of low bits of a handle that contain the object's number. The bits above contain the kind.
 const NUMBER_BITS: u32 = 36;
 
-/// Returns the handle of an object. Objects of a kind have numbers from 1 on.
+/// Returns the handle of an object. The objects of each kind are numbered from 1.
 pub const fn handle(kind: Kind, index: u32) -> u64 {
     FIRST_HANDLE | (kind as u64) << NUMBER_BITS | (index as u64) << 4
 }
 
-/// Returns the kind that a handle claims.
+/// Returns the kind encoded in a handle.
 pub fn kind_of(handle: u64) -> Option<Kind> {
     let kind = handle.checked_sub(FIRST_HANDLE)? >> NUMBER_BITS;
     let number = handle & ((1 << NUMBER_BITS) - 1);
@@ -90,19 +90,19 @@ pub fn kind_of(handle: u64) -> Option<Kind> {
     KINDS.get(usize::try_from(kind).ok()?.checked_sub(1)?).copied()
 }
 
-/// Returns the number of the object in a handle of a kind.
+/// Returns the object number encoded in a handle of this kind.
 pub fn index_of(kind: Kind, handle: u64) -> Option<u32> {
     (kind_of(handle)? == kind).then_some((handle >> 4) as u32)
 }
 
-/// Treatment of a function.
+/// Handling of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// The guest library answers without the worker, or with messages of [`own`](crate::own).
+    /// The guest library implements the function, without the worker or with messages of [`own`](crate::own).
     Guest,
-    /// A message without an answer. If it fails, the thread's next call returns the error.
+    /// A message without a reply. If it fails, the thread's next call returns the error.
     Posted,
-    /// A message with an answer.
+    /// A message with a reply.
     Answered,
 }
 
@@ -111,11 +111,11 @@ pub enum Treatment {
 pub enum Arg {
     /// A number or a card address, passed by value.
     Word,
-    /// An address of the card, or of pinned memory of the guest.
+    /// An address of card memory or of pinned guest memory.
     Address,
     /// Like [`Self::Address`], for a range whose size in bytes is the argument with this index.
     Range(u8),
-    /// A handle. Streams may also be 0, 1 and 2: the default streams.
+    /// A handle. For streams, 0, 1 and 2 are also valid: the default streams.
     Handle(Kind),
     /// A handle or 0.
     Optional(Kind),
@@ -127,31 +127,30 @@ pub enum Arg {
     Out(u16),
     /// A pointer to a result, or null.
     OutOptional(u16),
-    /// A pointer to a result of the first number of bytes, of which the second number reaches the guest. The rest would
-    /// contain the worker's addresses; the guest reads zeros there.
+    /// A pointer to a result: its size in bytes, and the number of leading bytes that reach the guest. The guest reads
+    /// the rest as zeros, because it would contain the worker's addresses.
     OutPart(u16, u16),
-    /// A pointer to this number of bytes, which the function reads.
+    /// A pointer to this number of input bytes.
     In(u16),
     /// Like [`Self::In`], but the first word is an address like [`Self::Address`].
     InAddressed(u16),
-    /// A pointer to this number of bytes, which the function reads, or null.
+    /// A pointer to this number of input bytes, or null.
     InOptional(u16),
-    /// A pointer to this number of bytes, which the function reads and writes.
+    /// A pointer to this number of bytes that the function reads and writes.
     InOut(u16),
-    /// A pointer to text that ends with a zero byte.
+    /// A pointer to a NUL-terminated string.
     Text,
-    /// A pointer to an array: the size of an element in bytes, and the index of the argument with the number of
-    /// elements.
+    /// A pointer to an array: element size in bytes, and index of the argument with the number of elements.
     Array(u8, u8),
     /// Like [`Self::Array`], with one element fewer.
     ArrayButOne(u8, u8),
-    /// A pointer to handles. The argument with this index is their number.
+    /// A pointer to handles: their kind, and index of the argument with their number.
     Handles(Kind, u8),
-    /// A pointer to space for one-byte results. The argument with this index is their number.
+    /// A pointer to a buffer for one-byte results. The argument with this index is their number.
     OutBytes(u8),
-    /// The image that earlier messages have sent in parts, or null.
+    /// The image sent in parts by earlier messages, or null.
     Image,
-    /// The size of the image in bytes.
+    /// Size of the image in bytes.
     ImageBytes,
     /// A pointer to a `CUDA_MEMCPY2D`: its arrays are handles, and its addresses are like [`Self::Range`].
     Copy2d,
@@ -159,7 +158,7 @@ pub enum Arg {
     Copy3d,
     /// A pointer to a `CUDA_RESOURCE_DESC`: an array's handle, or a range like [`Self::Range`].
     Resource,
-    /// The number of a launch attribute whose value has neither handles nor addresses.
+    /// The number of a launch attribute whose value contains neither handles nor addresses.
     PlainAttribute,
     /// A pointer to the number of a new object.
     NewNumber(Numbered),
@@ -172,25 +171,25 @@ pub enum Arg {
 /// Description of a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Symbol of the function, without the suffix of per-thread variants.
+    /// Symbol of the function, without the suffix of the per-thread variants.
     pub name: &'static str,
-    /// Treatment of the function.
+    /// Handling of the function.
     pub treatment: Treatment,
-    /// Arguments of the function; empty if the guest library handles them.
+    /// Arguments of the function. Empty if the guest library handles the function.
     pub args: &'static [Arg],
 }
 
-/// Describes a function that the guest library handles.
+/// Describes a function that the guest library implements.
 pub(crate) const fn guest(name: &'static str) -> Call {
     Call { name, treatment: Treatment::Guest, args: &[] }
 }
 
-/// Describes a function that is posted.
+/// Describes a function that is sent without waiting for a reply.
 pub(crate) const fn posted(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Posted, args }
 }
 
-/// Describes a function that is answered.
+/// Describes a function that waits for a reply.
 pub(crate) const fn answered(name: &'static str, args: &'static [Arg]) -> Call {
     Call { name, treatment: Treatment::Answered, args }
 }

@@ -1,4 +1,4 @@
-//! The guest's side: converts arguments to words, and copies words of results to the program's memory.
+//! Guest side: encodes arguments, and copies results to the program's memory.
 //!
 //! UNSAFETY: reads and writes through the pointers that the program passes, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,7 +17,7 @@ const INVALID_HANDLE: i32 = 400;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
 
-/// Maximum total number of words of a call's results, which is the size of an area.
+/// Maximum total size of a call's results in words, which is also the size of a result area.
 pub const MAX_RESULT_WORDS: usize = 8 << 10;
 
 /// An encoded call.
@@ -25,11 +25,11 @@ pub const MAX_RESULT_WORDS: usize = 8 << 10;
 pub struct Encoded {
     /// Handle of the new object, if the call creates one.
     pub new: Option<(Kind, u64)>,
-    /// Number of words of results.
+    /// Total size of the results in words.
     pub result_words: usize,
 }
 
-/// Returns true if a function that takes a handle of this kind accepts the handle.
+/// Returns true if the handle is valid as an argument of this kind.
 fn accepts(kind: Kind, handle: u64) -> bool {
     index_of(kind, handle).is_some() || (kind == Kind::Stream && handle <= 2)
 }
@@ -38,16 +38,16 @@ fn words(bytes: usize) -> usize {
     bytes.div_ceil(8)
 }
 
-/// Returns the number of elements from the argument with an index.
+/// Returns the element count in the argument with this index.
 fn count(args: &[u64], index: u8) -> Result<usize, i32> {
     let count = args.get(usize::from(index)).copied().unwrap_or_default() & 0xffff_ffff;
     if count > MAX_WORDS as u64 * 8 { Err(INVALID_VALUE) } else { Ok(count as usize) }
 }
 
-/// Appends bytes as words.
+/// Appends bytes as words. The last word is padded with zeros.
 ///
 /// # Safety
-/// `from` must point to that many bytes.
+/// `from` must point to `bytes` readable bytes.
 unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     let mut rest = bytes;
     let mut at = from as *const u8;
@@ -65,13 +65,13 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
 /// Reads words from the program's memory.
 ///
 /// # Safety
-/// `from` must point to that many words.
+/// `from` must point to `into.len()` readable words.
 unsafe fn read(from: u64, into: &mut [u64]) {
-    // SAFETY: guaranteed by the caller. The source may not be aligned to words.
+    // SAFETY: guaranteed by the caller. The source may be unaligned, so this copies bytes.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr().cast::<u8>(), 8 * into.len()) };
 }
 
-/// Appends the words of a copy whose arrays are handles.
+/// Appends the words of a copy after checking its array handles.
 fn append_copy(into: &mut Vec<u64>, copy: BoxCopy, words: &[u64]) -> Result<(), i32> {
     if [copy.from, copy.to].iter().any(|end| end.kind == ARRAY && !accepts(Kind::Array, end.array)) {
         return Err(INVALID_HANDLE);
@@ -97,7 +97,7 @@ fn is_required(arg: Arg) -> bool {
     )
 }
 
-/// Appends the arguments of a call to `into`. `fresh` creates a handle for a new object.
+/// Appends a call's arguments to `into`. `fresh` creates a handle for a new object.
 ///
 /// # Errors
 /// Returns the driver's error for an invalid argument.
@@ -187,13 +187,13 @@ pub unsafe fn encode(
                 encoded.result_words += words(usize::from(bytes));
             }
             Arg::Text => {
-                // SAFETY: as above; the text ends with a zero byte.
+                // SAFETY: as above; the string is NUL-terminated.
                 let text = unsafe { CStr::from_ptr(value as *const c_char) }.to_bytes();
                 if text.len() > MAX_WORDS * 4 {
                     return Err(INVALID_VALUE);
                 }
                 into.push(text.len() as u64);
-                // SAFETY: the text is borrowed above.
+                // SAFETY: `text` refers to this memory.
                 unsafe { append(into, value, text.len()) };
             }
             Arg::Array(bytes, of) | Arg::ArrayButOne(bytes, of) => {
@@ -228,7 +228,7 @@ pub unsafe fn encode(
     Ok(encoded)
 }
 
-/// Copies the results of a successful call from the words of its answer to the program's memory.
+/// Copies a successful call's results from the reply to the program's memory.
 ///
 /// # Safety
 /// Same as for [`encode`], with the same arguments.
@@ -249,7 +249,7 @@ pub unsafe fn unpack(call: &Call, args: &[u64], results: &[u64]) {
         while rest > 0 {
             let word = from.next().copied().unwrap_or_default().to_le_bytes();
             let length = rest.min(8);
-            // SAFETY: guaranteed by the caller: the program's memory has room for the result.
+            // SAFETY: guaranteed by the caller: the program's memory has space for the result.
             unsafe { std::ptr::copy_nonoverlapping(word.as_ptr(), at, length) };
             at = at.wrapping_add(length);
             rest -= length;

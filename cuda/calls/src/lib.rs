@@ -1,12 +1,12 @@
-//! Descriptions of the CUDA driver API's functions for guests: the arguments and treatment of each function.
+//! Descriptions of the CUDA driver API's functions for guests: their arguments and how they are handled.
 //!
-//! [`CALLS`] has the functions that guests can call; [`REFUSED`] lists the other functions, which return 801. A
-//! description determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the
-//! return of results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches,
-//! copies, pinned memory) have separate messages: [`own`]. [`replay`] has the treatment of each call when a program
-//! continues in another worker.
+//! [`CALLS`] describes the functions that guests can call. [`REFUSED`] lists the other functions, which return 801. A
+//! description controls the guest's encoder ([`encode`]), the worker's checking decoder ([`decode`]), and the return of
+//! results ([`Prepared`], [`unpack`]). Functions whose arguments cannot be described in this way (launches, copies,
+//! pinned memory) have separate messages: [`own`]. [`replay`] defines how each call is handled when a program continues
+//! in another worker.
 //!
-//! The crate does not call the driver and does not use rings: it works on slices of words.
+//! The crate does not call the driver and does not use rings. It works on slices of words.
 
 pub mod boxes;
 mod decode;

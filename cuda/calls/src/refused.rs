@@ -1,6 +1,6 @@
 //! Functions that guests cannot call: they return 801 (not supported).
 
-/// Symbols without the suffix of per-thread variants, by class.
+/// Symbols without the suffix of the per-thread variants, grouped by class.
 pub const REFUSED: &[&str] = &[
     // Allocate.
     "cuMemAlloc",

@@ -1,60 +1,60 @@
-//! Treatment of each call when a program continues in another worker: the calls that the next worker executes again.
+//! Handling of each call when a program continues in another worker: which calls the new worker replays.
 //!
-//! The description determines the treatment of calls that create or destroy an object with a handle. `RULES` has the
-//! other treatments. A test fails for a call without a treatment, so that a new call is not forgotten.
+//! The handling of calls that create or destroy an object with a handle follows from their description. `RULES` defines
+//! it for the other calls. A test fails if a call has no defined handling, so that a new call is not forgotten.
 
 use crate::describe::{Arg, Call, Kind, Treatment};
 use crate::own;
 
-/// Treatment of a call that succeeded.
+/// Handling of a successful call in a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replay {
-    /// The call has no effect that outlives it: queries, and copies that have ended.
+    /// The call has no lasting effect: queries, and completed copies.
     Nothing,
-    /// The call adds work to a stream. The work outlives the call only as a part of a capture.
+    /// The call adds work to a stream. The work has a lasting effect only in a capture.
     Work,
     /// The call begins a capture.
     BeginsCapture,
-    /// The call ends a capture, and creates the graph of its new handle.
+    /// The call ends a capture, and its new handle refers to the graph.
     EndsCapture,
-    /// The call creates the object of its new handle.
+    /// The call creates the object that its new handle refers to.
     Creates,
-    /// The call destroys the object of the handle that it drops.
+    /// The call destroys the object whose handle is its [`Arg::Drop`] argument.
     Destroys,
     /// The call changes an object.
     Changes(Change),
-    /// The call allocates memory: the first result is the address.
+    /// The call allocates memory. The first result is the address.
     Allocates,
-    /// The first argument is the address of memory or of a reservation that ends.
+    /// The call frees the memory or the reservation whose address is the first argument.
     Frees,
     /// The call releases the primary context of the device in the first argument.
     EndsPrimary,
-    /// The call creates an object that cannot be created again. The object prevents the replay as long as it exists.
+    /// The call creates an object that cannot be recreated. The object prevents a replay while it exists.
     Refused(Ended),
 }
 
-/// Object that a call changes, and the part of the object.
+/// The object that a call changes, and the changed part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Index of the message's word with the object's handle; `None` if the call changes the program or the context.
+    /// Index of the message word with the object's handle, or `None` if the call changes the program or the context.
     pub target: Option<u8>,
-    /// Message words, one bit each, that identify the changed part: a later call with the same words replaces an
-    /// earlier one. `None` if other objects may depend on the earlier value.
+    /// Bit mask of the message words that identify the changed part: a later call with the same values in these words
+    /// replaces an earlier one. `None` if other objects may depend on the earlier value.
     pub part: Option<u16>,
 }
 
-/// Identification of an object that cannot be created again.
+/// Identification of an object that cannot be recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The new handle.
     ByHandle,
-    /// The address that the first result contains.
+    /// The address in the first result.
     ByAddress,
-    /// The number that the driver has chosen: the first result.
+    /// The driver's number in the first result.
     ByNumber,
-    /// The object whose handle is the message's word with this index, because its state cannot be restored.
+    /// The object whose handle is in the message word with this index, because its state cannot be restored.
     With(u8),
-    /// The object exists until the program ends.
+    /// The object exists until the program exits.
     Never,
 }
 
@@ -62,7 +62,7 @@ const fn changes(target: Option<u8>, part: Option<u16>) -> Replay {
     Replay::Changes(Change { target, part })
 }
 
-/// Treatments that do not follow from the description.
+/// Handling that does not follow from a call's description.
 const RULES: &[(&str, Replay)] = &[
     ("cuInit", changes(None, Some(0))),
     ("cuCtxSetLimit", changes(None, Some(1))),
@@ -84,7 +84,7 @@ const RULES: &[(&str, Replay)] = &[
     ("cuMemPoolSetAttribute", changes(Some(0), Some(0b11))),
     ("cuMemPoolSetAccess", changes(Some(0), None)),
     ("cuDeviceSetMemPool", changes(Some(1), Some(1))),
-    // The contents of memory that the program maps itself are not copied. Such mappings need a reservation.
+    // The contents of memory that the program maps itself are not copied. Such mappings require a reservation.
     ("cuMemAddressReserve", Replay::Refused(Ended::ByAddress)),
     ("cuMemCreate", Replay::Refused(Ended::ByHandle)),
     ("cuMemRetainAllocationHandle", Replay::Refused(Ended::ByHandle)),
@@ -94,10 +94,10 @@ const RULES: &[(&str, Replay)] = &[
     ("cuArrayGetPlane", Replay::Refused(Ended::ByHandle)),
     ("cuMipmappedArrayCreate", Replay::Refused(Ended::ByHandle)),
     ("cuMipmappedArrayGetLevel", Replay::Refused(Ended::ByHandle)),
-    // The driver chooses these numbers, and kernels have them as parameters.
+    // The driver chooses these numbers, and kernels get them as parameters.
     ("cuTexObjectCreate", Replay::Refused(Ended::ByNumber)),
     ("cuSurfObjectCreate", Replay::Refused(Ended::ByNumber)),
-    // The addresses of variables are the driver's choice, and programs store them.
+    // The driver chooses the addresses of variables, and programs store them.
     ("cuModuleGetGlobal_v2+", Replay::Refused(Ended::With(1))),
     ("cuLibraryGetGlobal+", Replay::Refused(Ended::With(2))),
     ("cuLibraryGetManaged+", Replay::Refused(Ended::Never)),
@@ -116,7 +116,7 @@ const RULES: &[(&str, Replay)] = &[
     ("cuFuncSetCacheConfig", changes(Some(0), Some(1))),
     ("cuFuncSetSharedMemConfig", changes(Some(0), Some(1))),
     ("cuFuncLoad", changes(Some(0), Some(1))),
-    // Graphs: a graph that can be launched depends on the values at its creation.
+    // Graphs: an executable graph depends on the values at its instantiation.
     ("cuGraphAddDependencies", changes(Some(0), None)),
     ("cuGraphEventRecordNodeSetEvent", changes(Some(0), None)),
     ("cuGraphEventWaitNodeSetEvent", changes(Some(0), None)),
@@ -139,16 +139,16 @@ const WORK: &[&str] = &[
     "cuStreamWriteValue64_v2",
     "cuStreamWaitValue32_v2",
     "cuStreamWaitValue64_v2",
-    // The times of records are lost: the log refuses a replay if they may be needed.
+    // The times of recorded events are lost. The log rejects a replay if they may be needed.
     "cuEventRecord",
     "cuEventRecordWithFlags",
     "cuGraphLaunch",
 ];
 
-/// Beginnings of the names of calls that add work to a stream, if they have one.
+/// Name prefixes of calls that add work to a stream if they have a stream argument.
 const WORK_BEGINS: &[&str] = &["cuMemset", "cuMemcpy"];
 
-/// Calls without a lasting effect: queries, and work of the card.
+/// Calls without a lasting effect: queries, and work on the card.
 const NOTHING: &[&str] = &[
     "cuDeviceGetName",
     "cuDeviceGetUuid",
@@ -172,7 +172,7 @@ const NOTHING: &[&str] = &[
     "cuMemPoolGetAccess",
     "cuDeviceGraphMemTrim",
     "cuDeviceGetGraphMemAttribute",
-    // These calls need a handle or a reservation, which prevents the replay.
+    // These calls need a handle or a reservation, which prevents a replay.
     "cuMemMap",
     "cuMemUnmap",
     "cuMemSetAccess",
@@ -219,14 +219,14 @@ const NOTHING: &[&str] = &[
     "cuArray3DGetDescriptor_v2",
     "cuArrayGetMemoryRequirements",
     "cuMipmappedArrayGetMemoryRequirements",
-    // The link prevents the replay.
+    // The link prevents a replay.
     "cuLinkAddData_v2+",
 ];
 
-/// Beginnings of the names of calls without a lasting effect.
+/// Name prefixes of calls without a lasting effect.
 const NOTHING_BEGINS: &[&str] = &["cuMemset", "cuMemcpy", "cuOccupancy", "nvmlSystemGet", "nvmlDeviceGet"];
 
-/// Returns the treatment of a described call; `None` if it has none.
+/// Returns how a described call is replayed, or `None` if this is undefined.
 pub fn replay(call: &Call) -> Option<Replay> {
     if call.treatment == Treatment::Guest {
         return Some(Replay::Nothing);
@@ -249,10 +249,10 @@ pub fn replay(call: &Call) -> Option<Replay> {
     has_none.then_some(Replay::Nothing)
 }
 
-/// Returns the treatment of a message of [`own`]. `edit` is its first word.
+/// Returns how a message of [`own`] is replayed. `edit` is its first word.
 pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
     Some(match (op, edit) {
-        // The state of the worker contains its own start, image and staging blob.
+        // A new worker has its own start message, image and staging blob.
         (own::START | own::IMAGE_PART, _) => Replay::Nothing,
         (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT, _) => Replay::Nothing,
         (own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,
@@ -265,13 +265,13 @@ pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
         (own::GRAPH_KERNEL | own::GRAPH_HOST, Some(own::edit::ADD)) => Replay::Creates,
         (own::GRAPH_KERNEL | own::GRAPH_HOST, Some(own::edit::SET)) => changes(Some(2), None),
         (own::GRAPH_KERNEL | own::GRAPH_HOST, _) => changes(Some(1), Some(0b111)),
-        // The link prevents the replay.
+        // The link prevents a replay.
         (own::LINK_COMPLETE | own::LINK_READ, _) => Replay::Nothing,
         _ => return None,
     })
 }
 
-/// Returns the kind and the index of the message's word of the handle that a call creates.
+/// Returns the kind of the handle that a call creates, and the index of its message word.
 pub fn created(call: &Call) -> Option<(Kind, usize)> {
     call.args.iter().enumerate().find_map(|(at, arg)| match arg {
         Arg::New(kind) => Some((*kind, at)),
@@ -287,11 +287,11 @@ mod tests {
     #[test]
     fn each_call_has_a_treatment_for_replays() {
         let missing: Vec<_> = CALLS.iter().filter(|call| replay(call).is_none()).map(|call| call.name).collect();
-        assert!(missing.is_empty(), "add a treatment of these calls to `RULES` or `NOTHING`: {missing:?}");
+        assert!(missing.is_empty(), "add these calls to `RULES` or `NOTHING`: {missing:?}");
         for op in own::FIRST..=own::LINK_READ {
-            assert!(replay_own(op, Some(0)).is_some(), "add a treatment of message {op:#x}");
+            assert!(replay_own(op, Some(0)).is_some(), "message {op:#x} has no defined handling");
         }
-        assert_eq!(replay_own(own::LINK_READ + 1, None), None, "a new message needs a treatment");
+        assert_eq!(replay_own(own::LINK_READ + 1, None), None, "the test does not cover a new message");
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
                 _ => None,
             };
             if let Some(target) = target {
-                // A result has no word, and a result that may be null has one.
+                // A result has no message word, except one that may be null.
                 let worded = call.args.iter().filter(|arg| !matches!(arg, Arg::Out(_)));
                 let args: Vec<&Arg> = worded.take(usize::from(*target) + 1).collect();
                 let is_word = |arg: &&Arg| matches!(arg, Arg::Word | Arg::Handle(_) | Arg::OutOptional(_));
@@ -321,17 +321,14 @@ mod tests {
             let call = CALLS.iter().find(|call| call.name == *name);
             let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
             assert!(call.args.contains(&Arg::Handle(Kind::Stream)), "{name} has no stream");
-            assert!(
-                !NOTHING.contains(name) && !RULES.iter().any(|(rule, _)| rule == name),
-                "{name} has two treatments"
-            );
+            assert!(!NOTHING.contains(name) && !RULES.iter().any(|(rule, _)| rule == name), "{name} is handled twice");
         }
         for name in NOTHING {
             let call = CALLS.iter().find(|call| call.name == *name);
             let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
             let makes = |arg: &Arg| matches!(arg, Arg::New(_) | Arg::Drop(_) | Arg::NewNumber(_) | Arg::DropNumber(_));
             assert!(!call.args.iter().any(makes), "{name} creates or destroys an object");
-            assert!(!RULES.iter().any(|(rule, _)| rule == name), "{name} has two treatments");
+            assert!(!RULES.iter().any(|(rule, _)| rule == name), "{name} is handled twice");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Functions that guests can call. The order is part of the messages, so add new functions at the end of a part.
+//! Functions that guests can call. Messages contain a function's index, so changing the order changes the messages.
 
 use crate::describe::Arg::{
     Address, Array, ArrayButOne, Copy2d, Copy3d, Drop, DropNumber, Handle, Handles, Image, ImageBytes, In, InAddressed,
@@ -12,9 +12,9 @@ use crate::describe::Kind::{
 use crate::describe::Numbered::{Surface, Texture};
 use crate::describe::{Call, answered, guest, posted};
 
-/// Descriptions by the number of the function in messages.
+/// Descriptions, indexed by the function's number in messages.
 pub static CALLS: &[Call] = &[
-    // Start.
+    // Initialization.
     answered("cuInit", &[Word]),
     guest("cuDriverGetVersion"),
     guest("cuGetErrorName"),
@@ -220,7 +220,7 @@ pub static CALLS: &[Call] = &[
     guest("cuLaunchKernelEx"),
     guest("cuLaunchCooperativeKernel"),
     guest("cuLaunchHostFunc"),
-    // Messages of functions above, which the guest library completes.
+    // Messages for the functions above that the guest library implements.
     answered("cuDevicePrimaryCtxRetain+", &[New(Context), Word]),
     answered("cuDevicePrimaryCtxRelease_v2+", &[Word]),
     answered("cuDevicePrimaryCtxReset_v2+", &[Word]),
@@ -263,7 +263,7 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphKernelNodeCopyAttributes", &[Handle(Node), Handle(Node)]),
     answered("cuGraphDestroyNode", &[Drop(Node)]),
     answered("cuGraphAddDependencies", &[Handle(Graph), Handles(Node, 3), Handles(Node, 3), Word]),
-    // Nodes of graphs, and graphs that can be launched.
+    // Graph nodes and executable graphs.
     guest("cuGraphInstantiate"),
     guest("cuGraphInstantiate_v2"),
     guest("cuGraphInstantiateWithParams"),
@@ -283,7 +283,7 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphExecMemsetNodeSetParams", &[Handle(Exec), Handle(Node), InAddressed(40), Optional(Context)]),
     answered("cuGraphNodeSetEnabled", &[Handle(Exec), Handle(Node), Word]),
     answered("cuGraphNodeGetEnabled", &[Handle(Exec), Handle(Node), Out(4)]),
-    // Tensor maps: opaque results of the driver, without access to the address.
+    // Tensor maps: opaque results of the driver. The driver does not access the address.
     answered(
         "cuTensorMapEncodeTiled",
         &[
@@ -302,7 +302,7 @@ pub static CALLS: &[Call] = &[
         ],
     ),
     answered("cuTensorMapReplaceAddress", &[InOut(128), Address]),
-    // Messages of NVML's functions. Results are NVML's.
+    // NVML functions. They return NVML's result codes.
     answered("nvmlInit_v2+", &[]),
     answered("nvmlDeviceGetCount_v2+", &[Out(4)]),
     answered("nvmlDeviceGetHandleByIndex_v2+", &[Word, New(Gpu)]),
@@ -342,9 +342,9 @@ pub static CALLS: &[Call] = &[
     answered("nvmlDeviceGetMaxPcieLinkGeneration+", &[Handle(Gpu), Out(4)]),
     answered("nvmlDeviceGetCurrPcieLinkWidth+", &[Handle(Gpu), Out(4)]),
     answered("nvmlDeviceGetMaxPcieLinkWidth+", &[Handle(Gpu), Out(4)]),
-    // At most 64 processes: their number, and 24 bytes each.
+    // At most 64 processes: their number, and 24 bytes per process.
     answered("nvmlDeviceGetComputeRunningProcesses_v3+", &[Handle(Gpu), InOut(4), Out(1536)]),
-    // Copies of boxes, and batches of copies.
+    // 2D and 3D copies, and batches of copies.
     guest("cuMemcpy2D_v2"),
     guest("cuMemcpy2DUnaligned_v2"),
     guest("cuMemcpy2DAsync_v2"),
@@ -384,10 +384,10 @@ pub static CALLS: &[Call] = &[
     answered("cuSurfObjectCreate", &[NewNumber(Surface), Resource]),
     answered("cuSurfObjectDestroy", &[DropNumber(Surface)]),
     posted("cuMemFree_v2-", &[Word]),
-    // Memory that the program registers.
+    // Registered host memory.
     guest("cuMemHostRegister_v2"),
     guest("cuMemHostUnregister"),
-    // Nodes with copies, kernels and functions of the program.
+    // Copy, kernel and host nodes.
     guest("cuGraphAddMemcpyNode"),
     guest("cuGraphMemcpyNodeSetParams"),
     guest("cuGraphExecMemcpyNodeSetParams"),
@@ -406,7 +406,7 @@ pub static CALLS: &[Call] = &[
     answered("cuGraphKernelNodeSetAttribute", &[Handle(Node), PlainAttribute, In(64)]),
     answered("cuGraphKernelNodeGetAttribute", &[Handle(Node), PlainAttribute, Out(64)]),
     guest("cuStreamAddCallback"),
-    // Hints about managed memory, and another form of a context's creation.
+    // Hints for managed memory, and another function that creates a context.
     guest("cuMemAdvise"),
     guest("cuMemAdvise_v2"),
     guest("cuMemPrefetchAsync"),
@@ -424,7 +424,7 @@ pub static CALLS: &[Call] = &[
     answered("cuLinkCreate_v2+", &[Word, Array(4, 0), Array(8, 0), New(Link)]),
     answered("cuLinkAddData_v2+", &[Handle(Link), Word, Image, ImageBytes, Text, Word, Array(4, 5), Array(8, 5)]),
     answered("cuLinkDestroy+", &[Drop(Link)]),
-    // Names of functions, numbers of their parameters, and libraries in files.
+    // Names and parameter counts of functions, and libraries in files.
     guest("cuFuncGetName"),
     guest("cuKernelGetName"),
     answered("cuFuncGetParamCount", &[Out(8), Handle(Function)]),

@@ -1,4 +1,4 @@
-//! Tests that every function is described, and that each side decodes the other side's words.
+//! Tests that every function is described, and that each side decodes the other side's messages.
 
 #![allow(unsafe_code, reason = "the encoder reads through pointers")]
 
@@ -50,14 +50,14 @@ fn plain(symbol: &str) -> &str {
 fn each_symbol_of_the_table_is_described_once() {
     let all: BTreeSet<String> = cuda_table::symbols().map(|(name, ..)| plain(&name).to_owned()).collect();
     let described: BTreeSet<&str> = CALLS.iter().map(|call| call.name).collect();
-    assert_eq!(described.len(), CALLS.len(), "a function is described twice");
+    assert_eq!(described.len(), CALLS.len(), "a function has two descriptions");
     let refused: BTreeSet<&str> = REFUSED.iter().copied().collect();
-    assert_eq!(refused.len(), REFUSED.len(), "a function is refused twice");
+    assert_eq!(refused.len(), REFUSED.len(), "a function is listed twice in `REFUSED`");
     let missing: Vec<_> =
         all.iter().filter(|name| !described.contains(name.as_str()) && !refused.contains(name.as_str())).collect();
     assert!(missing.is_empty(), "not described: {missing:?}");
     let both: Vec<_> = described.intersection(&refused).collect();
-    assert!(both.is_empty(), "described and refused: {both:?}");
+    assert!(both.is_empty(), "in both `CALLS` and `REFUSED`: {both:?}");
     let is_known = |name: &str| all.contains(name) || cuda_table::NVML.contains(&name);
     let unknown: Vec<_> =
         described.iter().chain(&refused).filter(|name| !is_known(name.trim_end_matches(['+', '-']))).collect();
@@ -76,13 +76,13 @@ fn handle_names_its_kind_and_number() {
     assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
 }
 
-/// Returns a copy of three bytes within the card's memory.
+/// Returns a 3-byte copy in card memory.
 fn copy() -> BoxCopy {
     let end = End { kind: DEVICE, address: 3, ..End::default() };
     BoxCopy { from: end, to: end, width: 3, height: 1, depth: 1 }
 }
 
-/// Returns the description of a texture's memory of three bytes.
+/// Returns the resource description of a texture with three bytes of memory.
 fn linear() -> [u64; 18] {
     let mut words = [0; 18];
     words[..4].copy_from_slice(&[2, 3, 1 | 1 << 32, 3]);
@@ -135,7 +135,7 @@ fn each_described_call_crosses_with_its_results() {
         let mut table = Table::default();
         let args = arguments(call, &mut buffer, &mut table);
         let mut words = Vec::new();
-        // SAFETY: all pointers point to the buffer, which is larger than any argument.
+        // SAFETY: all pointers refer to the buffer, which is larger than any argument.
         let encoded = unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) };
         let encoded = encoded.unwrap_or_else(|code| panic!("{}: {code}", call.name));
         let mut arena = Arena::default();
@@ -166,7 +166,7 @@ fn results_reach_the_program_and_no_other_memory() {
     let call = &CALLS[find("cuDeviceComputeCapability").expect("described")];
     let (mut major, mut minor) = ([0u32, 7], [0u32, 8]);
     let args = [major.as_mut_ptr().addr() as u64, minor.as_mut_ptr().addr() as u64, 0];
-    // SAFETY: the pointers point to locals.
+    // SAFETY: the pointers refer to local variables.
     unsafe { unpack(call, &args, &[9, 1]) };
     assert_eq!((major, minor), ([9, 7], [1, 8]));
 }
@@ -224,7 +224,7 @@ fn any_words_decode_or_are_refused() {
     }
 }
 
-/// Strides are one fewer than the dimensions.
+/// A tensor map has one stride fewer than dimensions.
 #[test]
 fn tensor_map_crosses_with_its_arrays() {
     let call = &CALLS[find("cuTensorMapEncodeTiled").expect("described")];
@@ -236,7 +236,7 @@ fn tensor_map_crosses_with_its_arrays() {
     let map = pointer(map.as_mut_ptr());
     let args = [map, 6, 3, 3, pointer(sizes.as_ptr()), pointer(strides.as_ptr()), block, steps, 0, 1, 2, 0];
     let mut words = Vec::new();
-    // SAFETY: the pointers point to locals of these lengths.
+    // SAFETY: the pointers refer to local arrays of the described lengths.
     unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) }.expect("encoded");
     let (table, mut arena) = (Table::default(), Arena::default());
     let prepared = decode(call, &words, &table, &mut arena).expect("decoded");
@@ -249,7 +249,7 @@ fn tensor_map_crosses_with_its_arrays() {
     assert_eq!((prepared.values[2], prepared.values[3], prepared.values[9]), (3, 3, 1));
 }
 
-/// Returns the decoded first argument of a call with these words.
+/// Decodes a call from these words and returns its first argument.
 fn decoded(name: &str, words: &[u64], table: &Table, arena: &mut Arena) -> Result<u64, Fault> {
     let call = &CALLS[find(name).expect("described")];
     decode(call, words, table, arena).map(|prepared| prepared.values[0])
@@ -269,7 +269,7 @@ fn copy_of_the_workers_memory_is_refused() {
     let worker = End { kind: HOST, address: 0x7fff_0000, ..End::default() };
     assert_eq!(ask(BoxCopy { from: worker, ..copy() }), refused);
     assert_eq!(ask(BoxCopy { to: worker, ..copy() }), refused);
-    assert_eq!(ask(BoxCopy { to: End { kind: 7, ..copy().to }, ..copy() }), refused, "another kind of memory");
+    assert_eq!(ask(BoxCopy { to: End { kind: 7, ..copy().to }, ..copy() }), refused, "unknown memory type");
     let missing = End { kind: ARRAY, array: handle(Kind::Array, 9), ..End::default() };
     assert_eq!(ask(BoxCopy { to: missing, ..copy() }), Err(Fault::Refused(400)));
     let wrong = End { kind: ARRAY, array: 0x1234, ..End::default() };
@@ -313,7 +313,7 @@ fn arrays_in_copies_and_resources_are_the_drivers() {
     // SAFETY: as above.
     assert_eq!(unsafe { (prepared.values[1] as *const [u64; 2]).read() }, [0, 0xabc]);
     let mut ask = |words: [u64; 18]| decode(call, &words, &table, &mut arena).err();
-    assert_eq!(ask(resource([2, 0x7fff_0000])), Some(Fault::Refused(1)), "the worker's memory");
-    assert_eq!(ask(resource([9, 3])), Some(Fault::Refused(1)), "an unknown kind");
-    assert_eq!(ask(resource([1, array])), Some(Fault::Malformed), "an array as a mipmapped array");
+    assert_eq!(ask(resource([2, 0x7fff_0000])), Some(Fault::Refused(1)), "worker memory");
+    assert_eq!(ask(resource([9, 3])), Some(Fault::Refused(1)), "unknown resource type");
+    assert_eq!(ask(resource([1, array])), Some(Fault::Malformed), "array handle as a mipmapped array");
 }

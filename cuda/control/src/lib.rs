@@ -4,7 +4,7 @@
 //! [`Settings`]. The owner replies with [`Answer::Ready`] or [`Answer::Failed`], and then replies to each [`Request`]
 //! in order. The owner exits when its input is closed.
 //!
-//! Sizes are in bytes. Times are in nanoseconds unless the name specifies another unit. The crate contains only the
+//! Sizes are in bytes. Times are in nanoseconds unless the name specifies another unit. The crate only defines the
 //! messages. It does not manage memory or set policy.
 
 #![forbid(unsafe_code)]
@@ -35,7 +35,7 @@ pub struct Settings {
     pub host_bytes: u64,
     /// Host memory that is pinned in advance.
     pub host_ready_bytes: u64,
-    /// Size of a chunk, the unit in which memory is allocated and moved.
+    /// Chunk size, the unit in which memory is allocated and moved.
     pub chunk_bytes: u64,
     /// Length of a slice of the card's time.
     pub slice_ns: u64,
@@ -45,7 +45,7 @@ pub struct Settings {
     /// if their unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
-    /// Amount by which the memory of a process and of the whole card may exceed their accounts.
+    /// Amount by which the memory usage of a process, and of the whole card, may exceed the accounts.
     #[serde(default)]
     pub margin_bytes: u64,
     /// Rules that can be changed while the owner runs.
@@ -65,7 +65,7 @@ pub struct Settings {
 pub struct GangSettings {
     /// Number of the card, unique on the host.
     pub card: CardId,
-    /// Socket on which the owner listens for the owners of other cards.
+    /// Socket where the owner listens for the owners of other cards.
     pub socket: PathBuf,
 }
 
@@ -165,7 +165,7 @@ pub struct Tenant {
     pub name: String,
     /// Memory size that the tenant sees.
     pub memory_bytes: u64,
-    /// Size of the tenant's window, or 0 if it has none. It counts as host memory of the card.
+    /// Size of the tenant's window, or 0 if it has none. The window counts as host memory of the card.
     #[serde(default)]
     pub window_bytes: u64,
     /// The tenant's share of the card's memory.
@@ -185,13 +185,13 @@ pub struct Tenant {
     /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// The mode in which the group shares the card.
+    /// Sharing mode of the group.
     #[serde(default)]
     pub sharing: Sharing,
     /// The tenant's cards, if it has more than one.
     #[serde(default)]
     pub gang: Option<Gang>,
-    /// True if the tenant moves to the card: the owner listens on its socket only after [`Request::Arrive`].
+    /// Set if the tenant moves to this card. The owner then listens on its socket only after [`Request::Arrive`].
     #[serde(default)]
     pub arrives: bool,
 }
@@ -214,24 +214,25 @@ pub enum Request {
         kills: bool,
     },
     /// Prepares the move of the tenant with this name to another card: evicts its memory, and makes its programs unmap
-    /// it. Answered with [`Answer::Moving`] until [`Answer::Left`]. After a failure, [`Request::Stay`] must follow.
+    /// it. The reply is [`Answer::Moving`] until it is [`Answer::Left`]. After a failure, [`Request::Stay`] must
+    /// follow.
     Leave(String),
-    /// Ends the preparation of a move: the tenant with this name stays.
+    /// Cancels the preparation of a move. The tenant with this name stays.
     Stay(String),
     /// Listens on the socket of a tenant that moves to this card.
     Arrive {
         /// Name of the tenant.
         name: String,
-        /// The processes that have left their card and must connect soon, or are killed.
+        /// Processes that have left their card. They are killed unless they connect soon.
         pids: Vec<u32>,
     },
-    /// Queries which processes of the tenant with this name have arrived. Answered with [`Answer::Arrived`].
+    /// Queries which processes of the tenant with this name have arrived. The reply is [`Answer::Arrived`].
     Arrivals(String),
     /// Changes the rules of the card, with immediate effect.
     Tune(Box<Rules>),
     /// Releases the tenant with this name from quarantine and clears its strikes.
     Release(String),
-    /// Starts recording the card's turns in the format of `sched::trace`, up to this number of bytes.
+    /// Starts recording the card's turns in the format of `sched::trace`, with this size limit in bytes.
     Record(usize),
     /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
@@ -255,6 +256,10 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
+        /// Number of NVLink connections to each other card of the host, by its UUID. Missing in replies of earlier
+        /// versions.
+        #[serde(default)]
+        links: BTreeMap<String, u32>,
     },
     /// The request has completed.
     Done,
@@ -264,13 +269,13 @@ pub enum Answer {
     Moving(String),
     /// The request completes when these processes have exited.
     Leaving(Vec<u32>),
-    /// All programs of the tenant have unmapped their memory: these processes.
+    /// These processes, which are all programs of the tenant, have unmapped their memory.
     Left(Vec<u32>),
     /// Progress of a move to this card.
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason for which a process could not come since the last query.
+        /// Reason why a process could not be moved since the last query.
         failed: Option<String>,
     },
     /// Lines of a record.
@@ -282,9 +287,9 @@ pub enum Answer {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Division of the card's memory.
+    /// Distribution of the card's memory.
     pub memory: MemoryView,
-    /// Division of the card's time. Times are on the owner's clock, which restarts with each owner.
+    /// Distribution of the card's time. Times are on the owner's clock, which restarts with each owner.
     pub time: TimeView,
     /// Number of granted turns.
     pub turns: u64,
@@ -327,7 +332,7 @@ pub struct TenantView {
     pub overrun_ns: u64,
     /// The tenant's processes with unaccounted card memory: process ID, program name and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,
-    /// Card memory that the tenant has returned, but that still has references.
+    /// Card memory that the tenant has returned, but that is still referenced.
     pub kept_bytes: u64,
     /// Part of the unaccounted and kept memory that exceeds the tenant's limits.
     pub over_quota_bytes: u64,

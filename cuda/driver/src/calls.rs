@@ -1,6 +1,6 @@
 //! Functions of the real driver that the shim calls directly.
 //!
-//! UNSAFETY: calls functions with their signatures from NVIDIA's headers.
+//! UNSAFETY: calls functions with the signatures in NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -99,12 +99,12 @@ pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Stub for all functions in the child of a process that had initialised the driver.
+/// Stub for all functions in the child of a process that had initialized the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Stub for all functions if no driver is found.
+/// Stub for all functions if no driver was found.
 pub extern "C" fn no_driver() -> c_int {
     NO_DEVICE
 }
@@ -280,11 +280,11 @@ pub fn current_device() -> Result<c_int, c_int> {
     }
 }
 
-/// Runs `work`. In the meantime, this thread can make calls that are otherwise not permitted during a capture in
-/// another thread.
+/// Runs `work` with this thread in relaxed capture mode, in which it can make calls that are otherwise not permitted
+/// during another thread's capture.
 pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode: c_int = 2;
-    // SAFETY: the pointer is valid. The call exchanges the given mode with the thread's mode.
+    // SAFETY: the pointer is valid. The call swaps the given mode with the thread's mode.
     unsafe { exchange_capture_mode(&raw mut mode) };
     let result = work();
     // SAFETY: as above; this call restores the thread's mode.
@@ -292,11 +292,11 @@ pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Environment variable with the address range that the library requests for card memory: two hexadecimal numbers
+/// Environment variable with the address range that the library requests for card memory, as two hexadecimal numbers
 /// separated by a hyphen. The worker of a VM uses the same addresses as the guest.
 pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 
-/// Part of the range in [`ADDRESSES_VARIABLE`] that has not been requested yet. Static because the reservations of all
+/// Part of the range in [`ADDRESSES_VARIABLE`] that has not been requested yet. Static, because the reservations of all
 /// cards share the range.
 static REQUESTED: OnceLock<Mutex<Range<Address>>> = OnceLock::new();
 

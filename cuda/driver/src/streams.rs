@@ -1,6 +1,6 @@
-//! Finds the stream of a submission.
+//! Determines the stream of a submission.
 //!
-//! UNSAFETY: reads arguments of calls by position.
+//! UNSAFETY: reads call arguments by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static because thread numbers must be unique in the process.
+    /// Static, because thread numbers must be unique in the process.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -43,7 +43,7 @@ fn thread() -> u32 {
 }
 
 impl Stream {
-    /// Returns the stream with a handle that the program created.
+    /// Returns the stream with this handle, which the program created.
     pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
@@ -65,7 +65,7 @@ impl Stream {
         self.thread != 0
     }
 
-    /// Returns true for the default streams of contexts.
+    /// Returns true for default streams.
     #[inline]
     pub fn is_default(self) -> bool {
         self.handle <= PER_THREAD_HANDLE
@@ -83,7 +83,8 @@ impl Stream {
         self.handle as Object
     }
 
-    /// Returns true if the stream is capturing, or if the query is not permitted because another stream is capturing.
+    /// Returns true if the stream is being captured, or if the query is not permitted because another stream is being
+    /// captured.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program submits work to this stream.
@@ -206,7 +207,7 @@ const ALL: [(u8, &[usize]); 11] = [
             at::cuMemBatchDecompressAsync_ptsz,
             at::cuMemDiscardBatchAsync,
             at::cuMemDiscardBatchAsync_ptsz,
-            // The location has eight bytes and is passed as one argument.
+            // The 8-byte location is passed as one argument.
             at::cuMemPrefetchAsync_v2,
             at::cuMemPrefetchAsync_v2_ptsz,
             at::cuMemcpy3DBatchAsync,
@@ -258,7 +259,7 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // The work of these calls has already completed or continues in the default stream.
+    // The work of these calls is in the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
@@ -270,8 +271,8 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
         DEFAULT | UNKNOWN => 0,
         CONFIG => {
-            // SAFETY: the first argument is the configuration. The configuration has seven 32-bit numbers, padding, and
-            // then the stream.
+            // SAFETY: the first argument is the configuration. It consists of seven 32-bit numbers, padding, and the
+            // stream.
             unsafe {
                 let config = arguments.get(0) as *const u64;
                 if config.is_null() { 0 } else { *config.add(4) }

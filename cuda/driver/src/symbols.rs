@@ -1,6 +1,6 @@
 //! The symbols in the driver API and in NVML, and the corresponding real functions.
 //!
-//! UNSAFETY: reads arguments of functions by position.
+//! UNSAFETY: reads call arguments by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
 /// Functions of the real libraries, or null for functions that do not exist. The driver's functions precede those of
-/// NVML. Static because the stubs of submissions jump through this table.
+/// NVML. Static, because the stubs of submissions jump through this table.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
 /// Returns the real function of a symbol, or null if it does not exist.
@@ -32,13 +32,13 @@ impl Arguments {
         Self { registers, stack }
     }
 
-    /// The value for a call without arguments.
+    /// Arguments of a call without any.
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
     /// Returns the argument with the zero-based index `n` as an integer or pointer.
     ///
     /// # Safety
-    /// The function must have more than `n` arguments, none of which is a floating-point number.
+    /// The function must have more than `n` arguments and no floating-point arguments.
     #[inline]
     pub unsafe fn get(&self, n: usize) -> u64 {
         // SAFETY: the stub has saved six registers in descending order. The remaining arguments are on the caller's

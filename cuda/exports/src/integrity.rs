@@ -63,7 +63,7 @@ fn words(first: u64) -> [u8; 16] {
     (u128::from(SECOND) << 64 | u128::from(first)).to_le_bytes()
 }
 
-/// Returns the result that depends on the process, the time and the devices.
+/// Computes the result, which depends on the process, the time and the devices.
 fn hash(version: u32, seconds: u64, process: &Process, devices: &[Device]) -> [u8; 16] {
     // The type guarantees a key of one block.
     let mut mac = <SimpleHmac<Md2> as KeyInit>::new(&KEY.into());

@@ -1,8 +1,7 @@
 //! The export tables of the guests' CUDA library: tables of functions that `cuGetExportTable` returns for a UUID.
-//!
 //! NVIDIA's runtime and libraries call the driver through these tables in addition to the driver API. The guest library
 //! implements the tables inside the guest process, because most results depend on that process. The UUIDs, the slots
-//! and their behaviour were determined by measurements with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card with
+//! and their behaviour were determined by experiments with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card with
 //! driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.

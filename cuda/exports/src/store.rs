@@ -1,4 +1,4 @@
-//! The context store, in which libraries store values for each context.
+//! The context store, where libraries store values for each context.
 //!
 //! Nearly every runtime call reads the runtime's value for the current context. Therefore, repeated reads by a thread
 //! do not acquire a lock or allocate memory: each thread has a small cache, which is invalidated when any value

@@ -57,8 +57,8 @@ static CHECKS_TABLE: Table<4> = sized!(CHECKS: 1, 2 = runtime::active_checks, 3 
 static IDENTITIES_TABLE: Table<16> =
     sized!(IDENTITIES: 1, 2, 3, 4 = runtime::context_id, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 
-/// Returns the table with the given UUID, or `None` for an unknown UUID, for which `cuGetExportTable` fails with code
-/// 500.
+/// Returns the table with the given UUID, or `None` for an unknown UUID. In this case, `cuGetExportTable` fails with
+/// code 500.
 ///
 /// The UUID F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 must remain unknown, because the runtime skips its initialization if
 /// this table exists.

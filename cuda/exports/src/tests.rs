@@ -236,7 +236,7 @@ fn context_zero_is_the_threads_current_one() {
     assert_eq!(get(0, 3), Err(result::INVALID_HANDLE));
 }
 
-/// Sum of the values that were passed to [`end`].
+/// Sum of the values passed to [`end`].
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn end(context: u64, key: u64, value: u64) {

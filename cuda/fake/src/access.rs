@@ -1,4 +1,4 @@
-//! Checks that work has access to the memory of other cards that it uses.
+//! Checks that work has access rights to the other cards' memory that it uses.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -6,13 +6,13 @@ use std::ffi::c_int;
 use crate::{card, memory};
 
 thread_local! {
-    /// Device whose work this thread is running.
+    /// Device whose work this thread runs.
     static RUNS_ON: Cell<c_int> = const { Cell::new(-1) };
     /// The last checked range: its start, its end, and the generation of access rights.
     static CHECKED: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
 }
 
-/// Records the device whose work this thread is running.
+/// Sets the device whose work this thread runs.
 pub fn runs_on(device: c_int) {
     RUNS_ON.set(device);
     CHECKED.set((0, 0, 0));

@@ -1,6 +1,6 @@
 //! The exported functions.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -30,10 +30,10 @@ struct CheckpointRestore {
     _reserved: [u32; 13],
 }
 
-/// ID of the process that has initialised the driver. Children of this process must initialise the driver again.
+/// ID of the process that has initialized the driver. Its children must initialize the driver again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the card of a device number.
+/// Returns the card with the given device number.
 pub fn named(device: c_int) -> Result<&'static card::Card, i32> {
     card::of_device(device).ok_or(INVALID_DEVICE)
 }
@@ -51,7 +51,7 @@ pub fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { mps::lost() }
 }
 
-/// Fails if this thread has no current context.
+/// Returns an error if this thread has no current context.
 pub fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
@@ -59,7 +59,7 @@ pub fn context() -> i32 {
     }
 }
 
-/// Same as [`context`], for calls that are not permitted during a capture.
+/// Like [`context`], for calls that are not permitted during a capture.
 fn disturbing() -> i32 {
     match context() {
         SUCCESS => work::unsafe_call(),
@@ -112,7 +112,7 @@ api! {
             Ok(_) => {
                 let connected = mps::connect();
                 if connected.is_err() {
-                    // The next call of `cuInit` connects again.
+                    // Let the next call to `cuInit` connect again.
                     READY.store(0, Ordering::SeqCst);
                 }
                 done(connected)
@@ -299,7 +299,7 @@ api! {
         }
         put(handle, memory::import(i32::try_from(from).unwrap_or(-1)))
     }
-    // The fake's plain memory is never shared and has no handles.
+    // Memory from `cuMemAlloc` cannot be shared in this fake.
     context cuIpcGetMemHandle(_handle: *mut c_void, _at: u64) { NOT_SUPPORTED }
     context cuIpcOpenMemHandle_v2(_at: *mut u64, _handle: Ipc, _flags: u32) { INVALID_VALUE }
     context cuIpcCloseMemHandle(_at: u64) { INVALID_VALUE }
@@ -310,7 +310,7 @@ api! {
         for n in 0..count as usize {
             match memory::find(at) {
                 Some(found) if attribute(*to.add(n), *kinds.add(n), at, &found) == SUCCESS => {}
-                // Attributes that do not apply to an address are null.
+                // Attributes that do not apply to an address are zero.
                 _ => *(*to.add(n)).cast::<u32>() = 0,
             }
         }
@@ -425,10 +425,10 @@ api! {
     }
 }
 
-/// The fake cannot capture pool allocations.
+/// Result of pool allocations during a capture, which the fake does not support.
 const NOT_SUPPORTED_IN_CAPTURE: Result<u64, i32> = Err(NOT_SUPPORTED);
 
-/// Writes text to the program's buffer if the buffer is long enough.
+/// Writes a string to the program's buffer if the buffer is large enough.
 unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     if to.is_null() || (bytes as usize) <= text.len() {
         return INVALID_VALUE;
@@ -440,7 +440,7 @@ unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
     SUCCESS
 }
 
-/// Returns an attribute of an address as NVIDIA's driver 580 does.
+/// Stores an attribute of an address, like NVIDIA's driver 580.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
     unsafe {

@@ -1,6 +1,6 @@
-//! Arrays, two- and three-dimensional copies, textures and surfaces. An array is card memory with adjacent rows.
+//! Arrays, two- and three-dimensional copies, textures and surfaces. An array is card memory with contiguous rows.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -152,7 +152,7 @@ fn array(handle: u64) -> Result<Array, i32> {
     with(|all| all.arrays.get(&handle).copied().ok_or(INVALID_HANDLE))
 }
 
-/// The first byte of one end of a copy, and the distances between its rows and layers.
+/// Address of one end of a copy, and the strides of its rows and layers, in bytes.
 struct Place {
     at: u64,
     pitch: u64,
@@ -179,7 +179,7 @@ impl End3d {
             }
             _ => return Err(INVALID_VALUE),
         };
-        // The distances are used only if there are several rows or layers.
+        // The strides matter only for several rows or layers.
         let (pitch, rows) = (if pitch == 0 { x + width } else { pitch }, if rows == 0 { y + height } else { rows });
         if pitch < x + width || rows < y + height {
             return Err(INVALID_VALUE);
@@ -189,7 +189,7 @@ impl End3d {
 }
 
 impl Copy3d {
-    /// Returns the copy as rows.
+    /// Returns the copy as an operation on rows.
     pub fn operation(&self) -> Result<Op, i32> {
         let (from, to) = (self.from.place(self)?, self.to.place(self)?);
         let mut rows = Vec::new();
@@ -244,7 +244,7 @@ unsafe fn three(copy: *const Copy3d, stream: Option<u64>) -> c_int {
     }
 }
 
-/// Copies between a row of an array and linear memory.
+/// Copies between a one-row array and linear memory.
 fn row(array_handle: u64, x: u64, memory: u64, bytes: u64, is_out: bool, stream: Option<u64>) -> c_int {
     let operation = array(array_handle).and_then(|array| {
         if x + bytes > array.description.row_bytes() {

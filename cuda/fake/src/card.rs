@@ -1,14 +1,14 @@
-//! The cards. Each card is a folder shared by processes.
+//! The cards. Each card is a folder that processes share.
 //!
 //! The memory usage that NVML reports per process follows observations of driver 580 on an H100. An allocation counts
 //! once: for its creator while the creator has a handle or mapping of it, and otherwise for a process that has imported
-//! it. Memory held only by a descriptor uses card memory but does not count for any process. The same applies to
-//! managed memory.
+//! it. Memory kept only by a descriptor is in use but does not count for any process. The same applies to managed
+//! memory.
 //!
 //! To simulate a reset after an uncorrectable memory error (Xid 48) or by an operator, the file `lost` in a card's
 //! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
-//! all later calls of processes that had a context fail with `CUDA_ERROR_ECC_UNCORRECTABLE`. Processes that start later
-//! are not affected. While the file `broken` exists, the card does not create contexts, like a card that still needs a
+//! all later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later
+//! are not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a
 //! reset.
 //!
 //! UNSAFETY: locks files.
@@ -24,19 +24,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use crate::engine::{self, Engine};
 
-/// Environment variable with the path of the first card's folder, which does not need to exist. This folder contains
-/// the other cards' folders.
+/// Environment variable with the path of the first card's folder, which need not exist. It contains the other cards'
+/// folders.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
 /// Environment variable with the memory size of each card in MiB.
 const MEMORY: &str = "FAKE_CUDA_MIB";
 /// Environment variable with the number of cards.
 const CARDS: &str = "FAKE_CUDA_CARDS";
-/// Environment variable with the amount of card memory per context, in MiB. NVIDIA's contexts use 518 MiB on an H100.
+/// Environment variable with the card memory per context, in MiB. NVIDIA's contexts use 518 MiB on an H100.
 const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
-/// NVIDIA's environment variable with the cards visible to a process, which `cuInit` reads.
+/// NVIDIA's environment variable for the visible cards, which `cuInit` reads.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The memory that contains an allocation.
+/// Kind of memory that contains an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// The card's memory.
@@ -57,10 +57,10 @@ pub struct Card {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// Record that this process has a context on a card.
+/// This process's presence on a card, while it has a context there.
 #[derive(Debug)]
 struct Entered {
-    /// Locked file with the identity of this process.
+    /// Locked file with this process's identity.
     _file: Option<File>,
     /// Memory of the context.
     _memory: Option<Allocation>,
@@ -68,7 +68,7 @@ struct Entered {
     lost_before: u64,
 }
 
-/// An allocation, which exists while this process has a handle or a mapping.
+/// An allocation, which this process keeps while it has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,
@@ -84,7 +84,7 @@ impl Deref for Allocation {
 }
 
 impl Allocation {
-    /// Returns a placeholder for an allocation while the process is off the card.
+    /// Returns a placeholder for an allocation of a process that is off the card.
     pub fn nothing() -> Option<Self> {
         Some(Self { file: File::open("/dev/null").ok()?, marker: None })
     }
@@ -155,10 +155,10 @@ pub fn all() -> &'static [Card] {
     })
 }
 
-/// Cards that this process sees since it was restored on another card.
+/// Cards visible to this process, once it has been restored on another card.
 static MOVED: RwLock<Option<&'static [usize]>> = RwLock::new(None);
 
-/// Exchanges two cards in the list of cards that this process sees: devices keep their numbers. The old list leaks.
+/// Exchanges two cards in this process's list of visible cards. Devices keep their numbers. Leaks the old list.
 pub fn exchange(from: usize, to: usize) {
     let other = |card: &usize| match *card {
         card if card == from => to,
@@ -169,7 +169,7 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards that this process sees, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards visible to this process, in its order. The first call, in `cuInit`, reads the variable.
 pub fn visible() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +182,7 @@ pub fn visible() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // As in NVIDIA's driver, an invalid entry or a repeated card ends the list.
+            // Like NVIDIA's driver, ignore the list from the first invalid or repeated entry.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }
@@ -190,7 +190,7 @@ pub fn visible() -> &'static [usize] {
     })
 }
 
-/// Returns the card of a device of this process.
+/// Returns the card of one of this process's devices.
 pub fn of_device(device: i32) -> Option<&'static Card> {
     all().get(*visible().get(usize::try_from(device).ok()?)?)
 }
@@ -212,15 +212,15 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Acquires a lock for this process. Processes that query the holder get its process ID in their own namespace.
+/// Acquires a lock for this process. Processes that query the lock's holder get its process ID in their own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// Returns the process ID of the lock's holder in this process's namespace. Returns 0 if the holder has no ID in this
-/// namespace, or `None` if the lock is free.
+/// Returns the process ID of the lock's holder in this process's namespace, 0 if the holder has no ID there, or `None`
+/// if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -228,11 +228,11 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
-/// A lock shared by all processes, which is held until the value is dropped.
+/// A lock between processes, which is held until the value is dropped.
 pub struct Turn(File);
 
 impl Card {
-    /// Opens or creates the folder.
+    /// Opens the card in a folder, and creates the folder if necessary.
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
@@ -251,7 +251,7 @@ impl Card {
         uuid
     }
 
-    /// Returns the card's UUID as in NVML.
+    /// Returns the card's UUID in NVML's format.
     pub fn name(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
@@ -267,12 +267,12 @@ impl Card {
         self.total
     }
 
-    /// Returns the number of the last allocation that was lost in a reset.
+    /// Returns the number of the last allocation that was lost in a reset, or 0.
     fn lost(&self) -> u64 {
         fs::read_to_string(self.folder.join("lost")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Returns true if the allocation with this name was lost.
+    /// Returns true if the allocation with the given name was lost.
     fn is_lost(&self, name: &str) -> bool {
         let number = name.rsplit('-').next().and_then(|number| number.parse::<u64>().ok());
         number.is_some_and(|number| number <= self.lost())
@@ -284,7 +284,7 @@ impl Card {
         before.is_some_and(|before| self.lost() > before)
     }
 
-    /// Returns true if the card needs a reset and therefore cannot create contexts.
+    /// Returns true if the card needs a reset, so that contexts cannot be created.
     pub fn is_broken(&self) -> bool {
         self.folder.join("broken").exists()
     }
@@ -319,7 +319,7 @@ impl Card {
         self.entered().is_some()
     }
 
-    /// Records that this process has a context. Returns false if the card lacks memory for a context.
+    /// Records that this process has a context. Returns false if the card lacks memory for one.
     pub fn enter(&self) -> bool {
         let mut entered = self.entered();
         if entered.is_some() {
@@ -328,7 +328,7 @@ impl Card {
         let Ok(memory) = self.context() else { return false };
         let _turn = self.turn("entering");
         let path = self.folder.join(format!("process.{}", identity()));
-        // A sandbox may deny access to the folder. The process then has a context, but is not listed.
+        // A sandbox may deny access to the folder. Then the process has a context, but is not listed.
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok().filter(lock_as_process);
         *entered = Some(Entered { _file: file, _memory: memory, lost_before: self.lost() });
         true
@@ -342,8 +342,8 @@ impl Card {
         }
     }
 
-    /// Returns the process IDs (in this process's namespace) of processes with a context, and their bytes on the card.
-    /// Omits processes without an ID in this namespace.
+    /// Returns the IDs of the processes with a context, in this process's namespace, and the card memory of each in
+    /// bytes. Omits processes without an ID in this namespace.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
         let names = self.names();
@@ -376,14 +376,14 @@ impl Card {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the identities and IDs of processes with a context. The caller must hold the lock `entering`.
+    /// Returns the identities and IDs of the processes with a context. The caller must hold the lock `entering`.
     fn identities(&self) -> HashMap<String, u32> {
         let names = self.names();
         let mut pids = HashMap::new();
         for name in &names {
             let Some(identity) = name.strip_prefix("process.") else { continue };
             if identity == self::identity() && self.is_entered() {
-                // Opening and closing the file would release the lock.
+                // Do not open the file, because closing it would release the lock.
                 pids.insert(identity.to_owned(), std::process::id());
                 continue;
             }
@@ -405,13 +405,13 @@ impl Card {
         pids
     }
 
-    /// Waits for the lock with this name.
+    /// Acquires the lock with the given name.
     pub fn turn(&self, name: &str) -> Option<Turn> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(self.folder.join(name)).ok()?;
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Returns the number of bytes in use. Removes files that are not open in any process.
+    /// Returns the card memory in use, in bytes. Removes files that are not open in any process.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -420,7 +420,7 @@ impl Card {
             if !name.starts_with("device-") && !name.starts_with("host-") {
                 continue;
             }
-            // Open the file again, because only a separate file description detects the lock of another description.
+            // Open the file again, because only another file description can detect the lock.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
             if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
@@ -431,7 +431,7 @@ impl Card {
         used
     }
 
-    /// Returns the number of free bytes.
+    /// Returns the free card memory in bytes.
     pub fn free(&self) -> u64 {
         let _turn = self.turn("allocating");
         self.total.saturating_sub(self.used())
@@ -455,17 +455,17 @@ impl Card {
         lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(Allocation { file, marker })
     }
 
-    /// Returns a descriptor's allocation with its tier and length, if it belongs to this card.
+    /// Returns a descriptor's allocation with its tier and size in bytes, if it belongs to this card.
     pub fn import(&self, file: File) -> Result<(Allocation, Tier, u64), File> {
         let Some((name, tier, bytes)) = self.identify(&file) else { return Err(file) };
         let marker = Some(Marker::put(&self.folder, &name, false));
         Ok((Allocation { file, marker }, tier, bytes))
     }
 
-    /// Returns the name, tier and length of a descriptor's allocation.
+    /// Returns the name, tier and size in bytes of a descriptor's allocation.
     fn identify(&self, file: &File) -> Option<(String, Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        // Compare the files themselves, because the folder has a different path in a container.
+        // Compare the files themselves, because the folder may have a different path in a container.
         let name = path.file_name()?.to_string_lossy().into_owned();
         if self.is_lost(&name) {
             return None;

@@ -1,16 +1,19 @@
-//! Checkpoints: one process takes another process off the card, under the rules observed with driver 580 on an H100.
+//! Checkpoints: one process takes another process off the card, following the rules observed with driver 580 on an
+//! H100.
 //!
-//! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
+//! A thread of each process with a context listens for orders in the card's folder. A stopped process does not reply,
 //! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
 //! resumed.
 //!
-//! A restore can name pairs of cards (driver 580): the process continues on another card, and its devices keep their
-//! numbers. As NVIDIA documents it, the pairs must contain each card of the process, and the new card needs memory. The
-//! fake is stricter in two points: the pairs must be a permutation of known cards, and a process with contexts on
-//! several cards cannot change its cards. A restore that fails for another reason than imported memory can be repeated.
+//! A restore can contain pairs of cards (driver 580): the process then continues on another card, and its devices keep
+//! their numbers. As documented by NVIDIA, the pairs must contain all of the process's cards, and the new card needs
+//! enough memory. The fake is stricter in two points: the pairs must be a permutation of known cards, and a process
+//! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
+//! can be repeated.
 //!
-//! The fake is kinder in one point: after a restore on another card, driver 580 imports memory only if both cards were
-//! visible to the process from its start (`cuda/rig/gpu/restore.py`). The daemon therefore moves no running programs.
+//! The fake is more lenient in one point: after a restore on another card, driver 580 imports memory only if both cards
+//! were visible to the process from its start (`cuda/rig/gpu/restore.py`). The daemon therefore moves no running
+//! programs.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -34,13 +37,13 @@ enum State {
 /// An order to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Blocks further calls of the driver, and waits until all work has ended.
+    /// Blocks further driver calls, and waits until all work has completed.
     Lock,
     /// Moves the process's memory off the card.
     Checkpoint,
     /// Moves the process's memory back to the card.
     Restore,
-    /// Lets calls continue.
+    /// Unblocks driver calls.
     Unlock,
     /// Queries the process's state.
     Ask,
@@ -49,7 +52,7 @@ pub enum Order {
 /// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
 pub type Pair = [[u8; 16]; 2];
 
-/// Maximum number of pairs.
+/// Maximum number of pairs in a restore.
 const MAX_PAIRS: usize = 16;
 
 const ORDERS: [Order; 5] = [Order::Lock, Order::Checkpoint, Order::Restore, Order::Unlock, Order::Ask];
@@ -61,7 +64,7 @@ fn lock() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits before each call while this process is locked.
+/// Waits while this process is locked. Called before each driver call.
 pub fn pass() {
     let mut state = lock();
     while *state != State::Running {
@@ -79,7 +82,7 @@ fn is_filtered() -> bool {
     status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
 }
 
-/// Starts to listen for orders, once. A process with a system call filter cannot be suspended.
+/// Starts to listen for orders on the first call. A process with a system call filter cannot be suspended.
 pub fn listen() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -90,7 +93,7 @@ pub fn listen() {
         let _ = std::fs::remove_file(&path);
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
-        // Without this thread, no process can suspend this one.
+        // If the thread cannot be started, no process can suspend this one.
         crate::spawn("fake-checkpoint", serve);
     });
 }
@@ -149,7 +152,7 @@ fn obey(order: Order, pairs: &[Pair]) -> (i32, State) {
     (result, *state)
 }
 
-/// Returns the old and the new card of this process. Returns `None` if the process keeps its cards.
+/// Returns this process's old and new card, or `None` if the process keeps its cards.
 fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>, i32> {
     let used: Vec<&Card> = card::all().iter().filter(|card| card.is_entered()).collect();
     if pairs.is_empty() {
@@ -172,7 +175,7 @@ fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>,
     }
 }
 
-/// Restores this process. Changes nothing if it fails.
+/// Restores this process. Changes nothing on failure.
 fn restore(pairs: &[Pair]) -> Result<(), i32> {
     let Some((from, to)) = destination(pairs)? else { return memory::put_back(None) };
     if to.is_broken() {
@@ -196,7 +199,7 @@ fn restore(pairs: &[Pair]) -> Result<(), i32> {
     }
 }
 
-/// Sends an order to a process and waits for the answer. Returns its result and the process's state.
+/// Sends an order to a process and waits for the reply. Returns the result and the process's state.
 pub fn order(pid: i32, order: Order, pairs: &[Pair]) -> (i32, i32) {
     let none = (INVALID_VALUE, 0);
     let Ok(mut stream) = UnixStream::connect(path(pid as u32)) else { return none };

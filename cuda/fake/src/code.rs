@@ -1,8 +1,8 @@
 //! Libraries, kernels and functions, and launches.
 //!
-//! Every image has all [`KERNELS`], regardless of its contents.
+//! Every image contains all [`KERNELS`], regardless of its contents.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -37,17 +37,17 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// Returns the kernel of a handle, if the first kernel has the handle `first`.
+/// Returns a handle's kernel, given the handle of the first kernel.
 fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
     KERNELS.get(usize::try_from(modules::kernel(handle)?.checked_sub(first)?).ok()?)
 }
 
-/// Returns the kernel of a function handle or kernel handle. Functions and kernels can both be launched.
+/// Returns the kernel of a function handle or kernel handle, both of which can be launched.
 fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
 
-/// Returns the handle of a module's kernel with a name.
+/// Returns the handle of a module's kernel by name.
 unsafe fn named(module: u64, name: *const c_char, first: u64) -> Result<u64, i32> {
     if name.is_null() {
         return Err(INVALID_VALUE);
@@ -57,14 +57,14 @@ unsafe fn named(module: u64, name: *const c_char, first: u64) -> Result<u64, i32
     found.map(|at| modules::handle(module, at as u64 + first)).ok_or(NOT_FOUND)
 }
 
-/// Returns a kernel as an operation. The kernel's parameters are 64-bit numbers.
+/// Converts a launch into an operation. The kernel's parameters are 64-bit numbers.
 pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<Op, i32> {
     let kernel = either(function).ok_or(INVALID_HANDLE)?;
     if parameters.is_null() {
         return Err(INVALID_VALUE);
     }
     let arguments = (0..kernel.arguments).map(|n| unsafe { **parameters.add(n) });
-    // The code of a kernel contains the address of its variable.
+    // A kernel's code contains the address of its variable.
     let variable = kernel.variable.map(|name| modules::used(function, name));
     Ok(Op::Kernel(*kernel, arguments.chain(variable).collect()))
 }
@@ -79,11 +79,11 @@ unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i
     unsafe { operation(function, parameters) }.map_or_else(|error| error, |kernel| work::submit(stream, kernel))
 }
 
-/// The collected input of each link, which is also the result of the link. The driver keeps a result until the link
-/// ends.
+/// Concatenated inputs of each link, which are also the result of the link. The driver keeps a result until the link is
+/// destroyed.
 static LINKS: Mutex<Vec<(u64, Vec<u8>)>> = Mutex::new(Vec::new());
 
-/// Calls `work` with the bytes of a link.
+/// Calls `work` with a link's bytes.
 fn linked(link: u64, work: impl FnOnce(&mut Vec<u8>)) -> i32 {
     let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
     match links.iter_mut().find(|(known, _)| *known == link) {
@@ -95,23 +95,23 @@ fn linked(link: u64, work: impl FnOnce(&mut Vec<u8>)) -> i32 {
     }
 }
 
-/// Returns a `CUfunction_attribute` of a kernel.
+/// Returns the value of a kernel's `CUfunction_attribute`.
 fn attribute(attribute: c_int, kernel: Option<&Kernel>) -> Result<c_int, i32> {
     if kernel.is_none() {
         return Err(INVALID_HANDLE);
     }
     match attribute {
         0 => Ok(MAX_THREADS),
-        // Registers.
+        // Number of registers per thread.
         4 => Ok(32),
-        // Versions of PTX and of the binary.
+        // PTX version and binary version.
         5 | 6 => Ok(90),
         1..=15 => Ok(0),
         _ => Err(INVALID_VALUE),
     }
 }
 
-/// Writes the offset and size of a parameter.
+/// Stores the offset and size of a parameter.
 unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, bytes: *mut usize) -> i32 {
     let Some(kernel) = kernel else { return INVALID_HANDLE };
     if index >= kernel.arguments {
@@ -132,12 +132,12 @@ fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     }
 }
 
-/// Returns the number of clusters that can be active at the same time, given the attribute with their size (4).
+/// Returns the maximum number of concurrently active clusters. Their dimensions are in launch attribute 4.
 unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, i32> {
     let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
     either(function).ok_or(INVALID_HANDLE)?;
     let count = if config.attributes.is_null() { 0 } else { config.attribute_count as usize };
-    // Each attribute has 72 bytes: its number, and from byte 8 on its value, here three sizes.
+    // Each attribute has 72 bytes: its number and, from byte 8 on, its value, here three dimensions.
     let attributes = (0..count).map(|n| unsafe { config.attributes.cast::<[u32; 18]>().add(n).as_ref() });
     let sizes = attributes.flatten().find(|words| words[0] == 4).ok_or(INVALID_VALUE)?;
     let blocks = sizes[2..5].iter().product::<u32>();
@@ -146,7 +146,7 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
 
 /// Returns the address of a kernel's name.
 fn name_of(kernel: Option<&Kernel>) -> Result<*const c_char, i32> {
-    /// The names are static, because the program gets their addresses.
+    /// Static, because the program gets the names' addresses.
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
     let kernel = kernel.ok_or(INVALID_HANDLE)?;
     let names = NAMES.get_or_init(|| KERNELS.iter().filter_map(|kernel| CString::new(kernel.name).ok()).collect());
@@ -225,7 +225,7 @@ api! {
     context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
         attribute(which, either(function)).err().unwrap_or(SUCCESS)
     }
-    // This call accepts functions of modules, and the calls above accept kernels of libraries. No call accepts both.
+    // This call accepts only functions of modules, and the calls above accept only kernels of libraries.
     context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(function, FUNCTION), index, offset, bytes)
     }
@@ -242,7 +242,7 @@ api! {
     context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
         put(size, clusters(function, config).map(|_| 8))
     }
-    // In this fake, a map is a record of its arguments.
+    // In this fake, a map is a copy of its arguments.
     any cuTensorMapEncodeTiled(
         map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
         block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int
@@ -271,7 +271,7 @@ api! {
         SUCCESS
     }
 
-    // Linking appends the inputs to each other.
+    // Linking concatenates the inputs.
     context cuLinkCreate_v2(_count: u32, _options: *const c_int, _values: *mut *mut c_void, link: *mut u64) {
         let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = 0x700_0000 + 16 * (links.len() as u64 + 1);
@@ -309,7 +309,7 @@ api! {
     }
 }
 
-/// Loads an image. A null image is the module of all programs that need no variables.
+/// Loads an image. A null image stands for a module without variables.
 unsafe fn load(module: *mut u64, image: *const c_char) -> i32 {
     if image.is_null() {
         return unsafe { put(module, Ok(modules::PLAIN)) };
@@ -317,7 +317,7 @@ unsafe fn load(module: *mut u64, image: *const c_char) -> i32 {
     unsafe { put(module, modules::load(current_card(), image)) }
 }
 
-/// Writes the address and the size of a variable.
+/// Stores the address and the size of a variable.
 unsafe fn variable(at: *mut u64, bytes: *mut usize, module: u64, name: *const c_char) -> i32 {
     let (address, size) = match unsafe { modules::variable(module, name) } {
         Ok(found) => found,

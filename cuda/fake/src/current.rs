@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use crate::{card, further};
 
-/// Handle of the first device's primary context. The primary contexts of the other devices have the following numbers.
-/// Further contexts of a device have offsets that are multiples of [`CONTEXT_STRIDE`].
+/// Handle of the first device's primary context. Those of the other devices follow. A device's further contexts are at
+/// offsets that are multiples of [`CONTEXT_STRIDE`].
 pub const CONTEXT: u64 = 0x7700_0000;
 pub const CONTEXT_STRIDE: u64 = 0x100;
 
@@ -15,7 +15,7 @@ thread_local! {
     pub static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the device of the current context, or the first device if there is no current context.
+/// Returns the device of the current context, or the first device if no context is current.
 pub fn current_device() -> c_int {
     device_of(CURRENT.get()).unwrap_or(0)
 }

@@ -1,12 +1,12 @@
-//! The card's engine. As on NVIDIA's cards, processes run kernels in time slices. Clients of one MPS server share their
-//! slices, in which their kernels run concurrently.
+//! The card's engine. As on NVIDIA's cards, processes run kernels in time slices. Clients of one MPS server share
+//! slices, and their kernels run concurrently.
 //!
 //! The end of the current slice is stored in a word of a file that all processes map. A process that is stopped or
 //! killed during its slice holds the engine only until this time. On a real card, such a process does not block other
 //! processes either.
 //!
 //! If the environment variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the
-//! card's folder: process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first
+//! card's folder: process ID, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first
 //! operation in its stream.
 //!
 //! UNSAFETY: maps the file.
@@ -23,39 +23,40 @@ use crate::mps;
 
 /// Environment variable that enables the recording of kernels if it is set to any value.
 const RECORD: &str = "FAKE_CUDA_RECORD";
-/// Number of low bits of the engine's word that contain the number of the MPS server whose clients have the slice, or 0
-/// for any other process.
+/// Number of low bits of the engine's word. They contain the number of the MPS server whose clients have the slice, or
+/// 0 for any other process.
 const TAG_BITS: u32 = 16;
 /// Length of a slice.
 const SLICE: Duration = Duration::from_millis(2);
-/// Maximum time for which clients of one MPS server can extend a slice, so that other processes get the engine.
+/// Maximum duration of a slice that clients of one MPS server extend, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Time limit of a kernel that uses card time only for its work.
+/// Length of the slice of a kernel whose card time is only that of its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
-/// Interval at which a waiting process polls for a free engine. It must be short, because a process with short kernels
-/// frees the engine only briefly.
+/// Interval at which a waiting process polls for a free engine. Short, because a process with short kernels frees the
+/// engine only briefly.
 const POLL: Duration = Duration::from_micros(20);
 /// Pause between two slices of a kernel, so that a waiting process gets the next slice.
 const PAUSE: Duration = Duration::from_micros(50);
 /// Time after a process's last slice during which NVML reports that the process uses the card.
 const RECENT: Duration = Duration::from_millis(500);
 
-/// The engine of a card, as mapped by one process.
+/// A card's engine, as mapped by this process.
 #[derive(Debug)]
 pub struct Engine {
-    /// End of the current slice, in microseconds of [`now`] (rounded up), and its holder.
+    /// The engine's word: end of the current slice in microseconds of [`now`] (rounded up), and the MPS server of its
+    /// holder.
     slice: &'static AtomicU64,
     /// Start of the current slice in ns.
     began: &'static AtomicU64,
     /// File with the time of this process's last slice.
     used: PathBuf,
-    /// File in which kernels are recorded.
+    /// File that records kernels.
     record: Option<File>,
 }
 
-/// A slice of this process.
+/// A slice acquired by this process.
 struct Slice {
-    /// The engine's word.
+    /// Value of the engine's word during the slice.
     word: u64,
     /// Set if another client of the same server already had the engine.
     joined: bool,
@@ -67,7 +68,7 @@ impl Slice {
     }
 }
 
-/// Returns the end of the slice in a word, in ns.
+/// Returns the end of the slice that a word describes, in ns.
 fn end_of(word: u64) -> u64 {
     (word >> TAG_BITS) * 1000
 }
@@ -84,25 +85,25 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the file in which the process with this identity records its usage of the engine.
+/// Returns the path of the file where the process with the given identity records its use of the engine.
 fn used(folder: &Path, identity: &str) -> PathBuf {
     folder.join(format!("occupies.{identity}"))
 }
 
-/// Returns true if the process with this identity is using the engine or has used it recently.
+/// Returns true if the process with the given identity is using the engine or has used it recently.
 pub fn is_used_by(folder: &Path, identity: &str) -> bool {
     let text = fs::read_to_string(used(folder, identity)).unwrap_or_default();
     text.parse::<u64>().is_ok_and(|at| now().saturating_sub(at) < ns(RECENT))
 }
 
 impl Engine {
-    /// Maps the engine of the card in `folder` for the process with this identity.
+    /// Maps the engine of the card in `folder` for the process with the given identity.
     pub fn open(folder: &Path, identity: &str) -> Option<Self> {
         let path = folder.join("engine");
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path).ok()?;
         file.set_len(16).ok()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: maps a page of the file at an address chosen by the kernel. It is never unmapped.
+        // SAFETY: maps a page of the file at an address that the kernel chooses. It is never unmapped.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), 16, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if at == libc::MAP_FAILED {
             return None;
@@ -114,12 +115,12 @@ impl Engine {
         Some(Self { slice, began, used: used(folder, identity), record })
     }
 
-    /// Runs a kernel that takes `time` of the engine, and then does `work`.
+    /// Runs a kernel that occupies the engine for `time`, and then executes `work`.
     pub fn run(&self, time: Duration, work: impl FnOnce()) {
         self.run_as(mps::tag(), time, work);
     }
 
-    /// Runs a kernel of a client of an MPS server, or of any other process.
+    /// Runs a kernel for a client of the given MPS server, or for any other process if `server` is 0.
     fn run_as(&self, server: u16, time: Duration, work: impl FnOnce()) {
         let begin = now();
         let mut left = time;
@@ -140,7 +141,7 @@ impl Engine {
         work();
         self.note_use();
         if !slice.joined {
-            // If this process was stopped or another client has joined, another process has the engine.
+            // This fails if another client has joined, or if another process got the engine while this one was stopped.
             let ended = (now() / 1000) << TAG_BITS;
             let _ = self.slice.compare_exchange(slice.word, ended, Ordering::SeqCst, Ordering::SeqCst);
         }
@@ -151,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Waits for a slice of this length.
+    /// Waits for a slice of the given length.
     fn slice(&self, server: u16, length: Duration) -> Slice {
         loop {
             let (present, begin) = (self.slice.load(Ordering::SeqCst), now());
@@ -233,7 +234,7 @@ mod tests {
     fn clients_of_one_server_share_a_slice() {
         let folder = tempfile::tempdir().expect("a folder");
         let engines = ["a", "b", "c"].map(|name| Engine::open(folder.path(), name).expect("opens"));
-        // A longer slice cannot be joined, and on a busy host, a short slice may end first.
+        // Repeat: longer slices cannot be joined, and on a busy host, a short slice may end before the join.
         let joined = (0..10_000).find_map(|_| {
             let first = engines[0].slice(7, Duration::from_millis(3));
             let second = engines[1].slice(7, Duration::from_millis(3));

@@ -1,6 +1,6 @@
 //! Properties of devices, contexts, streams and errors.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -19,7 +19,7 @@ thread_local! {
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Names and descriptions of results.
+/// Names and descriptions of result codes.
 const RESULTS: [(i32, &CStr, &CStr); 10] = [
     (SUCCESS, c"CUDA_SUCCESS", c"no error"),
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -33,7 +33,7 @@ const RESULTS: [(i32, &CStr, &CStr); 10] = [
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
 ];
 
-/// Returns a `CUdevice_attribute`: the value of an H100 if programs depend on it, and otherwise 0.
+/// Returns the value of a `CUdevice_attribute`: that of an H100 if programs depend on it, and otherwise 0.
 fn attribute(which: c_int, card: &Card) -> c_int {
     match which {
         // Maximum number of threads per block, and maximum block dimensions.
@@ -50,7 +50,7 @@ fn attribute(which: c_int, card: &Card) -> c_int {
         // Number of multiprocessors and of threads per multiprocessor.
         16 => 132,
         39 => 2048,
-        // PCI bus.
+        // PCI bus number.
         33 => card.number() as c_int + 1,
         // Concurrent kernels, unified addressing, stream priorities, and the compute capability.
         31 | 41 | 78 => 1,
@@ -83,7 +83,7 @@ api! {
     initialised cuDevicePrimaryCtxSetFlags_v2(device: c_int, _flags: u32) {
         named(device).map_or(INVALID_DEVICE, |_| SUCCESS)
     }
-    // NVIDIA's runtime looks up both symbols of each of these functions, with two versions.
+    // NVIDIA's runtime looks up both symbols of each of these functions, for two versions.
     initialised cuDevicePrimaryCtxRelease(device: c_int) { named(device).map_or(INVALID_DEVICE, |_| SUCCESS) }
     initialised cuDevicePrimaryCtxReset(device: c_int) { reset(device) }
     initialised cuDevicePrimaryCtxReset_v2(device: c_int) { reset(device) }
@@ -146,7 +146,7 @@ api! {
     ) { put(made, work::instantiate(graph)) }
 }
 
-/// Drops the values that libraries store for a device's primary context. The context's memory exists until the process
+/// Drops the values that libraries have stored for a device's primary context. Its memory exists until the process
 /// exits.
 fn reset(device: c_int) -> i32 {
     if named(device).is_err() {
@@ -156,12 +156,12 @@ fn reset(device: c_int) -> i32 {
     SUCCESS
 }
 
-/// Submits a copy, regardless of which sides are in host memory.
+/// Submits a copy between any kinds of memory.
 fn copy(to: u64, from: u64, bytes: usize, stream: u64) -> i32 {
     work::submit(stream, Op::Copy(to, from, bytes as u64))
 }
 
-/// Writes the name or the description of a result.
+/// Stores the name or the description of a result code.
 unsafe fn describe(
     result: c_int,
     text: *mut *const c_char,

@@ -1,10 +1,10 @@
-//! Uses of the card's memory besides the program's allocations: contexts, limits of a context, variables of modules.
+//! Card memory used for other purposes than the program's allocations: contexts, context limits, and module variables.
 //!
 //! Sizes were measured with driver 580 on an H100: a context has a stack for each thread that the card can run. On the
-//! H100, the heap and the buffer of `printf` take no memory until a kernel needs them; here they are allocated
+//! H100, the heap and the `printf` buffer use no memory until a kernel needs them. Here, they are allocated
 //! immediately.
 //!
-//! UNSAFETY: maps the memory of variables.
+//! UNSAFETY: maps the memory for variables.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -17,10 +17,9 @@ use crate::space::GRANULE;
 
 /// The only pool besides the devices' default pools.
 pub const POOL: u64 = 0x9001;
-/// Number of threads that a card can run at the same time.
+/// Number of threads that a card can run concurrently.
 const THREADS: u64 = 1024;
-/// Initial sizes in bytes of a thread's stack, the heap and the buffer of `printf`, which are part of a new context's
-/// size.
+/// Initial sizes in bytes of a thread's stack, the heap and the `printf` buffer. They are part of a new context's size.
 const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 
 /// An object that occupies memory.
@@ -33,7 +32,7 @@ pub enum Of {
 
 type Memory = HashMap<Of, Option<Allocation>>;
 
-/// All uses of memory, and the last assigned number.
+/// Memory of all such objects, and the last assigned number.
 static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {
@@ -50,7 +49,7 @@ fn take(card: &Card, bytes: u64) -> Result<Option<Allocation>, i32> {
     card.allocate(Tier::Device, bytes).map(Some).ok_or(OUT_OF_MEMORY)
 }
 
-/// Makes a context in addition to the primary one. Returns its number.
+/// Creates a context in addition to the primary one. Returns its number.
 pub fn create(card: &Card) -> Result<u64, i32> {
     let memory = card.context().map_err(|()| OUT_OF_MEMORY)?;
     with(|has, next| {
@@ -60,17 +59,17 @@ pub fn create(card: &Card) -> Result<u64, i32> {
     })
 }
 
-/// Destroys a context made by [`create`].
+/// Destroys a context created by [`create`].
 pub fn destroy(number: u64) -> i32 {
     with(|has, _| if has.remove(&Of::Context(number)).is_some() { SUCCESS } else { INVALID_CONTEXT })
 }
 
-/// Returns true if a context with this number exists.
+/// Returns true if the context with the given number exists.
 pub fn is_there(number: u64) -> bool {
     number == 0 || with(|has, _| has.contains_key(&Of::Context(number)))
 }
 
-/// Sets a limit and allocates card memory for it.
+/// Sets a context limit, and allocates card memory for it.
 pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
     // `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`.
     let known = match limit {
@@ -109,13 +108,13 @@ pub fn load(card: &Card, bytes: u64) -> Result<(u64, u64), i32> {
 /// Maps an allocation at an address that the kernel chooses.
 fn map(memory: &Allocation, bytes: u64) -> Option<u64> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the mapping is new, and lies in no other one.
+    // SAFETY: the mapping is new, and does not overlap another one.
     let found =
         unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, access, libc::MAP_SHARED, memory.as_raw_fd(), 0) };
     (found != libc::MAP_FAILED).then_some(found as u64)
 }
 
-/// Returns true if a module with this number is loaded.
+/// Returns true if the module with the given number is loaded.
 pub fn is_loaded(module: u64) -> bool {
     with(|has, _| has.contains_key(&Of::Module(module)))
 }
@@ -125,7 +124,7 @@ pub fn unload(module: u64) -> i32 {
     with(|has, _| if has.remove(&Of::Module(module)).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Allocates the memory of all objects on another card. Returns the memory for [`replace`].
+/// Allocates memory for all objects on another card. Returns it, for [`replace`].
 pub fn allocate_on(card: &Card) -> Result<Vec<(Of, Allocation)>, i32> {
     with(|has, _| {
         let sized = has.iter().filter_map(|(of, memory)| Some((*of, memory.as_ref()?.metadata().ok()?.len())));
@@ -134,7 +133,7 @@ pub fn allocate_on(card: &Card) -> Result<Vec<(Of, Allocation)>, i32> {
     })
 }
 
-/// Replaces the memory of objects, which frees the old memory.
+/// Replaces the memory of objects, and thereby frees their old memory.
 pub fn replace(new: Vec<(Of, Allocation)>) {
     with(|has, _| has.extend(new.into_iter().map(|(of, memory)| (of, Some(memory)))));
 }

@@ -1,7 +1,7 @@
-//! Graphs that programs build from nodes. A launch runs the nodes in the order in which they were added, which
-//! satisfies all dependencies.
+//! Graphs that programs build from nodes. A launch runs the nodes in the order of their addition, which satisfies all
+//! dependencies.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -36,7 +36,7 @@ struct Instantiation {
     result: u32,
 }
 
-/// Returns a fill of bytes in one row. Other fills are not supported.
+/// Converts a memset node into an operation. Only fills of bytes in one row are supported.
 unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     match unsafe { parameters.as_ref() } {
         None => Err(INVALID_VALUE),
@@ -84,15 +84,15 @@ unsafe fn copy(parameters: *const Copy3d) -> Result<Op, i32> {
     unsafe { parameters.as_ref() }.ok_or(INVALID_VALUE)?.operation()
 }
 
-/// Attributes of kernel nodes.
+/// Attributes of kernel nodes, by node and attribute number.
 static ATTRIBUTES: Mutex<BTreeMap<(u64, c_int), [u64; 8]>> = Mutex::new(BTreeMap::new());
 
-/// Replaces the operation of a node in a graph.
+/// Replaces the operation of a graph's node.
 fn replace(graph: u64, node: u64, operation: Result<Op, i32>) -> c_int {
     operation.and_then(|operation| work::replace_node(graph, node, operation)).err().unwrap_or(SUCCESS)
 }
 
-/// Adds a node after other nodes, which must be in the same graph.
+/// Adds a node that depends on other nodes, which must be in the same graph.
 unsafe fn add(node: *mut u64, graph: u64, dependencies: *const u64, count: usize, operation: Result<Op, i32>) -> c_int {
     if count > 0 && dependencies.is_null() {
         return INVALID_VALUE;

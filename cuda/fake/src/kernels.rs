@@ -1,29 +1,30 @@
-//! Kernels, identified by name. Arguments are 64-bit numbers.
+//! Kernels, which are identified by name. Their arguments are 64-bit numbers.
 //!
 //! UNSAFETY: like a card, reads and writes addresses that the program specifies. An invalid address kills the program.
-//! One kernel can make any system call, for tests of sandboxes.
+//! One kernel makes arbitrary system calls, for tests of sandboxes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::Duration;
 
 use crate::{access, mps, views};
 
-/// A kernel: its name, the number of its arguments, and its function.
+/// Definition of a kernel.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     /// Name for `cuModuleGetFunction`.
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
-    /// Variable of the module whose address is a further argument; 0 if the module does not have it.
+    /// Name of the module variable whose address is an additional argument. The address is 0 if the module lacks the
+    /// variable.
     pub variable: Option<&'static str>,
-    /// Returns the card time that the kernel takes in addition to the work.
+    /// Function that returns the card time that the kernel takes in addition to its work.
     pub time: fn(&[u64]) -> Duration,
-    /// The work.
+    /// Function that performs the kernel's work.
     pub run: fn(&[u64]),
 }
 
-/// All kernels.
+/// All available kernels.
 pub const KERNELS: [Kernel; 12] = [
     // Writes `value + i` to word `i` of `count` words.
     Kernel {
@@ -49,7 +50,7 @@ pub const KERNELS: [Kernel; 12] = [
         time: |_| Duration::ZERO,
         run: |a| store(a[2], checksum(a[0], a[1])),
     },
-    // Takes a number of microseconds of the card's time, and adds them to a word.
+    // Occupies the card for a number of microseconds, and adds this number to a word.
     Kernel {
         name: "spin",
         arguments: 2,
@@ -57,11 +58,10 @@ pub const KERNELS: [Kernel; 12] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
-    // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
-    // collective operation.
+    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then occupies the
+    // card for a number of microseconds. Like a kernel of a collective operation, it completes only if its peers run.
     Kernel { name: "meet", arguments: 5, variable: None, time: |a| Duration::from_micros(a[4]), run: |_| () },
-    // Follows a chain of `steps` addresses from the first one, and writes the last address to an address.
+    // Follows a chain of `steps` addresses, and writes the last one to an address.
     Kernel {
         name: "chase",
         arguments: 3,
@@ -85,10 +85,10 @@ pub const KERNELS: [Kernel; 12] = [
         time: |_| Duration::ZERO,
         run: |a| paint(a[0], a[1], a[2], a[3]),
     },
-    // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
+    // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, variable: None, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes its result to an address. No kernel on a real card can
-    // do this. The kernel represents code that a guest manages to run in the driver's process.
+    // Makes system call `number` with six arguments, and writes its result to an address. This is impossible on a real
+    // card. It simulates code that a guest manages to run in the driver's process.
     Kernel {
         name: "syscall",
         arguments: 8,
@@ -117,11 +117,11 @@ pub const KERNELS: [Kernel; 12] = [
     },
 ];
 
-/// Makes a system call. Returns its result or the negative errno.
+/// Makes a system call. Returns its result or the negated errno.
 fn system_call(words: &[u64]) -> u64 {
-    // SAFETY: see UNSAFETY. The set is a local variable that is initialised before it is read.
+    // SAFETY: see UNSAFETY. The set is a local variable that is initialized before it is read.
     let (result, error) = unsafe {
-        // This library's threads block all signals, but hostile code would not.
+        // This library's threads block all signals, but hostile code would not, so unblock SIGSYS.
         let mut forbidden: libc::sigset_t = std::mem::zeroed();
         libc::sigaddset(&raw mut forbidden, libc::SIGSYS);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const forbidden, std::ptr::null_mut());
@@ -132,7 +132,7 @@ fn system_call(words: &[u64]) -> u64 {
     if result == -1 { i64::from(-error) as u64 } else { result as u64 }
 }
 
-/// Returns an element of at most eight bytes, or `u64::MAX` if the texture does not exist.
+/// Returns a texture's element of at most eight bytes, or `u64::MAX` if the texture does not exist.
 fn sample(texture: u64, x: u64, y: u64) -> u64 {
     let Some((at, bytes)) = views::element(texture, x, y) else { return u64::MAX };
     let mut word = [0u8; 8];
@@ -147,7 +147,8 @@ fn paint(surface: u64, x: u64, y: u64, value: u64) {
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at as *mut u8, bytes.min(8) as usize) };
 }
 
-/// If the kernel must meet its peers, announces its round. Returns true while it must use the card to wait for them.
+/// If the kernel must meet its peers, announces its round. Returns true while it must spin on the card to wait for
+/// them.
 pub fn spins(kernel: &Kernel, arguments: &[u64]) -> bool {
     let &[words, count, own, round, _] = arguments else { return false };
     if kernel.name != "meet" {

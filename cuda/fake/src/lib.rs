@@ -2,24 +2,25 @@
 //!
 //! - Each card is a folder shared by several processes ([`card`]). Each allocation is a file, which is locked while any
 //!   process has a handle, an exported descriptor or a mapping of the allocation. `FAKE_CUDA_CARDS` is the number of
-//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process.
+//!   cards, and `CUDA_VISIBLE_DEVICES` selects the cards visible to a process. `FAKE_CUDA_NVLINKS` has the NVLink
+//!   connections between the cards.
 //! - Addresses ([`space`]): all rules of virtual memory management are checked. An access to an unmapped address, or
-//!   without granted access, kills the program.
+//!   without access rights, kills the program.
 //! - Work ([`work`]): each stream has a thread, and kernels of all processes share the card's [`engine`]. Captures are
 //!   invalidated by the same calls as with NVIDIA's driver. Memory for a graph's allocations is reserved when the graph
 //!   is uploaded or launched.
 //! - Graphs are captured or built from nodes ([`graphs`]).
 //! - Arrays, multidimensional copies, textures and surfaces ([`arrays`]).
-//! - Kernels ([`kernels`]) are identified by name; modules and libraries ([`code`]) have all of them.
-//! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] has the attributes of
+//! - Kernels ([`kernels`]) are identified by name; all modules and libraries ([`code`]) contain all of them.
+//! - Functions are found by name and version, and in export tables ([`lookup`]); [`facts`] contains attributes of
 //!   devices, contexts and streams.
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
 //! - The Multi-Process Service ([`mps`]): kernels of a server's clients run concurrently, and an illegal access by one
 //!   client destroys the contexts of all clients.
-//! - Access between cards ([`peers`]): work that uses another card's memory without access kills the program.
+//! - Access between cards ([`peers`]): work that uses another card's memory without access rights kills the program.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
-//! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
-//! - Pinned memory ([`pinned`]): registered host memory, and functions of the program in streams.
+//! - Memory for other purposes than allocations ([`further`]): contexts, limits, module variables.
+//! - Registered host memory, and host functions in streams ([`pinned`]).
 //! - NVML ([`nvml`]): processes with a context and their bytes, the card's memory, and its other properties
 //!   ([`nvml_facts`]).
 //!
@@ -51,24 +52,24 @@ mod space;
 mod views;
 mod work;
 
-/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but tests could not distinguish them from
-/// the library's threads.
+/// Starts a thread that blocks all signals. NVIDIA's threads accept signals, but tests could not tell such threads from
+/// the mediator library's.
 ///
 /// UNSAFETY: sets the signal mask of the calling thread, and restores it before returning.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
-    // SAFETY: both sets are local variables, and the first is initialised before it is read.
+    // SAFETY: both sets are local variables, and the first is initialized before it is read.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // If the thread cannot be started, its part of the driver is missing.
+        // If the thread cannot be started, the driver works without its function.
         let _ = std::thread::Builder::new().name(name.into()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
     }
 }
 
-/// Results of calls, numbered as in NVIDIA's headers.
+/// Result codes, numbered as in NVIDIA's headers.
 mod result {
     pub const SUCCESS: i32 = 0;
     pub const INVALID_VALUE: i32 = 1;

@@ -2,7 +2,7 @@
 //!
 //! The export tables are the same as in the guest library, so that NVIDIA's runtime also works with this library.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -14,10 +14,10 @@ use crate::card;
 use crate::current::{CONTEXT, CURRENT, device_of};
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 
-/// `cuDriverGetVersion`.
+/// Result of `cuDriverGetVersion`.
 const VERSION: i32 = 13_000;
 
-/// The driver's functions that the export tables need.
+/// The driver, as the export tables call it.
 struct Fake;
 
 impl cuda_exports::Driver for Fake {
@@ -88,7 +88,7 @@ api! {
     }
 }
 
-/// Finds the newest exported form of a function up to `version`. There are no per-thread forms.
+/// Finds the newest exported variant of a function up to `version`. No per-thread variants exist.
 unsafe fn find(name: *const c_char, to: *mut *mut c_void, version: c_int) -> c_int {
     if name.is_null() || to.is_null() {
         return INVALID_VALUE;

@@ -26,7 +26,7 @@ pub struct Physical {
     card: usize,
     /// Set if the allocation was made by [`import`].
     imported: bool,
-    /// Kinds of handles with which other processes can import the allocation.
+    /// Handle types that other processes can import the allocation with.
     kinds: i32,
     /// Number of references by handles. The allocation exists while it has references or mappings.
     references: u32,
@@ -252,7 +252,7 @@ pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     if found as u64 == at { Ok(()) } else { Err(OUT_OF_MEMORY) }
 }
 
-/// Same as [`unmap`], for mappings created by the program.
+/// Like [`unmap`], for mappings created by the program.
 pub fn unmap_own(at: u64, bytes: u64) -> Result<(), i32> {
     let plain = |memory: &mut Memory| memory.space.find(at).is_some_and(|(start, _)| memory.plain.contains_key(&start));
     if plain(lock().get()) {
@@ -346,8 +346,8 @@ pub fn take_off() {
     }
 }
 
-/// Restores the memory that this process had, on its card, or from card `moves.0` on card `moves.1`. Changes nothing if
-/// it fails.
+/// Restores this process's memory on its card, or moves memory of card `moves.0` to card `moves.1`. Changes nothing on
+/// failure.
 pub fn put_back(moves: Option<(&Card, &Card)>) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -378,7 +378,7 @@ pub fn put_back(moves: Option<(&Card, &Card)>) -> Result<(), i32> {
         };
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let (at, bytes) = (start as *mut libc::c_void, mapping.bytes as usize);
-        // SAFETY: the range is in a reservation of this process and was mapped before.
+        // SAFETY: the range is in a reservation of this process and was mapped when its memory was removed.
         unsafe { libc::mmap(at, bytes, protection, flags, physical.file.as_raw_fd(), 0) };
     }
     Ok(())
@@ -391,17 +391,17 @@ pub struct Found {
     pub mapping: (u64, u64),
     /// First address and size of the reservation.
     pub range: (u64, u64),
-    /// Memory that contains the mapped allocation.
+    /// Kind of memory that backs the allocation.
     pub tier: Tier,
-    /// Access of the card.
+    /// Access rights of the card.
     pub access: i32,
     /// Number of the allocation.
     pub id: u64,
-    /// Kinds of handles with which the allocation can be exported.
+    /// Handle types that the allocation can be exported as.
     pub kinds: i32,
-    /// Set if the allocation was made by `cuMemAlloc`.
+    /// Set if the allocation was created by `cuMemAlloc`.
     pub plain: bool,
-    /// The device.
+    /// Device of the allocation.
     pub device: i32,
 }
 
@@ -445,7 +445,7 @@ fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     Ok(at)
 }
 
-/// Maps new memory at reserved addresses. It exists while it is mapped.
+/// Maps new memory at reserved addresses. Unmapping frees the memory.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
     back_counted(at, bytes, true)
 }

@@ -1,10 +1,10 @@
 //! Modules and libraries: their variables, and the handles of their kernels.
 //!
-//! A variable is memory of the card that the driver places. Its address differs in each process, and programs get it
-//! only from calls and from kernels of the module. Only variables in PTX are known: `.global .u64 name` and
-//! `.global .b8 name[BYTES]`, also in containers with compressed entries. They begin as zeros.
+//! The driver places a module's variables in card memory. Their addresses differ between processes, and programs get
+//! them only from calls and from the module's kernels. Only variables declared in PTX are known: `.global .u64 name`
+//! and `.global .b8 name[BYTES]`, also in containers with compressed entries. They are zero-initialized.
 //!
-//! UNSAFETY: reads images of the program, and maps memory of the card, as the real driver does.
+//! UNSAFETY: reads the program's images and maps card memory, like the real driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -18,13 +18,13 @@ use crate::further;
 use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::space::GRANULE;
 
-/// The module of all programs that need no variables.
+/// Module shared by all images without variables.
 pub const PLAIN: u64 = 1;
-/// Position of a module's number in the handles of its kernels.
+/// Bit position of the module number in kernel handles.
 const SHIFT: u32 = 16;
-/// Maximum size of an unpacked entry of a container in bytes.
+/// Maximum decompressed size of a container entry in bytes.
 const MAX_TEXT_BYTES: usize = 1 << 20;
-/// Distance of variables in bytes.
+/// Alignment of variables in bytes.
 const ALIGNMENT: u64 = 256;
 
 /// A variable: name, address, and size in bytes.
@@ -42,7 +42,7 @@ fn with<T>(work: impl FnOnce(&mut HashMap<u64, Vec<Variable>>) -> T) -> T {
     work(MODULES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// Returns the name and the size of the variable that a statement declares.
+/// Parses the name and the size of the variable that a PTX statement declares.
 fn declared(statement: &str) -> Option<(String, u64)> {
     let (_, declaration) = statement.split_once(".global ")?;
     let (head, count) = match declaration.split_once('[') {
@@ -59,14 +59,14 @@ fn declared(statement: &str) -> Option<(String, u64)> {
     Some((head.split_whitespace().next_back()?.to_owned(), bytes * count))
 }
 
-/// Returns the text of an image: of the first readable entry of a container with text.
+/// Returns the PTX of an image. For a container, this is its first readable entry with PTX.
 unsafe fn text(image: *const c_char) -> String {
-    // SAFETY: an image begins with four bytes, or is a shorter text.
+    // SAFETY: an image has at least four bytes, or is a shorter NUL-terminated string.
     let start = unsafe { CStr::from_ptr(image) }.to_bytes();
     if !is_container(start) {
         return String::from_utf8_lossy(start).into_owned();
     }
-    // SAFETY: the header of a container has 16 bytes, and its size is the last word.
+    // SAFETY: a container has a 16-byte header, whose last 64-bit word is the size of the rest.
     let bytes = unsafe { image.cast::<u8>().add(8).cast::<u64>().read_unaligned() } as usize + 16;
     // SAFETY: as above.
     let container = unsafe { std::slice::from_raw_parts(image.cast::<u8>(), bytes) };
@@ -131,7 +131,7 @@ fn named(module: u64, name: &[u8]) -> Option<(u64, u64)> {
     })
 }
 
-/// Returns the address of a variable that a kernel uses; 0 if the kernel's module does not have the variable.
+/// Returns the address of a variable that a kernel uses, or 0 if the kernel's module does not have it.
 pub fn used(handle: u64, name: &str) -> u64 {
     named(handle >> SHIFT, name.as_bytes()).map_or(0, |(address, _)| address)
 }
@@ -142,12 +142,12 @@ pub fn contains(address: u64) -> bool {
     with(|modules| modules.values().flatten().any(is_in))
 }
 
-/// Returns the handle of a module's kernel from the kernel's own number.
+/// Returns the handle of a kernel from its module and its number in the module.
 pub fn handle(module: u64, kernel: u64) -> u64 {
     if module == PLAIN { kernel } else { module << SHIFT | kernel }
 }
 
-/// Returns a kernel's own number, if its module is loaded.
+/// Returns a kernel's number in its module if the module is loaded.
 pub fn kernel(handle: u64) -> Option<u64> {
     let module = handle >> SHIFT;
     (module == 0 || further::is_loaded(module)).then_some(handle & ((1 << SHIFT) - 1))

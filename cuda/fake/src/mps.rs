@@ -2,11 +2,11 @@
 //!
 //! `cuInit` connects to the control daemon whose pipe is in the folder named by [`PIPES`], and then to the server that
 //! the daemon names. The process remains a client until it exits. Kernels of one server's clients run concurrently.
-//! Kernels of different servers, and of processes that are not clients, use the engine in separate slices.
+//! Kernels of different servers, and of processes that are not clients, run in separate time slices of the engine.
 //!
 //! An illegal access by one client or the exit of the server destroys the contexts of all clients of the server. If the
 //! control daemon does not accept a connection, `cuInit` fails, whereas NVIDIA's driver may continue without MPS. The
-//! programs for the server side are in `cuda-rig`.
+//! server-side programs are in `cuda-rig`.
 //!
 //! The messages are lines on UNIX sockets. The client sends `client` to the control daemon, which replies `server PID`.
 //! The client then sends `attach` to the server's socket, and the reply is `ok`, `full` or `fault`. Later, the server
@@ -35,7 +35,7 @@ struct Client {
 
 static CLIENT: OnceLock<Client> = OnceLock::new();
 
-/// Error returned by all further calls of this process, or [`SUCCESS`] if its contexts are not lost.
+/// Error that all later calls of this process return, or [`SUCCESS`] if its contexts are not lost.
 static LOST: AtomicI32 = AtomicI32::new(SUCCESS);
 
 /// Connects this process to its server if its environment specifies a control daemon.
@@ -86,7 +86,7 @@ fn lose(error: i32) {
     let _ = LOST.compare_exchange(SUCCESS, error, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Returns the error of all calls after the contexts are lost.
+/// Returns the error of all calls once the contexts are lost, or [`SUCCESS`] before.
 pub fn lost() -> i32 {
     LOST.load(Ordering::SeqCst)
 }

@@ -1,10 +1,10 @@
 //! NVML's functions for the card. They are in the same library, so that a link named `libnvidia-ml.so.1` is sufficient.
 //!
-//! Reports processes with a context and a process ID in the caller's namespace. Files in the first card's folder change
-//! the results: if `nvml-fails` exists, queries for processes fail. If `nvml-without-bytes` exists, the processes'
-//! bytes are omitted, as NVML does on some systems.
+//! Reports the processes that have a context and a process ID in the caller's namespace. Files in the first card's
+//! folder change the results: if `nvml-fails` exists, process queries fail. If `nvml-without-bytes` exists, the memory
+//! sizes of processes are unavailable, as on some real systems.
 //!
-//! UNSAFETY: reads and writes through the program's pointers, as the real library does.
+//! UNSAFETY: reads and writes through the program's pointers, like the real library.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
@@ -28,7 +28,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// Version field of `nvmlMemory_v2_t`: version 2 and size 40.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// ID of the process that has initialised NVML. Its children must initialise NVML again.
+/// ID of the process that has initialized NVML. Its children must initialize NVML again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {
@@ -60,7 +60,7 @@ struct Process {
     compute_instance: u32,
 }
 
-/// Fails if this process has not initialised NVML.
+/// Returns an error if this process has not initialized NVML.
 pub fn ready() -> c_int {
     if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
@@ -207,7 +207,7 @@ unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
     unsafe {
         let room = if to.is_null() { 0 } else { *count as usize };
-        // As in NVIDIA's library, the first call queries the number of samples.
+        // As in NVIDIA's library, a first call without a buffer queries the number of samples.
         *count = 1 + occupants.len() as u32;
         if to.is_null() {
             return INSUFFICIENT_SIZE;
@@ -232,7 +232,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
         Err(error) => return error,
     };
     if card::root().join("nvml-fails").exists() {
-        // A test depends on this file.
+        // A test waits for this file.
         let _ = std::fs::write(card::root().join("nvml-failed"), "");
         return UNKNOWN;
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::current::device_of;
 
-/// Enabled pairs: a context with access, and the context whose memory it can access.
+/// Enabled pairs: the accessing context, and the context whose memory it can access.
 static PAIRS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 fn pairs() -> MutexGuard<'static, Vec<(u64, u64)>> {
@@ -26,7 +26,7 @@ pub fn change(pair: (u64, u64), add: bool) -> bool {
     true
 }
 
-/// Returns the other devices that can access plain memory of a device.
+/// Returns the other devices that can access a device's memory from `cuMemAlloc`.
 pub fn of(device: c_int) -> Vec<c_int> {
     let pairs = pairs();
     let found = pairs.iter().filter(|(_, to)| device_of(*to) == Some(device));

@@ -1,6 +1,5 @@
-//! The functions for access between cards. All cards support access to each other's memory, but work that uses another
-//! card's memory without enabled access kills the program. NVIDIA's driver is less strict, and destroys only the
-//! context.
+//! Functions for peer access. All cards support access to each other's memory, but work that uses another card's memory
+//! without enabled access kills the program. NVIDIA's driver is less strict and destroys only the context.
 //!
 //! `cuMemSetAccess` gives a card access to a mapping. A card can access memory from `cuMemAlloc` while one of its
 //! contexts has enabled access to a context of the memory's card. Copies between two cards do not need access, because
@@ -32,7 +31,7 @@ fn change(peer: u64, enable: bool) -> i32 {
     memory::allow_plain(to, from, access).err().unwrap_or(SUCCESS)
 }
 
-/// Copies between two contexts. Each address must be in the memory of its context's card.
+/// Returns an operation that copies between two contexts. Each address must be in the memory of its context's card.
 fn copy(to: (u64, u64), from: (u64, u64), bytes: u64) -> Result<Op, i32> {
     for (at, context) in [to, from] {
         let device = device_of(context).ok_or(INVALID_CONTEXT)?;
@@ -74,7 +73,7 @@ api! {
             Err(error) => error,
         }
     }
-    // The fake's kernels cannot be launched in this way.
+    // No kernel of the fake supports multi-device launches.
     context cuLaunchCooperativeKernelMultiDevice(_list: *const c_int, _count: u32, _flags: u32) { INVALID_VALUE }
     context cuStreamGetCtx(stream: u64, to: *mut u64) { put(to, work::context_of(stream)) }
     context cuMemPoolSetAccess(_pool: u64, list: *const [c_int; 3], count: usize) {

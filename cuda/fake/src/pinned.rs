@@ -1,4 +1,4 @@
-//! Functions that workers call to register host memory, to run host functions in streams, and to query streams.
+//! Functions that workers call to register host memory, run host functions in streams, and query streams.
 //!
 //! UNSAFETY: exports functions and calls functions that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Registered ranges of this process, keyed by first address. Static because the exported functions share them.
+/// Registered ranges of this process, keyed by first address. Static, because the exported functions share them.
 pub static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns true if an address is in registered memory.

@@ -12,9 +12,9 @@ pub const GRANULE: u64 = 2 << 20;
 pub struct Mapping {
     /// Size in bytes.
     pub bytes: u64,
-    /// The handle that was used to map the allocation.
+    /// Handle passed when the allocation was mapped.
     pub handle: u64,
-    /// Access of the card, as `CUmemAccess_flags`.
+    /// The card's access, as `CUmemAccess_flags`.
     pub access: i32,
 }
 

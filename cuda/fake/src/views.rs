@@ -1,20 +1,20 @@
-//! Textures and surfaces. Programs pass their numbers to kernels.
+//! Textures and surfaces. Programs pass their handles to kernels as numbers.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory of a texture or surface.
+/// Memory that a texture or surface refers to.
 #[derive(Clone, Copy)]
 pub struct View {
     /// Address of the first element.
     pub at: u64,
-    /// Size of a row in bytes.
+    /// Row pitch in bytes.
     pub row_bytes: u64,
     /// Size of an element in bytes.
     pub element_bytes: u64,
 }
 
-/// Views keyed by number, and the last number. Static because kernels get only the number.
+/// Views keyed by number, and the last number assigned. Static, because kernels get only the number.
 static VIEWS: Mutex<Option<(HashMap<u64, View>, u64)>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<(HashMap<u64, View>, u64)>> {

@@ -26,27 +26,27 @@ pub type Callback = unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void);
 /// An operation.
 #[derive(Clone)]
 pub enum Op {
-    /// A kernel and its arguments.
+    /// A kernel launch: kernel and arguments.
     Kernel(Kernel, Vec<u64>),
-    /// A copy: to, from, bytes.
+    /// A copy: destination, source, size in bytes.
     Copy(u64, u64, u64),
-    /// Copies of rows: to, from, bytes.
+    /// Row copies: destination, source, size in bytes.
     Rows(Vec<[u64; 3]>),
-    /// A copy of bytes: to, bytes.
+    /// A write of data: destination, data.
     Write(u64, Arc<[u8]>),
-    /// A fill: address, bytes, value.
+    /// A fill: address, size in bytes, value.
     Set(u64, u64, u8),
-    /// Records an event.
+    /// Records an event with this recording number.
     Record(Arc<Event>, u64),
-    /// Waits for an event.
+    /// Waits for this recording of an event.
     Wait(Arc<Event>, u64),
-    /// Graph operation: allocates memory at an address. The graph owns the memory while it is reserved.
+    /// Graph operation: allocates memory (address, size in bytes). The graph owns the memory while it is reserved.
     Alloc(u64, u64),
     /// Graph operation: frees memory.
     Free,
     /// A graph as one operation.
     Graph(Vec<Op>),
-    /// A function of the program and its argument.
+    /// A host function of the program and its argument.
     Host(HostFunction, u64),
     /// A callback of the program, its stream and its argument.
     Callback(Callback, u64, u64),
@@ -55,7 +55,7 @@ pub enum Op {
 /// Number of operations that a stream can queue before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
 
-/// Card time for which a kernel spins before it checks its peers again.
+/// Card time that a kernel spins before it checks its peers again.
 const SPIN: Duration = Duration::from_micros(200);
 
 impl Op {
@@ -76,13 +76,13 @@ impl Op {
     }
 }
 
-/// An event: the number of times it was recorded, and the last completed recording.
+/// An event with its recording count and its last completed recording.
 #[derive(Debug, Default)]
 pub struct Event {
-    /// Device of the event.
+    /// Device on which the event was created.
     device: i32,
     recorded: AtomicU64,
-    /// Set if the last recording became part of a capture.
+    /// Set if the last recording was captured.
     captured: AtomicBool,
     done: Mutex<(u64, Option<Instant>)>,
     changed: Condvar,
@@ -112,7 +112,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Stream {
-    /// The context in which the stream was created.
+    /// Context of the stream.
     context: u64,
     queue: SyncSender<Op>,
     /// Number of operations queued so far.
@@ -121,7 +121,7 @@ struct Stream {
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// Set if the stream and the default stream wait for each other. Neither must then disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other. Then, neither may disturb the other's capture.
     blocking: bool,
 }
 
@@ -136,9 +136,9 @@ struct Work {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Arc<Event>>,
     graphs: HashMap<u64, Vec<Op>>,
-    /// Memory reserved for graphs: address, size in bytes, and device.
+    /// Memory reserved for graphs: size in bytes and device, keyed by address.
     reserved: BTreeMap<u64, (u64, i32)>,
-    /// Maximum number of reserved bytes per device so far.
+    /// Peak of reserved bytes per device.
     highest: HashMap<i32, u64>,
     next: u64,
 }
@@ -149,7 +149,7 @@ thread_local! {
     /// Capture mode of this thread, which determines whether its calls disturb captures of other threads: 0 global, 1
     /// thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
-    /// Number of this thread's own default stream. Programs cannot use it as a handle.
+    /// Base number of this thread's per-thread default streams. Programs cannot use it as a handle.
     static THREAD_STREAM: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
         // Reserve one number per device.
@@ -229,8 +229,8 @@ impl Work {
         self.reserved.values().filter(|(_, of)| *of == device).map(|(bytes, _)| bytes).sum()
     }
 
-    /// Returns the stream of a handle. 0 and 1 are the current device's default stream, and 2 is the calling thread's
-    /// own default stream. While a blocking stream captures, the default stream must not be used.
+    /// Returns the stream of a handle. 0 and 1 are the current device's default stream, and 2 is the per-thread default
+    /// stream. While a blocking stream is being captured, the default stream must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
@@ -245,8 +245,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Same as [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates the
-    /// capture.
+    /// Like [`Self::stream`], for submitting work. Work that is not permitted during a capture invalidates it.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -256,7 +255,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Must be sent without holding locks, because the queue may be full.
+/// Work for a stream's queue. Must be sent without holding locks, because sending blocks while the queue is full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -284,7 +283,7 @@ impl Stream {
         None
     }
 
-    /// Returns a recording of an event after the stream's current work. The caller must send it.
+    /// Returns an event recording that follows the stream's current work. The caller must send it.
     fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         self.queued.fetch_add(1, Ordering::SeqCst);
@@ -307,7 +306,7 @@ pub fn unsafe_call() -> i32 {
     })
 }
 
-/// Exchanges the calling thread's mode.
+/// Sets the calling thread's capture mode and returns the previous one.
 pub fn exchange(mode: i32) -> i32 {
     MODE.with(|mine| mine.swap(mode, Ordering::SeqCst))
 }
@@ -321,7 +320,7 @@ pub fn create(blocking: bool) -> u64 {
     })
 }
 
-/// Destroys a stream. Its work continues.
+/// Destroys a stream. Its pending work still completes.
 pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
@@ -477,7 +476,7 @@ pub fn add_node(graph: u64, op: Op) -> Result<u64, i32> {
     })
 }
 
-/// Replaces a node's operation in an executable graph created from the node's graph.
+/// Replaces the operation of a node in an executable graph instantiated from the node's graph.
 pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
     with(|work| {
         let ops = work.graphs.get_mut(&made).ok_or(INVALID_HANDLE)?;
@@ -503,12 +502,12 @@ pub fn instantiate(graph: u64) -> Result<u64, i32> {
     })
 }
 
-/// Destroys a graph of either kind.
+/// Destroys a graph, executable or not.
 pub fn destroy_graph(graph: u64) -> i32 {
     with(|work| if work.graphs.remove(&graph).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Reserves a graph's memory that is not reserved yet.
+/// Reserves the memory of a graph that is not reserved yet.
 pub fn upload(graph: u64) -> i32 {
     let wanted = with(|work| {
         let ops = work.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
@@ -535,7 +534,7 @@ pub fn upload(graph: u64) -> i32 {
     SUCCESS
 }
 
-/// Returns a device's bytes reserved for graphs: the current or the maximum number.
+/// Returns the number of bytes that a device has reserved for graphs, either now or at the peak.
 pub fn reserved(device: i32, highest: bool) -> u64 {
     with(|work| if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) })
 }
@@ -555,7 +554,7 @@ pub fn trim(device: i32) -> i32 {
     SUCCESS
 }
 
-/// Makes an allocation part of a stream's capture. Returns its address.
+/// Adds an allocation to a stream's capture. Returns its address.
 pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
     let at = memory::reserve(bytes, 0, 0)?;
@@ -613,7 +612,7 @@ fn find(event: u64) -> Result<Arc<Event>, i32> {
 /// Records an event in a stream.
 pub fn record(event: u64, stream: u64) -> i32 {
     match find(event) {
-        // As with NVIDIA's driver, an event and the stream that records it belong to one device.
+        // As with NVIDIA's driver, an event and the stream that records it must belong to the same device.
         Ok(found) if context_of(stream).ok().and_then(current::device_of).is_some_and(|of| of != found.device) => {
             INVALID_HANDLE
         }
@@ -701,11 +700,12 @@ mod tests {
         while count.load(Ordering::SeqCst) < QUEUE as u64 {
             std::thread::yield_now();
         }
-        // TIMEOUT: without a limit, all work is submitted in far less time. With a limit, a longer wait has no effect.
+        // TIMEOUT: without a limit, all work is submitted in far less time. With a limit, the count stays the same
+        // however long the test waits.
         std::thread::sleep(std::time::Duration::from_millis(200));
         // One operation has left the queue and is waiting.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
-        assert_eq!(query(event()), SUCCESS, "other calls go on");
+        assert_eq!(query(event()), SUCCESS, "other calls are not blocked");
         held.finish(record);
         submitting.join().expect("submits the rest");
         assert_eq!((finish(stream), count.load(Ordering::SeqCst)), (SUCCESS, many));

@@ -1,4 +1,4 @@
-//! NVML functions that the guest implements itself or completes.
+//! NVML functions that the guest implements or completes itself.
 //!
 //! UNSAFETY: exports functions that read and write through the program's pointers, like NVML's functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -48,15 +48,15 @@ macro_rules! exported {
 }
 
 exported! {
-    /// Initialises NVML.
+    /// Initializes NVML.
     fn nvmlInit() -> i32 { start() }
-    /// Initialises NVML.
+    /// Initializes NVML.
     fn nvmlInit_v2() -> i32 { start() }
-    /// Initialises NVML. Fails in a guest without a card, regardless of the flags.
+    /// Initializes NVML. Fails in a guest without a card, regardless of the flags.
     fn nvmlInitWithFlags(_flags: u32) -> i32 { start() }
-    /// Shuts NVML down after the matching initialisation.
+    /// Reverts one initialization of NVML.
     fn nvmlShutdown() -> i32 { devices::end() }
-    /// Returns the text for a result code.
+    /// Returns the description of a result code.
     fn nvmlErrorString(result: i32) -> *const c_char { text(result).as_ptr() }
 
     /// Returns the number of devices.
@@ -96,13 +96,13 @@ exported! {
         // SAFETY: guaranteed by the caller.
         unsafe { by_address(address, to) }
     }
-    /// Returns the guest's index of a device.
+    /// Returns a device's index in the guest.
     fn nvmlDeviceGetIndex(device: u64, to: *mut u32) -> i32 {
         // SAFETY: guaranteed by the caller.
         unsafe { put(to, known(device)) }
     }
 
-    /// Reports that MIG is disabled, because a guest has a share of a card instead of an instance.
+    /// Reports that MIG is disabled, because guests have a share of a card instead of a MIG instance.
     fn nvmlDeviceGetMigMode(device: u64, current: *mut u32, pending: *mut u32) -> i32 {
         let off = known(device).map(|_| 0);
         // SAFETY: guaranteed by the caller.
@@ -178,7 +178,7 @@ fn known(device: u64) -> Result<u32, i32> {
     }
 }
 
-/// Returns the first device that `matches` accepts.
+/// Returns the first device accepted by `matches`.
 fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
     for device in devices::all()? {
         if matches(device)? {
@@ -188,10 +188,11 @@ fn search(matches: impl Fn(u64) -> Result<bool, i32>) -> Result<u64, i32> {
     Err(NOT_FOUND)
 }
 
-/// Writes the device at a PCI address such as `0000:41:00.0`. The domain may have eight digits, or be absent.
+/// Stores the handle of the device at a PCI address such as `0000:41:00.0`. The domain may have eight digits, or be
+/// absent.
 ///
 /// # Safety
-/// Same as for the callers.
+/// The arguments must match NVML's header.
 unsafe fn by_address(text: *const c_char, to: *mut u64) -> i32 {
     // SAFETY: guaranteed by the caller.
     let Some(text) = (unsafe { read(text) }) else { return INVALID_ARGUMENT };
@@ -214,24 +215,24 @@ fn place(text: &str) -> Option<[u32; 3]> {
 }
 
 /// Returns the tenant's processes on a device, as listed by the worker's library. The worker has translated their
-/// process IDs to those in the guest.
+/// process IDs to guest process IDs.
 fn processes(device: u64) -> Result<Vec<Process>, i32> {
     let mut count = MAX_PROCESSES as u32;
     let mut all = [Process::default(); MAX_PROCESSES];
     let address = all.as_mut_ptr().expose_provenance() as u64;
     let arguments = [device, (&raw mut count).expose_provenance() as u64, address];
-    // SAFETY: the arguments point to an integer, and to a buffer for the maximum number of entries in a message.
+    // SAFETY: the arguments point to an integer, and to a buffer with space for the maximum number of entries.
     match unsafe { forward_of_device("nvmlDeviceGetComputeRunningProcesses_v3+", &arguments) } {
         SUCCESS => Ok(all.into_iter().take(count as usize).collect()),
         result => Err(result),
     }
 }
 
-/// Writes a list to the program's buffer. On entry, `count` is the capacity of the buffer; on return, it is the number
-/// of entries.
+/// Writes a list to the program's buffer. On entry, `count` is the buffer's capacity in entries; on return, it is the
+/// number of entries.
 ///
 /// # Safety
-/// Same as for the callers.
+/// The arguments must match NVML's header.
 unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 {
     // SAFETY: guaranteed by the caller.
     let Some(count) = (unsafe { count.as_mut() }) else { return INVALID_ARGUMENT };
@@ -252,7 +253,7 @@ unsafe fn list<T>(count: *mut u32, to: *mut T, all: Result<Vec<T>, i32>) -> i32 
     SUCCESS
 }
 
-/// Reads a string of the program.
+/// Reads a string from the program's memory.
 ///
 /// # Safety
 /// The pointer must be null, or point to a NUL-terminated string.
@@ -272,7 +273,7 @@ unsafe fn write(text: &[u8], to: *mut c_char, bytes: u32) -> i32 {
     if text.len() >= bytes as usize {
         return INSUFFICIENT_SIZE;
     }
-    // SAFETY: the buffer is larger than the text.
+    // SAFETY: the buffer has space for the text and a terminating NUL.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
         to.add(text.len()).write(0);
@@ -296,7 +297,7 @@ unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     }
 }
 
-/// Returns the first error of two results.
+/// Returns the first error among two results, or success.
 fn both(first: i32, second: i32) -> i32 {
     if first == SUCCESS { second } else { first }
 }

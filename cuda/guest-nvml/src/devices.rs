@@ -1,4 +1,4 @@
-//! NVML's state in this process: the initialisation count, and the devices.
+//! NVML's state in this process: the initialization count, and the devices.
 //!
 //! UNSAFETY: calls the worker's functions with pointers to local variables.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,13 +16,13 @@ const MAX_DEVICES: u32 = 64;
 
 /// Number of `nvmlInit` calls without a matching `nvmlShutdown`.
 static STARTS: AtomicU32 = AtomicU32::new(0);
-/// ID of the process that has initialised NVML. Its children must initialise NVML again.
+/// ID of the process that has initialized NVML. Its children must initialize NVML again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process exits, and
-/// rejects a second one. The mask is not protected by a lock, because a child could inherit a locked state.
+/// Bit mask of the devices that the worker has a handle for. The worker keeps a handle until the process exits, and
+/// rejects a second one. Not protected by a lock, because a child could inherit a locked lock.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
-/// Set while a thread requests a handle.
+/// Set while a thread requests a handle from the worker.
 static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// Returns true between `nvmlInit` and `nvmlShutdown`.
@@ -30,7 +30,7 @@ pub fn is_ready() -> bool {
     PROCESS.load(Ordering::Acquire) == std::process::id() && STARTS.load(Ordering::Acquire) > 0
 }
 
-/// Initialises NVML in the worker.
+/// Initializes NVML in the worker. Returns the worker's result code.
 ///
 /// # Errors
 /// Returns an error if no worker is available.
@@ -41,7 +41,7 @@ pub fn start() -> Result<i32, Failure> {
     if result == SUCCESS {
         let own = std::process::id();
         if PROCESS.swap(own, Ordering::AcqRel) != own {
-            // A child of the process has a new worker.
+            // This is a child of the process that initialized NVML, so it has a new worker.
             STARTS.store(0, Ordering::Release);
             HANDLES.store(0, Ordering::Release);
             ASKING.store(false, Ordering::Release);
@@ -51,14 +51,14 @@ pub fn start() -> Result<i32, Failure> {
     Ok(result)
 }
 
-/// Undoes one initialisation.
+/// Reverts one initialization.
 pub fn end() -> i32 {
     let decrement = |starts: u32| starts.checked_sub(1);
     let is_undone = is_ready() && STARTS.fetch_update(Ordering::AcqRel, Ordering::Acquire, decrement).is_ok();
     if is_undone { SUCCESS } else { UNINITIALIZED }
 }
 
-/// Calls a function of the worker by the name of its description.
+/// Calls one of the worker's functions by the name in its description.
 ///
 /// # Safety
 /// The arguments must match the function.
@@ -68,7 +68,7 @@ unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
     unsafe { worker()?.call(number, arguments, 0) }
 }
 
-/// Calls a function of the worker on behalf of the program. Returns NVML's result code.
+/// Calls one of the worker's functions for the program. Returns NVML's result code.
 ///
 /// # Safety
 /// The arguments must match the function.
@@ -80,7 +80,7 @@ pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
     code(unsafe { call(name, arguments) })
 }
 
-/// Same as [`forward`], for a function whose first argument is a device.
+/// Like [`forward`], for a function whose first argument is a device.
 ///
 /// # Safety
 /// Same as for [`forward`].
@@ -120,7 +120,7 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
             std::thread::yield_now();
             continue;
         }
-        // Another thread may have requested the handle in the meantime.
+        // Another thread may have requested the handle meanwhile.
         let result = if HANDLES.load(Ordering::Acquire) & bit == 0 { ask(index, device) } else { SUCCESS };
         if result == SUCCESS {
             HANDLES.fetch_or(bit, Ordering::AcqRel);
@@ -142,7 +142,7 @@ fn ask(index: u32, device: u64) -> i32 {
     code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
 }
 
-/// Returns all devices.
+/// Returns the handles of all devices.
 ///
 /// # Errors
 /// Returns NVML's result code on failure.
@@ -154,13 +154,13 @@ pub fn all() -> Result<Vec<u64>, i32> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PciInfo {
-    /// The PCI address with a four-digit domain.
+    /// PCI address with a four-digit domain.
     pub legacy: [c_char; 16],
     /// Domain, bus and device numbers.
     pub place: [u32; 3],
-    /// PCI IDs of the device and of its subsystem.
+    /// PCI IDs of the device and its subsystem.
     pub identifiers: [u32; 2],
-    /// The PCI address.
+    /// PCI address with an eight-digit domain.
     pub address: [c_char; 32],
 }
 

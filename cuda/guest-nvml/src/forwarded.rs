@@ -77,7 +77,7 @@ pub struct MemoryV2 {
 /// Version field of the structure: version 2, and its size.
 const MEMORY_V2: u32 = 2 << 24 | size_of::<MemoryV2>() as u32;
 
-/// Returns the tenant's memory. No memory is reported as reserved.
+/// Returns the tenant's memory. Reports no reserved memory.
 ///
 /// # Safety
 /// The arguments must match NVML's header.

@@ -1,13 +1,13 @@
-//! NVML, NVIDIA's management library, for programs in a VM. The guest's CUDA library also exports these functions;
-//! programs find them through its symbolic link `libnvidia-ml.so.1`.
+//! NVML, NVIDIA's management library, for programs in a VM. The guest's CUDA library also exports these functions.
+//! Programs find the library through the symbolic link `libnvidia-ml.so.1`.
 //!
-//! - `forwarded`: device properties, which the worker queries from its own NVML. The reported memory is therefore the
-//!   tenant's.
-//! - `answers`: functions that the guest implements itself: initialisation, handles, process lists, error names.
+//! - `forwarded`: device properties, which the worker queries from its own NVML. It therefore reports the tenant's
+//!   memory.
+//! - `answers`: functions that the guest implements itself: initialization, handles, process lists, error names.
 //! - All other functions in NVML's header return "not supported".
 //!
 //! A device handle is a [`cuda_calls::handle`], which programs must not dereference. The crate sends requests to the
-//! worker through the trait [`Worker`]. It neither connects to the device nor encodes messages.
+//! worker through the trait [`Worker`]. It does not connect to the device or encode messages.
 //!
 //! UNSAFETY: declares a function that dereferences pointer arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -52,10 +52,10 @@ pub trait Worker: Sync {
     unsafe fn call(&self, number: usize, arguments: &[u64], handle: u64) -> Result<i32, Failure>;
 }
 
-/// The connection; static because the exported functions have no other state.
+/// The connection. Static, because the exported functions have no other state.
 static WORKER: OnceLock<&'static dyn Worker> = OnceLock::new();
 
-/// Sets the connection. Later calls have no effect.
+/// Sets the connection. Only the first call has an effect.
 pub fn install(worker: &'static dyn Worker) {
     let _ = WORKER.set(worker);
 }

@@ -9,7 +9,7 @@
 use crate::devices;
 use crate::result::{NOT_SUPPORTED, UNINITIALIZED};
 
-/// Returns the result of an unavailable function.
+/// Returns the result code of an unavailable function.
 fn refuse() -> i32 {
     if devices::is_ready() { NOT_SUPPORTED } else { UNINITIALIZED }
 }

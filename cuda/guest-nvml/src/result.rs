@@ -18,7 +18,7 @@ pub const NOT_FOUND: i32 = 6;
 pub const INSUFFICIENT_SIZE: i32 = 7;
 /// No worker can be started.
 pub const DRIVER_NOT_LOADED: i32 = 9;
-/// The library does not have the function.
+/// The library lacks the function.
 const FUNCTION_NOT_FOUND: i32 = 13;
 /// The worker has exited.
 const GPU_IS_LOST: i32 = 15;

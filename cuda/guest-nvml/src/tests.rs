@@ -15,9 +15,9 @@ use crate::{Failure, Worker, install, result};
 /// A worker with two devices.
 struct Two;
 
-/// Set once the worker has exited.
+/// Set to simulate a worker that has exited.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
-/// Handles that were created.
+/// Handles created so far.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
 /// Writes a result to the program's buffer.
@@ -89,15 +89,15 @@ fn started() -> MutexGuard<'static, ()> {
 
 fn device(index: u32) -> u64 {
     let mut device = 0;
-    // SAFETY: the pointer points to a local variable.
+    // SAFETY: the pointer refers to a local variable.
     assert_eq!(unsafe { nvmlDeviceGetHandleByIndex_v2(index, &raw mut device) }, 0);
     device
 }
 
 fn by(function: unsafe extern "C" fn(*const c_char, *mut u64) -> i32, text: &str) -> Result<u64, i32> {
-    let text = CString::new(text).expect("no zero byte");
+    let text = CString::new(text).expect("no NUL");
     let mut device = 0;
-    // SAFETY: the pointers point to local variables.
+    // SAFETY: the pointers refer to local variables.
     match unsafe { function(text.as_ptr(), &raw mut device) } {
         0 => Ok(device),
         error => Err(error),
@@ -109,7 +109,7 @@ fn devices_are_found_by_index_uuid_and_address() {
     let _guard = started();
     let (first, second) = (device(0), device(1));
     assert_eq!((first, second), (handle(Kind::Gpu, 1), handle(Kind::Gpu, 2)));
-    assert_eq!(device(0), first, "the second search makes no further handle");
+    assert_eq!(device(0), first, "the second search does not create a handle");
     assert_eq!(MADE.lock().expect("no panic").len(), 2);
     assert_eq!(by(nvmlDeviceGetHandleByUUID, "GPU-1"), Ok(second));
     assert_eq!(by(nvmlDeviceGetHandleByUUID, "GPU-2"), Err(result::NOT_FOUND));
@@ -119,7 +119,7 @@ fn devices_are_found_by_index_uuid_and_address() {
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "0000:43:00.0"), Err(result::NOT_FOUND));
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "nowhere"), Err(result::INVALID_ARGUMENT));
     let mut number = 7;
-    // SAFETY: the pointer points to a local variable.
+    // SAFETY: the pointer refers to a local variable.
     unsafe {
         assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &raw mut number as *mut u64), result::INVALID_ARGUMENT);
         assert_eq!(nvmlDeviceGetIndex(second, (&raw mut number).cast()), 0);
@@ -161,7 +161,7 @@ fn lists_of_processes_report_their_length() {
         assert_eq!((count, room), (2, [[7, 30, 0], [8, 40, 0], [0; 3]]));
         room = [[0; 3]; 3];
         assert_eq!(nvmlDeviceGetComputeRunningProcesses(device, &raw mut count, room.as_mut_ptr().cast()), 0);
-        // Only the low half of the word contains the process ID.
+        // Only the lower 32 bits of the word contain the process ID.
         assert_eq!((count, room[0][0] as u32, room[0][1]), (2, 7, 30));
         assert_eq!((room[0][2] as u32, room[1][0]), (8, 40));
         assert_eq!(nvmlDeviceGetGraphicsRunningProcesses_v3(device, &raw mut count, null_mut()), 0);
@@ -175,13 +175,13 @@ fn calls_outside_a_start_and_unknown_functions_fail() {
     let device = device(1);
     let mut value = 0u32;
     let at = (&raw mut value) as u64;
-    // SAFETY: the pointers point to local variables.
+    // SAFETY: the pointers refer to local variables.
     unsafe {
         assert_eq!(nvmlDeviceGetPowerUsage(device, at), result::NOT_SUPPORTED, "the worker's NVML lacks it");
         assert_eq!(crate::refused::nvmlDeviceGetGpuFabricInfo(), result::NOT_SUPPORTED);
         assert_eq!(nvmlInit_v2(), 0);
         assert_eq!(nvmlShutdown(), 0);
-        assert_eq!(nvmlDeviceGetCount_v2(&raw mut value), 0, "the first start still holds");
+        assert_eq!(nvmlDeviceGetCount_v2(&raw mut value), 0, "the first initialization still applies");
         assert_eq!(nvmlShutdown(), 0);
         assert_eq!(nvmlDeviceGetCount_v2(&raw mut value), result::UNINITIALIZED);
         assert_eq!(nvmlDeviceGetPowerUsage(device, at), result::UNINITIALIZED);
@@ -195,7 +195,7 @@ fn lost_worker_is_reported() {
     let _guard = started();
     let mut count = 0;
     IS_LOST.store(true, Ordering::SeqCst);
-    // SAFETY: the pointer points to a local variable, and the text is static.
+    // SAFETY: the pointer refers to a local variable, and the text is static.
     unsafe {
         assert_eq!(nvmlDeviceGetCount_v2(&raw mut count), 15);
         assert_eq!(nvmlShutdown(), 0);
@@ -208,7 +208,7 @@ fn lost_worker_is_reported() {
 fn own_process_has_a_name() {
     let _guard = started();
     let mut text = [0; 4096];
-    // SAFETY: the pointers point to local variables of this size.
+    // SAFETY: the pointers refer to local variables of this size.
     unsafe {
         assert_eq!(nvmlSystemGetProcessName(std::process::id(), text.as_mut_ptr(), 4096), 0);
         let name = CStr::from_ptr(text.as_ptr()).to_string_lossy();

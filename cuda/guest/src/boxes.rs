@@ -1,5 +1,5 @@
-//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or pieces of
-//! the staging blob. All other copies are forwarded to the worker.
+//! Copies in two and three dimensions, and array copies. Rows of pageable memory are packed into messages or staging
+//! buffers. All other copies are forwarded to the worker.
 //!
 //! UNSAFETY: reads and writes the program's memory for the copies.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -136,7 +136,7 @@ fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Encodes a message: the staging piece, and the card's end of the copy.
+/// Encodes a message: the staging buffer, and the card's end of the copy.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);
@@ -190,8 +190,8 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
         };
         copies::receive(connection, thread, own::COPY_BOX, parts, write, |part, memory| {
             let copy = BoxCopy { from: packed(memory, part), ..*part };
-            // SAFETY: the worker has filled the piece, which only this call uses. The destination belongs to the
-            // program.
+            // SAFETY: the worker has filled the staging buffer, which only this call uses. The destination belongs to
+            // the program.
             let result =
                 for_each_row(&copy, |row| unsafe { copies::copy_part(bytes, row.from, row.to, row.bytes as u64) });
             if result.is_err() {

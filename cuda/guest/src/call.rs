@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Number of objects created so far, by kind. Static, because handles are unique within the process.
+/// Number of objects created so far, indexed by kind. Static, because handles are unique within the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.

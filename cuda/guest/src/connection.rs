@@ -17,7 +17,7 @@ use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
 use crate::{addresses, report, transport};
 
-/// Time for which a thread spins for a reply before it sleeps.
+/// Time that a thread spins for a reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Connection to this process's worker.
@@ -320,8 +320,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Same as [`Self::begin`], for calls that do not report errors of earlier calls. Fails only if no worker
-    /// exists.
+    /// Like [`Self::begin`], for calls that do not report errors of earlier calls. Fails only if no worker exists.
     pub fn begin_always(
         &self,
         thread: &Thread,

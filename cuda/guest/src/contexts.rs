@@ -43,7 +43,8 @@ const MAX_CONTEXTS: usize = 4096;
 /// `CU_CTX_MAP_HOST`, which is always set.
 const MAP_HOST: u32 = 8;
 
-/// Device and flags of each context, by number. Bit 31 is set while the context exists. Readers do not acquire a lock.
+/// Device and flags of each context, indexed by number. Bit 31 is set while the context exists. Readers do not acquire
+/// a lock.
 static CONTEXTS: [AtomicU32; MAX_CONTEXTS] = [const { AtomicU32::new(0) }; MAX_CONTEXTS];
 const EXISTS: u32 = 1 << 31;
 

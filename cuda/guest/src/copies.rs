@@ -34,17 +34,17 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 /// Maximum number of parts in flight per copy from the card.
 const DEPTH: usize = 8;
 
-/// The staging blob, and the uses of its pieces.
+/// The staging blob, and the uses of its buffers.
 struct Staging {
     blob: Blob,
-    /// Number of uses started for each piece.
+    /// Number of uses started for each buffer.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
-    /// Next piece for copies to the card. Copies from the card use the remaining pieces, one call at a time.
+    /// Next buffer for copies to the card. Copies from the card use the remaining buffers, one call at a time.
     next: AtomicU64,
     reading: Mutex<()>,
 }
 
-/// Number of pieces for copies to the card. The others are for copies from the card.
+/// Number of buffers for copies to the card. The others are for copies from the card.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
 /// Static, because the exported functions have no other state.
@@ -122,7 +122,7 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
         while done < bytes {
             let part = (bytes - done).min(staging::PIECE_BYTES);
             let piece = take_piece(connection, thread)?;
-            // SAFETY: only this call uses the piece until the worker completes its use. The source belongs to the
+            // SAFETY: only this call uses the buffer until the worker completes its use. The source belongs to the
             // program.
             unsafe { copy_part(bytes, from + done, piece.address, part) };
             let words = [piece.number, to + done, part, stream];
@@ -136,16 +136,16 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
     })
 }
 
-/// A piece of the staging blob.
+/// A staging buffer.
 pub struct Piece {
-    /// Number of the piece, for messages.
+    /// Number of the buffer, for messages.
     pub number: u64,
-    /// Address of the piece.
+    /// Address of the buffer.
     pub address: u64,
 }
 
-/// Acquires the next piece for a copy to the card. Waits until the piece's last use has completed. The caller must send
-/// a message that uses the piece.
+/// Acquires the next buffer for a copy to the card. Waits until the buffer's last use has completed. The caller must
+/// send a message that uses the buffer.
 pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
     let staging = staging_blob(connection, thread)?;
     let number = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
@@ -172,7 +172,7 @@ pub fn finish(
     }
 }
 
-/// Copies parts from the card through the staging blob. `write` encodes the message for a part and its piece; `take`
+/// Copies parts from the card through the staging blob. `write` encodes the message for a part and its buffer. `take`
 /// receives each part with the address of its data.
 pub fn receive<P>(
     connection: &Connection,
@@ -187,7 +187,7 @@ pub fn receive<P>(
     let (mut begun, mut failed) = (0, Ok(()));
     let mut pending = VecDeque::new();
     loop {
-        // Let the worker fill the next pieces while one is copied out.
+        // Let the worker fill the next buffers while one is copied out.
         while failed.is_ok() && pending.len() < DEPTH {
             let Some(part) = parts.next() else { break };
             let piece = IN_PIECES + begun % DEPTH as u64;
@@ -202,7 +202,7 @@ pub fn receive<P>(
             }
         }
         let Some((expected, piece, part)) = pending.pop_front() else { break };
-        // After a failure, still wait for the remaining pieces, because the next copy reuses them.
+        // After a failure, still wait for the remaining buffers, because the next copy reuses them.
         let code = connection.end(expected, None)?.code;
         if code != 0 {
             failed = Err(code);
@@ -211,7 +211,7 @@ pub fn receive<P>(
             take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
         }
     }
-    // A later reply may have overwritten a piece's error, so also check the deferred error.
+    // A later reply may have overwritten a buffer's error, so also check the deferred error.
     let replaced = connection.check(thread.slot()?);
     failed.and(replaced)
 }
@@ -224,7 +224,7 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
             message.extend([piece, from + done, part_bytes(*done), stream]);
         };
         receive(connection, thread, own::COPY_OUT, parts, write, |done, memory| {
-            // SAFETY: the worker has filled the piece, which only this call uses. The destination belongs to the
+            // SAFETY: the worker has filled the buffer, which only this call uses. The destination belongs to the
             // program.
             unsafe { copy_part(bytes, memory, to + done, part_bytes(*done)) };
         })

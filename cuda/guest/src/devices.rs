@@ -71,7 +71,7 @@ pub fn driver_version() -> Result<i32, i32> {
 }
 
 fn version(frame: &Frame) -> i32 {
-    // As in NVIDIA's driver, the version is available without a device.
+    // As with NVIDIA's driver, the version is available without a device.
     driver_version().map_or_else(|error| error, |version| frame.put(0, version))
 }
 

@@ -16,7 +16,7 @@ use crate::{call, fork, report};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
-/// Handlers, by call index.
+/// Handlers, indexed by call.
 static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
     lookup::install(Tables { entries: &ENTRIES, symbols: &SYMBOLS, families: FAMILIES });
     let own = handlers();

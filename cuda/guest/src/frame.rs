@@ -17,7 +17,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Returns an argument, which the called function must have.
+    /// Returns an argument. The called function must have this argument.
     pub fn arg(&self, index: usize) -> u64 {
         // SAFETY: the stub stored six registers, and the caller pushed the other arguments before the return address.
         unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
@@ -39,7 +39,7 @@ impl Frame {
         0
     }
 
-    /// Same as [`Self::put`], but the pointer may be null.
+    /// Like [`Self::put`], but the pointer may be null.
     pub fn put_optional<T>(&self, index: usize, value: T) {
         if self.arg(index) != 0 {
             self.put(index, value);

@@ -112,7 +112,7 @@ fn forget(number: u64) -> Option<Pending> {
 
 /// Starts the thread that runs the functions, if it is not running. Returns false if the thread cannot be started.
 fn start() -> bool {
-    /// Static because one thread runs the functions of all streams.
+    /// Static, because one thread runs the functions of all streams.
     static STARTED: OnceLock<bool> = OnceLock::new();
     let spawn = || {
         crate::transport::spawn(|| {

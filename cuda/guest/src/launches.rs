@@ -29,7 +29,7 @@ struct Config {
     attribute_count: u32,
 }
 
-/// A launch as described by the program.
+/// A launch as requested by the program.
 pub struct Launch {
     /// Handle of the function.
     pub function: u64,
@@ -46,7 +46,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Creates the launch of a graph node, which has no stream. The parameters may have either form, as for a launch.
+    /// Creates the launch of a graph node, which has no stream. The parameters may be in either form, as for an
+    /// ordinary launch.
     pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
         Self {
             function,
@@ -62,7 +63,7 @@ impl Launch {
     }
 }
 
-/// Appends a launch in a stream, with its parameters and attributes.
+/// Appends a launch in a stream, with its parameters and attributes, to `message`.
 ///
 /// # Safety
 /// The launch must come from the program.
@@ -87,7 +88,7 @@ pub unsafe fn append_all(
 /// `extra` must be a list in the format required by `cuLaunchKernel`.
 unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     let (mut at, mut found) = (extra, (0, 0));
-    // The list has two entries and an end marker.
+    // The list has at most two entries and an end marker.
     for _ in 0..4 {
         // SAFETY: guaranteed by the caller.
         let (key, value) = unsafe { (at.read_unaligned(), at.add(1)) };
@@ -104,7 +105,7 @@ unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     Err(INVALID_VALUE)
 }
 
-/// Appends the parameter bytes.
+/// Appends the bytes of a launch's parameters.
 ///
 /// # Safety
 /// The launch must come from the program.
@@ -116,8 +117,8 @@ unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameter
     let room = room.as_mut_ptr().cast::<u8>();
     if !launch.parameters.is_null() {
         for (index, (offset, size)) in parameters.all.iter().enumerate() {
-            // SAFETY: the program passes a pointer to each parameter; the buffer has space up to the end of the last
-            // one.
+            // SAFETY: the program passes a pointer to each parameter, and the buffer has space up to the end of the
+            // last one.
             unsafe {
                 let from = launch.parameters.add(index).read();
                 std::ptr::copy_nonoverlapping(from, room.add(*offset as usize), *size as usize);
@@ -141,7 +142,7 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let stream = resolve_stream(launch.stream, per_thread)?;
     let record = record(launch.function)?;
     let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
-    // Return the errors that programs expect from the launch itself. The thread's next call returns all others.
+    // Return the errors that programs expect from the launch itself. The thread's next call returns other errors.
     if launch.dimensions.contains(&0) || bx * by * bz > 1024 || launch.attribute_count > MAX_ATTRIBUTES {
         return Err(INVALID_VALUE);
     }
@@ -179,7 +180,7 @@ fn launch_cooperative(frame: &Frame) -> i32 {
     code(send(&plain(frame, true), frame.per_thread))
 }
 
-/// Reads a configuration.
+/// Reads a launch configuration.
 fn configured(function: u64, config: u64, parameters: u64, extra: u64) -> Result<Launch, i32> {
     let config = config as *const Config;
     if config.is_null() {
@@ -229,7 +230,7 @@ fn max_clusters(frame: &Frame) -> i32 {
     ask().map_or_else(|error| error, |clusters| frame.put(0, clusters))
 }
 
-/// Appends the words before the parameters.
+/// Appends the words that precede the parameters.
 fn append_head(message: &mut Vec<u64>, launch: &Launch, stream: u64, parameter_words: u64) {
     let [gx, gy, gz, bx, by, bz] = launch.dimensions.map(u64::from);
     message.extend([
@@ -244,13 +245,13 @@ fn append_head(message: &mut Vec<u64>, launch: &Launch, stream: u64, parameter_w
     ]);
 }
 
-/// Appends the attributes.
+/// Appends a launch's attributes.
 ///
 /// # Safety
 /// The launch must come from the program.
 unsafe fn append_attributes(message: &mut Vec<u64>, launch: &Launch) {
     for index in 0..launch.attribute_count {
-        // SAFETY: the program passes this many attributes.
+        // SAFETY: the program passes `attribute_count` attributes.
         message.extend(unsafe { launch.attributes.add(index).read_unaligned() });
     }
 }

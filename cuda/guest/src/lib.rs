@@ -3,11 +3,10 @@
 //! - [`entry`] contains the exported functions, and dispatches calls to their handlers.
 //! - [`connection`] starts the worker through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and waits
 //!   for replies. [`thread`] contains the state of each thread: slot, current context, capture mode.
-//! - [`call`] sends described calls. The other modules contain the functions that the guest completes, grouped by
-//!   topic.
+//! - [`call`] sends described calls. The other modules contain the functions that the guest completes itself, by topic.
 //!
 //! The guest assigns handles itself. Addresses of card memory and pinned memory are the same in the guest and in the
-//! worker; the library reserves their range. `cuda-calls` describes the calls.
+//! worker, so the library reserves their range. `cuda-calls` describes the calls.
 
 mod addresses;
 mod allocations;

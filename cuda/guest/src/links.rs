@@ -1,4 +1,4 @@
-//! Run-time linking. Inputs are sent like module images; the result is read when the link completes.
+//! Run-time linking. Inputs are sent like module images, and the result is read when the link completes.
 //!
 //! UNSAFETY: reads inputs and stores results through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -29,7 +29,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results, keyed by link. They must not move, because the program receives their addresses. Static because the
+/// Results, keyed by link. They must not move, because the program receives their addresses. Static, because the
 /// exported functions have no other state.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 
@@ -60,7 +60,7 @@ fn add_data(frame: &Frame) -> i32 {
     if frame.arg(2) == 0 || frame.arg(3) > own::MAX_IMAGE_BYTES as u64 {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes this many bytes.
+    // SAFETY: the program passes a buffer of this size.
     let data = unsafe { std::slice::from_raw_parts(frame.arg(2) as *const u8, frame.arg(3) as usize) };
     code(add(frame, data, frame.arg(4), 5))
 }
@@ -77,7 +77,7 @@ fn add_file(frame: &Frame) -> i32 {
     }
 }
 
-/// Reads the result of a completed link. Only one thread at a time completes a link and reads its result.
+/// Completes a link and reads its result. Only one thread at a time does so.
 fn read(link: u64) -> Result<(Box<[u64]>, u64), i32> {
     let connection = connection::get()?;
     let area = connection.area();

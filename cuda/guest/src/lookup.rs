@@ -27,7 +27,7 @@ pub struct Tables {
     pub families: &'static [Family],
 }
 
-/// Static because it is installed before the first call.
+/// Static, because it is installed before the first call.
 static TABLES: OnceLock<Tables> = OnceLock::new();
 
 /// Sets the tables.
@@ -38,7 +38,7 @@ pub fn install(tables: Tables) {
 /// Flag that requests functions for the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
-/// Returns the symbol for this name, version and mode.
+/// Returns the symbol for a name, version and stream mode, or the lookup status if none exists.
 fn symbol(name: &str, version: u32, per_thread: bool) -> Result<usize, u32> {
     /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND` and `.._VERSION_NOT_SUFFICIENT`.
     const MISSING: u32 = 1;
@@ -62,7 +62,7 @@ fn get(frame: &Frame, per_thread: bool, status: Option<usize>) -> i32 {
     }
     // SAFETY: the program passes a valid name.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-    // The host's driver may be older than the program.
+    // The host's driver may be older than the version that the program requests.
     let version = frame.int(2).min(driver_version().unwrap_or(i32::MAX).cast_unsigned());
     let found = symbol(&name, version, per_thread);
     if let Some(index) = status {

@@ -38,8 +38,8 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
                 result = Ok(address);
                 break;
             }
-            // The program has other memory at this address. Free the allocation only at the end, so that the next one
-            // has a different address.
+            // The program uses this address for other memory. Free the allocation only at the end, so that the next one
+            // gets a different address.
             Ok((address, _)) => refused.push(address),
             Err(code) => {
                 result = Err(code);
@@ -52,7 +52,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
 }
 
 fn give_back(address: u64) {
-    // Free the address that the driver returned.
+    // Free memory at an address that cannot be used.
     let _ = invoke(index!("cuMemFree_v2+"), &[address]);
 }
 
@@ -60,7 +60,7 @@ fn store(frame: &Frame, result: Result<u64, i32>) -> i32 {
     result.map_or_else(|error| error, |address| frame.put(0, address))
 }
 
-/// Records an allocation of the current context, and returns it.
+/// Records an allocation in the current context, and returns its address.
 fn remember(result: Result<u64, i32>, bytes: u64) -> Result<u64, i32> {
     if let (Ok(address), Ok(device)) = (&result, current_device()) {
         allocations::add(*address, Allocation { bytes, context: thread::current(), device });
@@ -124,7 +124,7 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    // An unrecorded address may be invalid, so wait for the call's error.
+    // An unrecorded address may be invalid, so wait for the call's result.
     let is_known = allocations::remove(address);
     let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
     code(invoke(call, &[address]).map(|()| addresses::remove(address)))
@@ -133,7 +133,7 @@ fn free(frame: &Frame) -> i32 {
 fn pool_attribute(frame: &Frame) -> i32 {
     let (attribute, mut value) = (frame.int(1), 0u64);
     match invoke(frame.index, &[frame.arg(0), u64::from(attribute), to(&mut value)]) {
-        // Attributes 1 to 3 are flags; the others are sizes in bytes.
+        // Attributes 1 to 3 are flags. The others are sizes in bytes.
         Ok(()) if (1..=3).contains(&attribute) => frame.put(2, value as u32),
         Ok(()) => frame.put(2, value),
         Err(error) => error,
@@ -181,7 +181,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
     if addresses::place(address) == Place::Card
         && let Some(found) = allocations::find(address)
     {
-        // Avoid messages, because Triton queries every pointer before each launch.
+        // Avoid messages to the worker, because Triton queries every pointer before each launch.
         match kind {
             // `CU_MEMORYTYPE_DEVICE`.
             2 => return Ok(2),
@@ -217,13 +217,13 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
     })
 }
 
-/// Stores an attribute's value in its own size.
+/// Stores an attribute's value, with the size of its type.
 ///
 /// # Safety
 /// `place` must point to memory for the value.
 unsafe fn store_attribute(place: *mut c_void, kind: u32, value: u64) {
     let bytes = if kind == 1 { 8 } else { attribute_bytes(kind).unwrap_or(4) };
-    // Some programs pass only one byte for a boolean, as the driver's header permits.
+    // Write only one byte for a boolean, because some programs pass no more, as the driver's header permits.
     let bytes = if matches!(kind, 8 | 10) { 1 } else { bytes };
     // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), place.cast(), bytes) };
@@ -256,7 +256,7 @@ fn pointer_attributes(frame: &Frame) -> i32 {
     for at in 0..count {
         // SAFETY: both of the program's arrays have this length.
         let (kind, place) = unsafe { (kinds.add(at).read_unaligned(), places.add(at).read_unaligned()) };
-        // Attributes that an address lacks are zero.
+        // Attributes that do not apply to an address are zero.
         let value = attribute_of(kind, address).unwrap_or(0);
         if !place.is_null() {
             // SAFETY: as above.

@@ -1,6 +1,6 @@
 //! Graph nodes with pointers in their parameters: copies, kernels, and host functions.
 //!
-//! UNSAFETY: reads and writes structures of the program.
+//! UNSAFETY: reads and writes the program's structures.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::boxes::WORDS_3D;
@@ -56,7 +56,7 @@ struct HostNode {
     data: u64,
 }
 
-/// The node that a call adds or changes.
+/// Node that a call adds or changes.
 struct Target {
     edit: u64,
     graph: u64,
@@ -64,8 +64,8 @@ struct Target {
     before: Vec<u64>,
 }
 
-/// Reads the target of a call that adds a node, from the arguments: handle pointer, graph, dependencies, and their
-/// number.
+/// Reads the target of a call that adds a node. Its first arguments are the handle pointer, the graph, the
+/// dependencies, and their number.
 fn added(frame: &Frame) -> Result<Target, i32> {
     let (count, before) = (frame.arg(3) as usize, frame.arg(2) as *const u64);
     if frame.arg(0) == 0 || count > MAX_NODES || (count > 0 && before.is_null()) {
@@ -118,7 +118,7 @@ fn kernel(frame: &Frame, target: Result<Target, i32>, parameters: usize, bytes: 
     }
     // SAFETY: all fields are integers.
     let mut node: KernelNode = unsafe { std::mem::zeroed() };
-    // SAFETY: the program passes a structure of this size, and the local variable is at least as large.
+    // SAFETY: the program passes a structure of `bytes` bytes, and the local variable is at least as large.
     unsafe { std::ptr::copy_nonoverlapping(from, (&raw mut node).cast::<u8>(), bytes) };
     let done = target.and_then(|target| send_kernel(&target, &node).map(|made| (target, made)));
     done.map_or_else(|error| error, |(target, made)| store(frame, &target, made))
@@ -206,7 +206,7 @@ fn set_exec_host(frame: &Frame) -> i32 {
     host(frame, changed(frame, true), 2)
 }
 
-/// Forwards a copy node, unless it would copy pageable memory of the program at each launch.
+/// Forwards a copy node, unless it would copy the program's pageable memory at each launch.
 fn copy(frame: &Frame, index: usize, copy: usize, count: usize) -> i32 {
     let from = frame.arg(copy) as *const [u64; WORDS_3D];
     if from.is_null() {

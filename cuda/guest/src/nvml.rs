@@ -9,10 +9,11 @@ use guest_nvml::{Failure, Worker};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::{connection, fork, thread};
 
-/// The connection for NVML's functions.
+/// The worker connection for NVML's functions.
 struct Connected;
 
-/// The NVML crate exports the functions, and receives the connection from this function.
+/// Function that runs when the library is loaded. It passes the connection to the NVML crate, which exports the
+/// functions.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -41,7 +42,7 @@ impl Worker for Connected {
         let described = CALLS.get(number).ok_or(Failure::Missing)?;
         let op = u16::try_from(number).map_err(|_| Failure::Missing)?;
         let outcome = thread::with(|thread| {
-            // NVML does not use contexts, so a lost context must not fail the call.
+            // NVML does not use contexts, so the call must not fail because of a lost context.
             let before = thread.current.replace(0);
             let area = connection.area();
             let mut words = 0;
@@ -61,7 +62,7 @@ impl Worker for Connected {
             Ok(answer.code)
         });
         match outcome {
-            // These results come from the worker itself, not from NVML.
+            // These results come from the worker itself, and not from NVML.
             Ok(code @ (INVALID_HANDLE | NOT_SUPPORTED)) => Err(failure(code)),
             other => other.map_err(failure),
         }

@@ -39,14 +39,14 @@ pub struct Allocation {
     pub address: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Set for memory that was allocated as managed memory.
+    /// Set if the memory was allocated as managed memory.
     pub managed: bool,
     flags: u32,
     /// Address of the allocation's blob.
     slab: u64,
 }
 
-/// A blob and its free ranges.
+/// A blob, and its free ranges.
 #[derive(Debug)]
 struct Slab {
     blob: Blob,
@@ -56,13 +56,13 @@ struct Slab {
 #[derive(Debug)]
 struct Pinned {
     next: u64,
-    /// Address ranges that blobs no longer use: their sizes in bytes, keyed by start address.
+    /// Address ranges of removed blobs: their sizes in bytes, keyed by start address.
     left: BTreeMap<u64, u64>,
     slabs: BTreeMap<u64, Slab>,
     allocations: BTreeMap<u64, Allocation>,
 }
 
-/// Static because the exported functions have no other state.
+/// Static, because the exported functions have no other state.
 static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
     next: PINNED_ADDRESSES,
     left: BTreeMap::new(),
@@ -174,9 +174,9 @@ impl Pinned {
     }
 }
 
-/// Reports on standard error that the window is full, once per program. Returns the result code of the call.
+/// Reports, once per program, on standard error that the window is full. Returns the result code of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// Static because the exported functions have no other state.
+    /// Static, because the exported functions have no other state.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(
@@ -213,7 +213,7 @@ fn managed(frame: &Frame) -> i32 {
     allocate(frame, 0, true)
 }
 
-/// Frees pinned memory. As in the driver, work that uses the memory completes first.
+/// Frees pinned memory after the context's work has completed, like the driver.
 pub fn free(address: u64) -> Result<(), i32> {
     crate::contexts::synchronize_current()?;
     lock().free(address)
@@ -245,7 +245,8 @@ fn flags(frame: &Frame) -> i32 {
     find(frame.arg(1)).map_or(INVALID_VALUE, |found| frame.put(0, found.flags | 2))
 }
 
-/// Handles a hint about the location of managed memory. The memory does not move.
+/// Checks the arguments of a hint about the location of managed memory. Has no effect, because this memory does not
+/// move.
 fn hint(frame: &Frame) -> i32 {
     let (address, bytes) = (frame.arg(0), frame.arg(1));
     let is_within = |found: &Allocation| bytes <= found.address + found.bytes - address;

@@ -17,7 +17,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[("cuMemHostRegister_v2", register), (
 
 /// Accepted registration flags: `CU_MEMHOSTREGISTER_PORTABLE` and `.._READ_ONLY`.
 const ACCEPTED_FLAGS: u32 = 1 | 8;
-/// `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`, which require access by the card.
+/// Rejected registration flags: `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`, which require access by the card.
 const REFUSED_FLAGS: u32 = 2 | 4;
 /// Maximum number of registered ranges.
 const MAX_RANGES: usize = 1 << 16;
@@ -35,7 +35,7 @@ pub struct Registered {
     pub flags: u32,
 }
 
-/// Ranges, keyed by start address. Static because the exported functions have no other state.
+/// Registered ranges, keyed by start address. Static, because the exported functions have no other state.
 static RANGES: Mutex<BTreeMap<u64, Registered>> = Mutex::new(BTreeMap::new());
 
 fn lock() -> MutexGuard<'static, BTreeMap<u64, Registered>> {
@@ -57,7 +57,7 @@ fn is_mapped(address: u64, end: u64) -> bool {
     let mut at = address / PAGE * PAGE;
     while at < end {
         let bytes = (end - at).min(PAGES * PAGE);
-        // SAFETY: the kernel writes one byte per page, and fails if pages are unmapped.
+        // SAFETY: the kernel writes one byte per page, and returns an error if pages are unmapped.
         if unsafe { libc::mincore(at as *mut libc::c_void, bytes as usize, states.as_mut_ptr()) } != 0 {
             return false;
         }
@@ -108,7 +108,7 @@ fn register(frame: &Frame) -> i32 {
 fn unregister(frame: &Frame) -> i32 {
     let unregister = || {
         devices::ready()?;
-        // No copy is pending: each has accessed the memory before its call returned.
+        // No copy is pending, because each copy call accesses the memory before it returns.
         lock().remove(&frame.arg(0)).map(drop).ok_or(NOT_REGISTERED)
     };
     code(unregister())

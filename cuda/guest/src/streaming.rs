@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-/// Minimum copy size in bytes; ordinary copies of this size would evict most of the program's data from the caches.
+/// Minimum copy size in bytes. Ordinary copies of this size would evict most of the program's data from the caches.
 pub const MIN_BYTES: u64 = 8 << 20;
 
 /// Size of a vector in bytes.
@@ -34,7 +34,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
             }
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
-        // Order the copied bytes before later stores of this thread, which may publish them.
+        // Order the copied bytes before this thread's later stores, which may publish them.
         _mm_sfence();
     }
 }

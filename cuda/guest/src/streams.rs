@@ -1,4 +1,4 @@
-//! Default streams, waits, and stream properties tracked by the guest.
+//! Default streams, waits, and stream properties that the guest tracks.
 
 use cuda_calls::{Kind, handle, own};
 

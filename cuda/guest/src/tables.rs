@@ -9,12 +9,13 @@ use crate::devices::{attribute_of, device_count, driver_version, ready};
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED};
 use crate::{code, contexts, fork, report};
 
-/// Attributes for a device's PCI address.
+/// Device attribute with the PCI bus number.
 const PCI_BUS: usize = 33;
+/// Device attribute with the PCI device number.
 const PCI_DEVICE: usize = 34;
 const PCI_DOMAIN: usize = 50;
 
-/// The library's interface for the tables.
+/// The library's functions for the export tables.
 struct Guest;
 
 impl cuda_exports::Driver for Guest {

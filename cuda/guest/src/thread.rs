@@ -1,12 +1,12 @@
-//! Per-thread state of the program.
+//! State of the program's threads.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_ring::control;
 
-/// Unused slots, each with its number of replies so far, and the number of slots in existence. Static because threads
-/// may exit at any time.
+/// Unused slots, each with its number of replies so far, and the total number of slots. Static, because threads may
+/// exit at any time.
 static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
 
 /// A thread's slot.
@@ -33,7 +33,7 @@ pub struct Thread {
     pub capture_mode: Cell<u16>,
     /// Buffer of the message being written.
     pub message: RefCell<Vec<u64>>,
-    /// The thread's own default streams, by context.
+    /// The per-thread default streams, each with its context.
     pub streams: RefCell<Vec<(u32, u64)>>,
 }
 
@@ -50,14 +50,14 @@ thread_local! {
     };
 }
 
-/// Runs `work` with the thread's state. Returns 4 in a thread that is exiting.
+/// Runs `work` with the thread's state. Returns error 4 in a thread that is exiting.
 pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
     THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
 }
 
-/// Drops all slots in a child: its worker has not sent any replies yet, and this is its only thread.
+/// Drops all slots in a child. Its worker has not sent any replies yet, and the calling thread is its only one.
 pub fn leave_in_child() {
-    // A thread that held the lock at the fork does not exist in the child, so the lock may never be released.
+    // A thread that held the lock during the fork does not exist in the child, so the lock may never be released.
     if let Ok(mut free) = FREE_SLOTS.try_lock() {
         *free = (Vec::new(), 0);
     }
@@ -95,7 +95,7 @@ impl Thread {
         Ok(slot)
     }
 
-    /// Counts a call with a reply. Returns the slot's sequence number after the reply.
+    /// Counts a call with a reply. Returns the sequence number that the slot will have after the reply.
     pub fn expect_answer(&self) -> u64 {
         self.slot.1.set(self.slot.1.get() + 1);
         self.slot.1.get()

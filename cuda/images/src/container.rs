@@ -14,16 +14,16 @@ use crate::{Unreadable, length, lz4, number};
 
 /// First bytes of a container.
 const MAGIC: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// First bytes of data in Zstandard's format.
+/// First bytes of Zstandard data.
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 /// Kind of an entry with PTX.
 pub const PTX_KIND: u16 = 1;
-/// Flags of entries that are compressed with LZ4 and with Zstandard.
+/// Flags of entries compressed with LZ4 and with Zstandard.
 const LZ4: u64 = 0x2000;
 const ZSTD: u64 = 0x8000;
 /// Maximum number of entries.
 const MAX_ENTRIES: usize = 4096;
-/// Number of bytes of an entry's header up to the flags, and of the smallest header with an uncompressed size.
+/// Size of an entry header up to its flags, and minimum size of a header with an uncompressed size, in bytes.
 const FLAGS_END: usize = 48;
 const HEADER_BYTES: usize = 64;
 
@@ -70,7 +70,7 @@ pub fn entries(image: &[u8]) -> Result<Vec<Entry<'_>>, Unreadable> {
 /// Returns the entry at an offset, and the offset of the next one.
 fn entry(image: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
     let header = length(image, at.checked_add(4)?, 4)?;
-    // An entry without a header would repeat itself.
+    // Reject an empty header, because parsing would not advance.
     if header < FLAGS_END {
         return None;
     }
@@ -89,10 +89,10 @@ fn entry(image: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
 }
 
 impl<'a> Entry<'a> {
-    /// Returns the code, of at most `room` bytes.
+    /// Returns the decompressed code of at most `room` bytes.
     ///
     /// # Errors
-    /// Returns an error if the code is larger, or cannot be unpacked.
+    /// Returns an error if the code is larger, or cannot be decompressed.
     pub fn unpack(&self, room: usize) -> Result<Cow<'a, [u8]>, Unreadable> {
         if self.flags & (LZ4 | ZSTD) == 0 {
             return if self.data.len() > room { Err(Unreadable::Limit) } else { Ok(Cow::Borrowed(self.data)) };
@@ -106,7 +106,7 @@ impl<'a> Entry<'a> {
         }
         let decoder = ruzstd::decoding::StreamingDecoder::new(packed).map_err(|_| Unreadable::Malformed)?;
         let mut unpacked = Vec::new();
-        // One more byte shows that the code is longer than its header says.
+        // Read one more byte, to detect that the code is longer than specified in its header.
         let limit = self.unpacked_bytes as u64 + 1;
         decoder.take(limit).read_to_end(&mut unpacked).map_err(|_| Unreadable::Malformed)?;
         if unpacked.len() == self.unpacked_bytes { Ok(Cow::Owned(unpacked)) } else { Err(Unreadable::Malformed) }

@@ -4,20 +4,20 @@ use std::collections::HashSet;
 
 use crate::{Code, MAX_NAME_BYTES, Unreadable, length, number};
 
-/// Sizes of a header of a section and of a symbol.
+/// Sizes in bytes of a section header and of a symbol.
 const SECTION_BYTES: usize = 64;
 const SYMBOL_BYTES: usize = 24;
-/// Types of sections.
+/// Section types.
 const SYMBOLS: u64 = 2;
 const RELOCATIONS: [u64; 2] = [4, 9];
-/// Type of a symbol for data.
+/// Symbol type of data.
 const OBJECT: u64 = 1;
-/// Index of the section of variables without a section.
+/// Section index of common symbols, which have no section.
 const COMMON: usize = 0xfff2;
 /// Section of variables that kernels can change.
 const VARIABLES: &[u8] = b".nv.global";
-/// Sections of variables that only the host can change. A number follows, and the name of a kernel for the parameters
-/// of that kernel.
+/// Name prefix of the sections for variables that only the host can change. A number follows and, for the parameters of
+/// a kernel, the kernel's name.
 const CONSTANTS: &[u8] = b".nv.constant";
 
 /// A section.
@@ -36,8 +36,8 @@ pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(b"\x7fELF")
 }
 
-/// Returns the bytes before the next zero byte. Reads at most one byte more than a name may have, because many symbols
-/// of a hostile file can refer to the same long text.
+/// Returns the bytes before the next NUL. Reads at most one byte more than the maximum name length, because many
+/// symbols of a hostile file can refer to the same long string.
 fn text(bytes: &[u8], at: usize) -> Option<&[u8]> {
     let rest = bytes.get(at..)?;
     let read = rest.get(..rest.len().min(MAX_NAME_BYTES + 1))?;
@@ -48,7 +48,7 @@ fn text(bytes: &[u8], at: usize) -> Option<&[u8]> {
 }
 
 fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
-    // Only files with 64-bit words and little-endian numbers.
+    // Only 64-bit little-endian files are supported.
     if file.get(4..6)? != [2, 1] {
         return None;
     }
@@ -60,7 +60,7 @@ fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
     let headers: Vec<&[u8]> = table.chunks_exact(size).collect();
     let data = |header: &[u8]| {
         let (at, bytes) = (length(header, 24, 8)?, length(header, 32, 8)?);
-        // A section without data has only a size.
+        // A section without data (`SHT_NOBITS`) has only a size.
         if number(header, 4, 4)? == 8 { Some(&[][..]) } else { file.get(at..at.checked_add(bytes)?) }
     };
     let names = data(headers.get(length(file, 62, 2)?)?)?;
@@ -89,7 +89,7 @@ impl Section<'_> {
     }
 }
 
-/// Adds the properties of a cubin.
+/// Adds the properties of a cubin to `code`.
 pub fn read(file: &[u8], code: &mut Code) -> Result<(), Unreadable> {
     let sections = sections(file).ok_or(Unreadable::Malformed)?;
     let mut named = HashSet::new();

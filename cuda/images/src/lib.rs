@@ -1,11 +1,11 @@
-//! Reads images of CUDA code: the names of their variables, and the properties that prevent a replay.
+//! Examines images of CUDA code: finds the names of their variables, and the properties that prevent a replay.
 //!
-//! An image is a cubin (ELF), PTX text, or a container with several of both, whose entries may be compressed with LZ4
-//! or Zstandard. The layout of containers and their compression are known from public tools. The driver chooses one
-//! entry of a container; [`examine`] reads all entries that it may choose.
+//! An image is a cubin (ELF), PTX text, or a container with several of them, whose entries may be compressed with LZ4
+//! or Zstandard. Public tools document the layout and compression of containers. The driver selects one entry of a
+//! container. [`examine`] reads all entries that it may select.
 //!
-//! Images come from guests, so all work is bounded: a result is an error, or is complete. The crate does not read
-//! instructions, and does not check if the driver would load the image.
+//! Images come from guests, so all work is bounded. A result is either complete or an error. The crate does not decode
+//! instructions, and does not check whether the driver would load the image.
 
 #![forbid(unsafe_code)]
 
@@ -18,11 +18,11 @@ use std::collections::BTreeSet;
 
 pub use container::{Entry, PTX_KIND, entries, is_container};
 
-/// Maximum number of variables of an image.
+/// Maximum number of variables in an image.
 const MAX_VARIABLES: usize = 1 << 16;
-/// Maximum size of a variable's name in bytes.
+/// Maximum length of a variable's name in bytes.
 const MAX_NAME_BYTES: usize = 16 << 10;
-/// Maximum size of an image's unpacked entries in bytes, of all entries together.
+/// Maximum total size of an image's decompressed entries in bytes.
 const MAX_UNPACKED_BYTES: usize = 512 << 20;
 
 /// Properties of an image.
@@ -30,26 +30,26 @@ const MAX_UNPACKED_BYTES: usize = 512 << 20;
 pub struct Code {
     /// Names of all variables.
     pub variables: BTreeSet<Vec<u8>>,
-    /// True if initial values of variables contain addresses of functions or variables.
+    /// Set if initial values of variables contain addresses of functions or variables.
     pub has_addresses: bool,
-    /// True if kernels may allocate memory (`malloc`).
+    /// Set if kernels may allocate memory (`malloc`).
     pub allocates: bool,
 }
 
-/// Reasons for which an image cannot be examined.
+/// Reason why an image cannot be examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The image violates its format.
     #[error("the image is malformed")]
     Malformed,
-    /// The image has only entries of an unknown kind.
-    #[error("the image has code of an unknown kind")]
+    /// The image contains code of an unknown kind.
+    #[error("the image contains code of an unknown kind")]
     Kind,
-    /// The symbol table has been removed.
-    #[error("the image has variables without names")]
+    /// The symbol table has been stripped.
+    #[error("the image contains variables without names")]
     Names,
     /// The image exceeds a limit.
-    #[error("the image is too large, or has too many variables")]
+    #[error("the image is too large, or contains too many variables")]
     Limit,
 }
 
@@ -70,15 +70,15 @@ impl Code {
     }
 }
 
-/// Returns true if the compiler has chosen the name, for a literal that kernels do not change.
+/// Returns true if this is a compiler-generated name of a literal, which kernels do not change.
 pub fn is_literal(name: &[u8]) -> bool {
     name.starts_with(b"$str") || name.starts_with(b"__unnamed_")
 }
 
-/// Examines an image for a card of a compute capability (major and minor).
+/// Examines an image for a card with this compute capability (major and minor).
 ///
 /// # Errors
-/// Returns an error if the image may have variables that are not found.
+/// Returns an error if the image may contain undetected variables.
 pub fn examine(image: &[u8], capability: (u32, u32)) -> Result<Code, Unreadable> {
     let mut code = Code::default();
     if !is_container(image) {
@@ -93,7 +93,7 @@ pub fn examine(image: &[u8], capability: (u32, u32)) -> Result<Code, Unreadable>
     let runs = |entry: &&Entry<'_>| {
         entry.kind != PTX_KIND && entry.architecture / 10 == major && entry.architecture % 10 <= minor
     };
-    // The driver compiles PTX only if no machine code fits.
+    // The driver compiles PTX only if no machine code is suitable.
     let mut chosen: Vec<&Entry<'_>> = entries.iter().filter(runs).collect();
     if chosen.is_empty() {
         chosen = entries.iter().filter(|entry| entry.kind == PTX_KIND).collect();
@@ -118,7 +118,7 @@ fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     Some(part.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }
 
-/// Same as [`number`], for a length or an offset.
+/// Like [`number`], for a length or an offset.
 fn length(bytes: &[u8], at: usize, size: usize) -> Option<usize> {
     usize::try_from(number(bytes, at, size)?).ok()
 }

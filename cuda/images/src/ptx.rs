@@ -1,8 +1,8 @@
-//! PTX: text with declarations of variables.
+//! Finds the variable declarations in PTX text.
 
 use crate::{Code, Unreadable};
 
-/// A part of the text.
+/// A token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token<'a> {
     /// A name, a directive, an instruction or a number.
@@ -14,11 +14,11 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// The rest of a text, as tokens without comments and strings.
+/// The remaining text, as an iterator of tokens. Skips comments and strings.
 struct Tokens<'a>(&'a [u8]);
 
 impl Tokens<'_> {
-    /// Skips the text up to and including `end`, or the rest of the text.
+    /// Skips the text up to and including `end`. Skips all text if it does not contain `end`.
     fn skip(&mut self, end: &[u8]) {
         let at = self.0.windows(end.len()).position(|window| window == end);
         self.0 = at.and_then(|at| self.0.get(at + end.len()..)).unwrap_or_default();
@@ -31,7 +31,7 @@ impl<'a> Iterator for Tokens<'a> {
     fn next(&mut self) -> Option<Token<'a>> {
         loop {
             match self.0 {
-                // Text ends with a zero byte.
+                // The text is NUL-terminated.
                 [] | [0, ..] => return None,
                 [b'/', b'/', ..] => self.skip(b"\n"),
                 [b'/', b'*', rest @ ..] => {
@@ -62,7 +62,7 @@ fn is_name(word: &[u8]) -> bool {
     word.first().is_some_and(|first| !first.is_ascii_digit() && *first != b'.')
 }
 
-/// Part of a declaration that is being read.
+/// Part of a declaration being read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Type,
@@ -71,14 +71,14 @@ enum Part {
     Value,
 }
 
-/// Adds the properties of a text.
+/// Adds the properties of PTX text to `code`.
 pub fn read(text: &[u8], code: &mut Code) -> Result<(), Unreadable> {
     let mut tokens = Tokens(text);
     let mut before = Token::Sign(b';');
     while let Some(token) = tokens.next() {
         code.allocates |= token == Token::Word(b"malloc");
         let is_declaration = matches!(token, Token::Word(b".global" | b".const"));
-        // A parameter of a kernel may point to a space.
+        // In a kernel parameter, these are the state space of a pointer.
         if is_declaration && before != Token::Word(b".ptr") {
             declaration(&mut tokens, code)?;
             before = Token::Sign(b';');
@@ -95,7 +95,7 @@ fn declaration(tokens: &mut Tokens<'_>, code: &mut Code) -> Result<(), Unreadabl
     for token in tokens {
         match (part, token) {
             (_, Token::Sign(b';')) if depth == 0 => {
-                // A declaration without a name is not understood.
+                // A declaration without a name is malformed.
                 return if part == Part::Type { Err(Unreadable::Malformed) } else { Ok(()) };
             }
             (_, Token::Sign(b'(' | b'[' | b'{')) => depth += 1,
@@ -109,7 +109,7 @@ fn declaration(tokens: &mut Tokens<'_>, code: &mut Code) -> Result<(), Unreadabl
             }
             (Part::Named, Token::Sign(b'=')) => part = Part::Value,
             (_, Token::Sign(b',')) if depth == 0 => part = Part::Type,
-            // References have settings instead of a value.
+            // Texture and surface references have attributes instead of a value.
             (Part::Value, Token::Word(word)) if is_name(word) && !is_reference => code.has_addresses = true,
             _ => {}
         }

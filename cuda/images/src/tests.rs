@@ -8,7 +8,7 @@ fn names(code: &Code) -> Vec<&str> {
     code.variables.iter().map(|name| std::str::from_utf8(name).expect("text")).collect()
 }
 
-/// An entry: kind, architecture, flags, packed data, size of the unpacked data.
+/// An entry: kind, architecture, flags, compressed data, decompressed size.
 type Packed<'a> = (u16, u32, u64, &'a [u8], usize);
 
 fn container(entries: &[Packed<'_>]) -> Vec<u8> {
@@ -37,10 +37,11 @@ fn container(entries: &[Packed<'_>]) -> Vec<u8> {
 /// A symbol: name, type, section.
 type Symbol<'a> = (&'a str, u8, u16);
 
-/// A section: name, type, section to which it refers, size.
+/// A section: name, type, linked section, size.
 type Extra<'a> = (&'a str, u32, u32, u64);
 
-/// Builds a file whose sections are: none, names of sections, names of symbols, symbols, and `extra` from 4 on.
+/// Builds an ELF file. Its sections are the null section, section names, symbol names, symbols, and `extra` from index
+/// 4.
 fn elf(symbols: &[Symbol<'_>], extra: &[Extra<'_>]) -> Vec<u8> {
     let mut text = vec![0u8];
     let mut table = vec![0u8; 24];
@@ -96,7 +97,7 @@ fn elf(symbols: &[Symbol<'_>], extra: &[Extra<'_>]) -> Vec<u8> {
     file
 }
 
-/// A file with a variable, a constant, a kernel and its parameters.
+/// Returns a cubin with a variable, a constant, and a kernel with parameters.
 fn cubin() -> Vec<u8> {
     let symbols = [("_ZL5count", 1, 4), ("table", 0x11, 5), ("kernel", 0x12, 7), ("parameters", 1, 6)];
     let extra = [(".nv.global", 8, 0, 64), (".nv.constant3", 1, 0, 32), (".nv.constant0.kernel", 1, 0, 8)];
@@ -186,7 +187,7 @@ fn code_for_the_card_is_chosen_from_a_container() {
 
 #[test]
 fn compressed_entries_are_unpacked() {
-    // Four literals, a match of four bytes at distance four, and the rest.
+    // Four literals, a match of four bytes at offset 4, and the remaining literals.
     let text = b"abc;abc;.global .u32 packed;";
     let packed = [&b"\x40abc;\x04\x00\xf0\x05"[..], &text[8..]].concat();
     let lz4: Packed<'_> = (1, 90, 0x2000, &packed, text.len());
@@ -211,10 +212,10 @@ fn compressed_entries_are_unpacked() {
     assert_eq!(huge, Err(Unreadable::Limit));
 }
 
-/// Returns data in Zstandard's format: one block that is not compressed.
+/// Returns Zstandard data with one uncompressed block.
 fn zstd(data: &[u8]) -> Vec<u8> {
     let mut bytes = 0xfd2f_b528_u32.to_le_bytes().to_vec();
-    // One segment, whose size has one byte; then the header of the last block.
+    // A single segment with a 1-byte content size, followed by the header of the last block.
     bytes.extend([0x20, data.len() as u8]);
     bytes.extend_from_slice(&((data.len() as u32) << 3 | 1).to_le_bytes()[..3]);
     bytes.extend(data);

@@ -1,4 +1,4 @@
-//! The process of a control daemon, and the commands to it.
+//! A control daemon's process, and the commands to it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,19 +14,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Gid, MemfdFlags, Uid, chown, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
-/// Time limit for an answer to a command.
-// TIMEOUT: the daemon answers within milliseconds.
+/// Time limit for the reply to a command.
+// TIMEOUT: the daemon replies within milliseconds.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit for a daemon to answer its first command.
-// TIMEOUT: the driver's initialisation takes seconds on a host with many cards.
+/// Time limit for the reply to a daemon's first command.
+// TIMEOUT: the driver's initialization takes seconds on a host with many cards.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Interval between checks of a process that is starting or ending.
+/// Interval between checks of a process that is starting or exiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket's path (`sun_path` in unix(7)), without the final zero byte.
+/// Maximum length of a socket path (`sun_path` in unix(7)), without the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
-/// Length of the longest name of a daemon's socket, with the separator.
+/// Length of a daemon's longest socket name, including the separator.
 const SOCKET_NAME: usize = 24;
-/// Maximum number of bytes of an answer.
+/// Maximum size of a reply in bytes.
 const MAX_ANSWER: u64 = 60 << 10;
 /// Name of the file with the daemon's process ID and start time.
 const RECORD: &str = "control.pid";
@@ -44,48 +44,48 @@ pub struct MpsConfig {
     pub program: PathBuf,
     /// Folder of this daemon's files.
     pub folder: PathBuf,
-    /// Name of the card for `CUDA_VISIBLE_DEVICES`.
+    /// The card, as a value of `CUDA_VISIBLE_DEVICES`.
     pub card: String,
     /// User of the server and its clients, if it differs from the user of this process.
     pub user: Option<u32>,
 }
 
-/// Returns the subfolder of a daemon's folder to which programs must set `CUDA_MPS_PIPE_DIRECTORY`.
+/// Returns the pipe folder of a daemon, the value of `CUDA_MPS_PIPE_DIRECTORY` for programs.
 #[must_use]
 pub fn pipe_folder(folder: &Path) -> PathBuf {
     folder.join("pipes")
 }
 
-/// Reason why a daemon does not serve.
+/// Reason why a daemon cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The program does not exist.
-    #[error("{} does not exist: install the package with NVIDIA's MPS, or name the program in `cuda.mps_control`", .0.display())]
+    #[error("{} does not exist: install the package with NVIDIA's MPS, or set the program's path in `cuda.mps_control`", .0.display())]
     Missing(PathBuf),
     /// The path of the daemon's sockets is too long.
-    #[error("the path {} is too long for sockets by {excess} bytes: choose a shorter name of the group, or a shorter `socket_dir`", path.display())]
+    #[error("the path {} is too long for sockets by {excess} bytes: choose a shorter group name or a shorter `socket_dir`", path.display())]
     TooLong {
         /// Folder of the sockets.
         path: PathBuf,
-        /// Number of bytes.
+        /// Excess length in bytes.
         excess: usize,
     },
     /// A folder of the daemon cannot be created.
-    #[error("the folder {} cannot be made: {source}", path.display())]
+    #[error("the folder {} cannot be created: {source}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// The system's error.
+        /// Underlying error.
         source: io::Error,
     },
-    /// The user of the clients cannot become the owner of a folder of the daemon.
+    /// A folder of the daemon cannot be given to the user of the clients.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
         /// The folder.
         path: PathBuf,
         /// The user.
         user: u32,
-        /// The system's error.
+        /// Underlying error.
         source: io::Error,
     },
     /// A program cannot be started.
@@ -93,22 +93,22 @@ pub enum ControlError {
     Start {
         /// The program.
         program: String,
-        /// The system's error.
+        /// Underlying error.
         source: io::Error,
     },
-    /// The daemon has ended.
-    #[error("the MPS control daemon ended: {0}")]
+    /// The daemon has exited.
+    #[error("the MPS control daemon exited: {0}")]
     Ended(String),
-    /// A command had no effect.
-    #[error("the MPS control daemon refuses `{command}`: {answer}")]
+    /// The daemon rejected a command.
+    #[error("the MPS control daemon rejected `{command}`: {answer}")]
     Refused {
         /// The command.
         command: String,
-        /// The answer.
+        /// The reply.
         answer: String,
     },
-    /// The daemon does not answer.
-    #[error("the MPS control daemon did not answer `{command}` within {} s", limit.as_secs())]
+    /// The daemon does not reply.
+    #[error("the MPS control daemon did not reply to `{command}` within {} s", limit.as_secs())]
     Late {
         /// The command.
         command: String,
@@ -120,12 +120,12 @@ pub enum ControlError {
 /// A running control daemon.
 pub(crate) struct Control {
     config: MpsConfig,
-    /// `None` if an earlier owner started the daemon.
+    /// Child process, or `None` if an earlier owner started the daemon.
     child: Option<Child>,
     pidfd: OwnedFd,
 }
 
-/// State of one server: its clients, and true if one of them has caused a fault.
+/// State of one server: its clients, and whether one of them has caused a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerState {
     pub(crate) clients: Vec<u32>,
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if the daemon is new.
+    /// Finds the daemon of an earlier owner, or starts a new one. Also returns true if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -141,7 +141,7 @@ impl Control {
         Ok((Self::start(config)?, true))
     }
 
-    /// Returns the daemon of an earlier owner if the daemon answers.
+    /// Returns the daemon of an earlier owner if it replies.
     pub(crate) fn find(config: &MpsConfig) -> Option<Self> {
         let record = fs::read_to_string(config.folder.join(RECORD)).ok()?;
         let (pid, start) = record.trim().split_once(' ')?;
@@ -155,7 +155,7 @@ impl Control {
         match found.command("get_server_list") {
             Ok(_) => Some(found),
             Err(error) => {
-                tracing::warn!(%error, pid, "the MPS control daemon of an earlier owner is killed");
+                tracing::warn!(%error, pid, "killing the MPS control daemon of an earlier owner");
                 found.kill();
                 None
             }
@@ -172,7 +172,7 @@ impl Control {
         if excess > 0 {
             return Err(ControlError::TooLong { path: pipes, excess });
         }
-        // A program that finds the pipe of an ended daemon cannot initialise the driver.
+        // A program that finds the pipe of an exited daemon cannot initialize the driver.
         let _ = fs::remove_dir_all(&pipes);
         for path in [&log, &pipes] {
             let failed = |source| ControlError::Folder { path: path.clone(), source };
@@ -234,11 +234,11 @@ impl Control {
         }
     }
 
-    /// Returns a description of the daemon's end if the daemon has ended.
+    /// Returns a description of the daemon's exit if it has exited.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = match &mut self.child {
             Some(child) => child.try_wait().ok().flatten()?.to_string(),
-            None => is_ended(&self.pidfd).then(|| "its process has ended".to_owned())?,
+            None => is_ended(&self.pidfd).then(|| "its process has exited".to_owned())?,
         };
         let said = fs::read(self.config.folder.join(OUTPUT)).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
@@ -247,15 +247,15 @@ impl Control {
         Some(if last.is_empty() { status } else { format!("{status}, its last line: {last}") })
     }
 
-    /// Kills the daemon, which ends its servers.
+    /// Kills the daemon, which terminates its servers.
     pub(crate) fn kill(mut self) {
-        // The daemon may already have ended.
+        // The daemon may already have exited.
         let sent = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let begin = Instant::now();
         while self.ended().is_none() {
             // The signal fails if this process is not allowed to signal the daemon's user.
             if begin.elapsed() > COMMAND_TIMEOUT {
-                tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not end");
+                tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not exit");
                 break;
             }
             std::thread::sleep(CHECK_INTERVAL);
@@ -263,7 +263,7 @@ impl Control {
         self.forget();
     }
 
-    /// Ends a daemon whose servers have no clients.
+    /// Shuts down a daemon whose servers have no clients.
     pub(crate) fn quit(mut self) {
         if self.command("quit").is_ok() {
             let begin = Instant::now();
@@ -283,7 +283,7 @@ impl Control {
         let _ = fs::remove_dir_all(pipe_folder(&self.config.folder));
     }
 
-    /// Removes the record and pipes of an ended daemon.
+    /// Removes the record and pipes of an exited daemon.
     pub(crate) fn bury(self) {
         self.forget();
     }
@@ -306,11 +306,17 @@ impl Control {
         Ok(servers)
     }
 
-    /// Sends a command as an operator would, through a second process of the program.
+    /// Ends a client's work on the card. The client's later calls fail.
+    pub(crate) fn terminate(&self, server: u32, client: u32) -> Result<(), ControlError> {
+        self.command(&format!("terminate_client {server} {client}")).map(drop)
+    }
+
+    /// Sends a command like an operator, through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();
-        // Unlike pipes, files do not fill up, and a process that keeps a file open does not delay the poll.
+        // Use files, because unlike pipes they do not fill up, and a process that keeps a file open does not delay the
+        // poll.
         let file =
             |name: &str| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(|error| failed(error.into()));
         let (mut output, mut errors) = (file("mps-output")?, file("mps-errors")?);
@@ -318,7 +324,7 @@ impl Control {
         command.stdin(Stdio::piped()).stdout(copy(&output)?).stderr(copy(&errors)?);
         let mut child = command.spawn().map_err(failed)?;
         if let Some(mut input) = child.stdin.take() {
-            // If the process has ended, it does not read, and its status shows the end.
+            // If the process has exited, the write fails, and its exit status is checked below.
             let _ = input.write_all(format!("{text}\n").as_bytes());
         }
         let begin = Instant::now();
@@ -335,7 +341,7 @@ impl Control {
         };
         let mut answer = String::new();
         let mut read = |file: &mut File| file.rewind().and_then(|()| file.take(MAX_ANSWER).read_to_string(&mut answer));
-        // An answer that is not text contains no numbers.
+        // A reply that is not UTF-8 contains no numbers.
         let _ = read(&mut output);
         if !status.success() {
             let _ = read(&mut errors);
@@ -376,10 +382,10 @@ fn group_of(user: u32) -> u32 {
     found.ok().flatten().map_or(NO_GROUP, |user| user.gid.as_raw())
 }
 
-/// Returns the start time of a process, in the units of proc_pid_stat(5).
+/// Returns the start time of a process, in clock ticks (proc_pid_stat(5)).
 fn start_of(pid: &str) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The third field is the first one after the program's name in parentheses.
+    // Field 3 is the first one after the program name in parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19).map(str::to_owned)
 }
@@ -389,7 +395,7 @@ fn is_ended(pidfd: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the process IDs in an answer, which contains one per line.
+/// Parses the process IDs in a reply, one per line. Ignores other lines.
 fn numbers(answer: &str) -> Vec<u32> {
     answer.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
@@ -409,14 +415,14 @@ mod tests {
         let error = Control::open(&config(folder.path(), "/nonexistent/control")).err().expect("no program");
         let text = error.to_string();
         assert!(text.contains("/nonexistent/control") && text.contains("`cuda.mps_control`"), "{text}");
-        assert!(!folder.path().join("group").exists(), "nothing is left");
+        assert!(!folder.path().join("group").exists(), "no files are left");
     }
 
     #[test]
     fn program_that_ends_at_once_is_reported_with_its_last_line() {
         let folder = tempfile::tempdir().expect("a folder");
-        // `mv` fails both with and without the argument. A command must not succeed before the end is noticed.
-        let error = Control::open(&config(folder.path(), "/bin/mv")).err().expect("it ends");
+        // `mv` fails both with and without the argument. A command must not succeed before the exit is detected.
+        let error = Control::open(&config(folder.path(), "/bin/mv")).err().expect("it exits");
         assert!(matches!(&error, ControlError::Ended(why) if why.contains("its last line")), "{error}");
     }
 
@@ -437,7 +443,7 @@ mod tests {
         assert!(Control::find(&config).is_none());
     }
 
-    /// A program that serves until it is told to quit, and records its user and its group.
+    /// A program that runs until the command `quit`, and records its user and group.
     const CONTROL: &str = r#"#!/bin/sh
 if [ "$1" = -f ]; then
     echo "$(id -u) $(id -g)" > "$CUDA_MPS_LOG_DIRECTORY/ids"
@@ -450,7 +456,7 @@ pid=$(cat "$CUDA_MPS_PIPE_DIRECTORY/control") && case $command in quit) kill "$p
 
     #[test]
     fn daemon_of_another_user_runs_as_this_user_and_ends() {
-        // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
+        // Only root, or a daemon with the capabilities from the package's drop-in, can start processes as other users.
         if !geteuid().is_root() {
             return;
         }
@@ -460,7 +466,7 @@ pid=$(cat "$CUDA_MPS_PIPE_DIRECTORY/control") && case $command in quit) kill "$p
         for path in [folder.path(), &program] {
             fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
         }
-        // Debian's first user after root, and a user that no database lists.
+        // Debian's first user after root, and a user that is in no database.
         for (user, group) in [(1, 1), (54_321, NO_GROUP)] {
             let name = program.to_str().expect("a path");
             let config = MpsConfig { user: Some(user), ..config(&folder.path().join(user.to_string()), name) };

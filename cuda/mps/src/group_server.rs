@@ -10,43 +10,43 @@ use std::time::{Duration, Instant};
 
 use crate::control::{Control, ControlError, MpsConfig, ServerState};
 
-/// Maximum time between two polls of the clients.
-// TIMEOUT: the accounts remove an ended client long before this.
+/// Maximum interval between polls of the clients.
+// TIMEOUT: the accounts remove an exited client long before this.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// First poll interval after [`GroupServer::poll_soon`]; the interval doubles until it reaches [`POLL_INTERVAL`].
+/// First poll interval after [`GroupServer::poll_soon`]. The interval doubles until it reaches [`POLL_INTERVAL`].
 // TIMEOUT: a program takes longer to start, and each poll starts three processes.
 const SOON: Duration = Duration::from_millis(50);
-/// Delay before a daemon that has ended is started again. The delay doubles with each consecutive end, up to
+/// Delay before an exited daemon is restarted. The delay doubles with each consecutive failure, up to
 /// [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Maximum delay before an ended daemon is started again.
+/// Maximum delay before an exited daemon is restarted.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Uptime after which the end of a daemon no longer counts as a consecutive end.
+/// Uptime after which the exit of a daemon no longer counts as a consecutive failure.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
-/// Number of consecutive polls without an answer after which a daemon is killed.
+/// Number of consecutive polls without a reply after which a daemon is killed.
 const MAX_UNANSWERED: u32 = 3;
 
 /// A change in the state of a group's daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The daemon serves. Programs that start from now on become its clients.
+    /// The daemon is running. Programs that start from now on become its clients.
     Serves {
-        /// True unless this is the first start.
+        /// Set unless this is the first start.
         again: bool,
     },
-    /// No daemon serves; the text is the reason. The supervisor will try again.
+    /// No daemon is running. The supervisor will retry.
     Unavailable {
         /// The reason.
         why: String,
     },
-    /// The complete list of the servers and of their clients.
+    /// Complete list of the servers and their clients.
     Clients {
         /// Process IDs of the servers.
         servers: BTreeSet<u32>,
         /// Process IDs of the clients.
         clients: BTreeSet<u32>,
     },
-    /// These clients have lost their contexts. Their processes may still run.
+    /// These clients have lost their contexts. Their processes may still be running.
     Lost {
         /// Process IDs of the clients.
         clients: BTreeSet<u32>,
@@ -59,28 +59,30 @@ pub enum Report {
 
 enum Order {
     Poll,
-    /// True if a group needs the daemon.
+    /// Sets whether a group needs the daemon.
     Need(bool),
+    /// Process ID of a client whose work must end.
+    Terminate(u32),
     Leave,
 }
 
-/// The supervisor of one group's daemon. When the supervisor is dropped, a daemon with clients stays for the next owner
-/// of the card, and a daemon without clients ends.
+/// The supervisor of one group's daemon. When the supervisor is dropped, a daemon with clients keeps running for the
+/// next owner of the card, and a daemon without clients is shut down.
 #[derive(Debug)]
 pub struct GroupServer {
     orders: Sender<Order>,
-    /// True while an order to poll is in the channel. Clients cause these orders, and must not be able to fill the
+    /// Set while a poll order is in the channel. Clients trigger these orders, and must not be able to fill the
     /// channel.
     polls: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl GroupServer {
-    /// Takes over the daemon of an earlier owner. If that daemon does not exist and a group needs one (`needed`),
-    /// starts a daemon. Changes go to `report`.
+    /// Takes over the daemon of an earlier owner. If none exists and a group needs one (`needed`), starts a daemon.
+    /// Passes changes to `report`.
     ///
     /// # Errors
-    /// Returns an error if the host cannot create a thread.
+    /// Returns an error if the thread cannot be created.
     pub fn start(config: MpsConfig, needed: bool, report: impl Fn(Report) + Send + 'static) -> io::Result<Self> {
         let (orders, received) = channel();
         let polls: Arc<AtomicBool> = Arc::default();
@@ -107,12 +109,18 @@ impl GroupServer {
     /// Polls the clients soon, and repeatedly for a while, because a program may have become a client.
     pub fn poll_soon(&self) {
         if !self.polls.swap(true, Ordering::SeqCst) {
-            // The thread ends only after it has reported that the daemon was retired.
+            // The thread exits only after it has reported that the daemon was retired.
             let _ = self.orders.send(Order::Poll);
         }
     }
 
-    /// Sets whether a group needs the daemon. A daemon that is no longer needed serves its clients until they end.
+    /// Ends the work of a client before it is killed. Without this, the kill ends all clients of the server, if work of
+    /// the client is on the card. Other processes are ignored.
+    pub fn terminate(&self, pid: u32) {
+        let _ = self.orders.send(Order::Terminate(pid));
+    }
+
+    /// Sets whether a group needs the daemon. A daemon that is no longer needed serves its clients until they exit.
     pub fn set_needed(&self, needed: bool) {
         let _ = self.orders.send(Order::Need(needed));
     }
@@ -135,18 +143,18 @@ struct Worker {
     report: Box<dyn Fn(Report) + Send>,
     control: Option<Control>,
     needed: bool,
-    /// Number of consecutive polls without an answer.
+    /// Number of consecutive polls without a reply.
     unanswered: u32,
-    /// True if the next list of clients must be reported even if it has not changed.
+    /// Set if the next list of clients must be reported even if it has not changed.
     reports_all: bool,
-    /// Number of consecutive ends.
+    /// Number of consecutive failures.
     failures: u32,
     retry_at: Instant,
     since: Instant,
     has_served: bool,
     /// State of the servers at the last poll.
     servers: Servers,
-    /// The reason why no daemon serves, as last reported.
+    /// Last reported reason why no daemon is running.
     trouble: String,
     /// Time until the next poll.
     interval: Duration,
@@ -183,8 +191,18 @@ impl Worker {
                         self.reports_all = true;
                     }
                 }
+                Ok(Order::Terminate(pid)) => self.terminate(pid),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(Order::Leave) | Err(RecvTimeoutError::Disconnected) => return self.leave(),
+            }
+        }
+    }
+
+    fn terminate(&self, pid: u32) {
+        let Some(control) = &self.control else { return };
+        for (&server, _) in self.servers.iter().filter(|(_, server)| server.clients.contains(&pid)) {
+            if let Err(error) = control.terminate(server, pid) {
+                tracing::warn!(pid, %error, "the work of an MPS client was not ended before its kill");
             }
         }
     }
@@ -200,17 +218,17 @@ impl Worker {
         }
         let Some(control) = &mut self.control else { return };
         if let Some(why) = control.ended() {
-            return self.end(&format!("the MPS control daemon of the group ended: {why}"), Control::bury);
+            return self.end(&format!("the MPS control daemon of the group exited: {why}"), Control::bury);
         }
         match control.servers() {
             Ok(servers) => {
                 self.unanswered = 0;
                 self.compare(servers);
             }
-            // The host cannot start a process now, which says nothing about the daemon.
+            // The host cannot start a process now. This does not indicate a problem of the daemon.
             Err(error @ ControlError::Start { .. }) => tracing::warn!(%error, "MPS clients cannot be polled"),
             Err(_) if self.unanswered + 1 < MAX_UNANSWERED => self.unanswered += 1,
-            Err(error) => self.end(&format!("{error}; it is killed"), Control::kill),
+            Err(error) => self.end(&format!("{error}; killing it"), Control::kill),
         }
     }
 
@@ -248,14 +266,14 @@ impl Worker {
         }
     }
 
-    /// Sets the time of the next start.
+    /// Schedules the next start.
     fn delay(&mut self) {
         let delay = MIN_RETRY_DELAY.saturating_mul(2u32.saturating_pow(self.failures)).min(MAX_RETRY_DELAY);
         self.failures = self.failures.saturating_add(1);
         self.retry_at = Instant::now() + delay;
     }
 
-    /// Reports the end of the daemon, and calls `dispose` to remove its files.
+    /// Reports that the daemon has exited, and calls `dispose` to remove its files.
     fn end(&mut self, why: &str, dispose: impl FnOnce(Control)) {
         if let Some(control) = self.control.take() {
             dispose(control);
@@ -267,7 +285,7 @@ impl Worker {
         self.servers.clear();
         self.delay();
         self.lost(clients, why);
-        (self.report)(Report::Unavailable { why: format!("{why}; it is started again") });
+        (self.report)(Report::Unavailable { why: format!("{why}; it will be restarted") });
     }
 
     fn lost(&self, clients: BTreeSet<u32>, why: &str) {
@@ -282,11 +300,11 @@ impl Worker {
         for (pid, old) in &before {
             let clients = || old.clients.iter().copied().collect();
             match self.servers.get(pid) {
-                None => self.lost(clients(), &format!("the MPS server of the group, process {pid}, ended")),
+                None => self.lost(clients(), &format!("the MPS server of the group, process {pid}, exited")),
                 Some(new) if new.faulty && !old.faulty => {
                     self.lost(
                         clients(),
-                        "a program of the group made a fault, which ends all clients of its MPS server",
+                        "a program of the group caused a fault, which terminates all clients of its MPS server",
                     );
                 }
                 Some(_) => {}
@@ -295,10 +313,10 @@ impl Worker {
         if before.keys().any(|pid| !self.servers.contains_key(pid))
             && let Some(Err(error)) = self.control.as_ref().map(Control::start_server)
         {
-            tracing::warn!(%error, "the MPS server of a group was not started again; the next client starts it");
+            tracing::warn!(%error, "the MPS server of a group was not restarted; the next client starts it");
         }
         let of = |servers: &Servers| -> BTreeSet<u32> {
-            // After a fault, processes of a server are no longer clients of this server.
+            // After a fault, the clients of a server have lost their contexts.
             let healthy = servers.values().filter(|server| !server.faulty);
             healthy.flat_map(|server| server.clients.iter().copied()).collect()
         };
@@ -309,12 +327,12 @@ impl Worker {
         }
     }
 
-    /// Ends a daemon without clients. A daemon with clients stays for the next owner.
+    /// Shuts down a daemon without clients. A daemon with clients keeps running for the next owner.
     fn leave(mut self) {
         let Some(control) = self.control.take() else { return };
         match control.servers() {
             Ok(servers) if servers.values().any(|server| !server.clients.is_empty()) => {
-                tracing::info!("the MPS control daemon of a group has clients, and stays for the next owner");
+                tracing::info!("the MPS control daemon of a group has clients, and keeps running for the next owner");
             }
             Ok(_) => control.quit(),
             Err(_) => control.kill(),
@@ -342,6 +360,7 @@ case $command in
     start_server) echo 77 > servers; echo ACTIVE > status; : > clients ;;
     get_client_list) cat clients ;;
     get_server_status) cat status ;;
+    terminate_client) echo "$rest" >> terminated ;;
     quit) kill "$(cat control)" ;;
 esac
 exit 0
@@ -384,7 +403,7 @@ exit 0
             fs::read_to_string(self.file("control")).expect("it runs").trim().to_owned()
         }
 
-        /// Returns the next report that `wanted` accepts.
+        /// Returns the next report accepted by `wanted`.
         fn await_report(&self, wanted: impl Fn(&Report) -> bool) -> Report {
             loop {
                 let report = self.reports.recv_timeout(LONG).expect("the report comes");
@@ -394,7 +413,7 @@ exit 0
             }
         }
 
-        /// Waits until the server reports exactly the `wanted` clients.
+        /// Waits until exactly the `wanted` clients are reported.
         fn await_clients(&self, wanted: &[u32]) {
             let wanted = wanted.iter().copied().collect();
             self.await_report(|report| matches!(report, Report::Clients { clients, .. } if *clients == wanted));
@@ -440,12 +459,12 @@ exit 0
         rig.await_clients(&[5]);
         rig.write("status", "FAULT");
         let report = rig.await_report(|report| matches!(report, Report::Lost { .. }));
-        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("made a fault")), "{report:?}");
+        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("caused a fault")), "{report:?}");
         rig.write("status", "ACTIVE");
         rig.await_clients(&[5]);
         rig.write("servers", "");
         let report = rig.await_report(|report| matches!(report, Report::Lost { .. }));
-        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("process 77, ended")), "{report:?}");
+        assert!(matches!(&report, Report::Lost { why, .. } if why.contains("process 77, exited")), "{report:?}");
     }
 
     #[test]
@@ -461,7 +480,24 @@ exit 0
         assert_eq!(next.pid(), pid, "it is the same daemon");
         next.write("clients", "");
         next.await_report(|report| *report == Report::Retired);
-        assert!(!runs(&pid) && !next.file("").exists(), "nothing is left");
+        assert!(!runs(&pid) && !next.file("").exists(), "no files are left");
+    }
+
+    #[test]
+    fn work_of_clients_ends_and_of_other_processes_does_not() {
+        let rig = Rig::with_clients("5\n6\n");
+        rig.await_clients(&[5, 6]);
+        rig.server.terminate(4);
+        rig.server.terminate(6);
+        let begin = Instant::now();
+        while !rig.file("terminated").exists() {
+            assert!(begin.elapsed() < LONG, "no command came");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        rig.write("clients", "5\n");
+        rig.server.poll_soon();
+        rig.await_clients(&[5]);
+        assert_eq!(fs::read_to_string(rig.file("terminated")).expect("read"), "77 6\n");
     }
 
     #[test]

@@ -1,20 +1,21 @@
-//! Runs NVIDIA's Multi-Process Service (MPS) for one share group of a card: a private control daemon and its server.
+//! Runs NVIDIA's Multi-Process Service (MPS) for one share group of a card, with a private control daemon and its
+//! server.
 //!
 //! [`GroupServer`] has a thread that starts `nvidia-cuda-mps-control -f` with separate folders, polls its clients, and
-//! restarts it when it ends. The thread reports to its owner with [`Report`]. The parts are `control` (the process and
-//! the commands to it) and [`group_server`](GroupServer) (the thread).
+//! restarts it when it exits. The thread sends a [`Report`] for each change. `control` manages the process and sends
+//! commands to it, and [`group_server`](GroupServer) contains the thread.
 //!
-//! Each group has a separate daemon, because a fault of one client ends all clients of the same server. A daemon
+//! Each group has a separate daemon, because a fault of one client terminates all clients of the same server. A daemon
 //! outlives the process that started it, so that programs keep their contexts while the owner of the card is replaced.
-//! The next owner finds the daemon through a file in the daemon's folder.
-//!
-//! Commands have a time limit, and a daemon that hangs is killed. The crate does not decide which groups need a server,
-//! and has no knowledge of tenants.
+//! The next owner finds the daemon through a file in the daemon's folder. Commands have a time limit, and a daemon that
+//! hangs is killed. The crate does not decide which groups need a server, and does not know about tenants.
 
 #![forbid(unsafe_code)]
 
 mod control;
+mod folder;
 mod group_server;
 
 pub use control::{ControlError, MpsConfig, pipe_folder};
+pub use folder::group_folder;
 pub use group_server::{GroupServer, Report};

@@ -1,7 +1,7 @@
 //! The log of a guest program's CUDA objects. A new worker replays it, and the program continues there.
 //!
-//! - [`Log`] has one entry for each call that created or changed a live object, or an object on which one depends.
-//!   `cuda_calls::replay` defines the treatment of each call. The log is compacted as it grows, and its size is
+//! - [`Log`] has one entry for each call that created or changed a live object, or an object that a live object depends
+//!   on. `cuda_calls::replay` defines how each call is handled. The log is compacted as it grows, and its size is
 //!   bounded.
 //! - [`SavedState`] is a worker's log and other state in a file. The next worker decodes it, and trusts it no more than
 //!   the guest's ring.

@@ -1,4 +1,4 @@
-//! The log: the messages that created the live objects and changed them.
+//! The log: the messages that created and changed the live objects.
 //!
 //! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. A
 //! destroyed object stays in the log while another entry depends on it, together with the call that destroyed it.
@@ -62,9 +62,9 @@ enum Role {
 struct Entry {
     role: Role,
     step: Step,
-    /// Objects on which the message depends.
+    /// Objects that the message depends on.
     uses: Vec<Id>,
-    /// Set if another entry depends on the object that this entry creates.
+    /// Set if another entry depends on the object created by this entry.
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
@@ -88,11 +88,11 @@ pub struct Outcome<'a> {
     pub made: Option<u64>,
     /// Set if the object already existed under this handle.
     pub is_known: bool,
-    /// Handle of the object that owns and ends the new object.
+    /// Handle of the object that owns the new object, which is destroyed with it.
     pub owner: Option<u64>,
     /// Handle of the object that the call destroyed or released.
     pub dropped: Option<u64>,
-    /// Handles of all objects that have ended.
+    /// Handles of all destroyed objects.
     pub ended: &'a [u64],
     /// Arguments that were passed to the driver.
     pub values: &'a [u64; MAX_ARGUMENTS],
@@ -113,9 +113,9 @@ pub struct Log {
     next: Id,
     live: HashMap<Key, Id>,
     parts: HashMap<Part, Id>,
-    /// Events with timing, by handle. The value is true if the event was recorded.
+    /// Events with timing, keyed by handle. The value is true if the event was recorded.
     clocks: HashMap<u64, bool>,
-    /// Number of the current capture group: captures that were open at the same time, and all of their work. A replay
+    /// Number of the current capture group: captures that were open concurrently, and all of their work. A replay
     /// repeats whole groups.
     group: u64,
     /// Set if a part of the current group cannot be repeated.
@@ -124,7 +124,7 @@ pub struct Log {
     captures: u64,
     words: usize,
     image_bytes: usize,
-    /// Number of entries at which the log is compacted next.
+    /// Number of entries that triggers the next compaction.
     compacted_at: usize,
     is_full: bool,
     treatments: Vec<Replay>,
@@ -156,7 +156,7 @@ impl Default for Log {
             image_bytes: 0,
             compacted_at: MIN_COMPACTED,
             is_full: false,
-            // A call without a defined treatment prevents replays.
+            // A call without defined handling prevents replays.
             treatments: CALLS.iter().map(|call| replay(call).unwrap_or(Replay::Refused(Ended::Never))).collect(),
             event_create: index("cuEventCreate"),
             event_records: ["cuEventRecord", "cuEventRecordWithFlags"].map(index),
@@ -403,7 +403,7 @@ impl Log {
     }
 
     fn create(&mut self, key: Key, step: Step, owner: Option<u64>, refused: bool) {
-        // An earlier object with this key has ended without a call, for example with its context.
+        // An earlier object with this key was destroyed without a call, for example with its context.
         self.end(key);
         let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
         let id = self.next;
@@ -422,7 +422,7 @@ impl Log {
             None => (route.context != 0).then_some(context),
         };
         let id = target.and_then(|target| self.live.get(&Key::Handle(target)).copied());
-        // The object is a default object, or has ended with its context.
+        // The object is a default object, or was destroyed with its context.
         if change.target.is_some() && id.is_none() {
             return;
         }
@@ -454,7 +454,7 @@ impl Log {
         }
     }
 
-    /// Records the end of an object on which no entry depends.
+    /// Removes a destroyed object, and its entry if no other entry depends on it.
     fn end(&mut self, key: Key) {
         if let Some(id) = self.live.remove(&key)
             && self.entries.get(&id).is_some_and(|entry| !entry.used)
@@ -501,7 +501,7 @@ impl Log {
         self.needed_with(&(1..=self.group).collect()).0
     }
 
-    /// Returns the entries that a replay needs if it repeats these capture groups, and all groups that it needs.
+    /// Returns the entries that a replay needs if it repeats these capture groups, and the resulting set of groups.
     fn needed_with(&self, groups: &HashSet<u64>) -> (Vec<Id>, HashSet<u64>) {
         let mut groups = groups.clone();
         if self.captures > 0 {

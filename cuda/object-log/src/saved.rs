@@ -11,7 +11,7 @@ const STEP_WORDS: usize = 4;
 /// Image index of a step without an image.
 const NO_IMAGE: u64 = u64::MAX;
 
-/// A module image: its words, followed by at least one zero byte, and its size in bytes.
+/// A module image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     /// The image's bytes as words. The last word is padded with zeros.
@@ -94,7 +94,7 @@ pub struct SavedState {
     pub steps: Vec<Step>,
 }
 
-/// Error for words that are not the state of a worker of this version.
+/// Error if the words are not a worker state of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the file has no state of a worker of this version")]
 pub struct Malformed;

@@ -1,7 +1,7 @@
-//! The driver's functions, found by name in a library that is loaded from a path.
+//! The driver's functions, looked up by name in a library that is loaded from a path.
 
-// UNSAFETY: calls functions of a library through pointers with the types in NVIDIA's header.
-#![allow(unsafe_code, reason = "calls of a foreign library")]
+// UNSAFETY: calls library functions through pointers with the types in NVIDIA's header.
+#![allow(unsafe_code, reason = "calls a foreign library")]
 
 use super::DriverError;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUmemAccessDesc, CUmemAllocationProp, CUstream, CUuuid};
@@ -12,11 +12,11 @@ use std::path::Path;
 /// A `CUmemGenericAllocationHandle`.
 pub(super) type RawHandle = c_ulonglong;
 
-/// Arguments of `cuCheckpointProcess...`: 64 bytes, which are all zero except for the pairs of a restore.
+/// Arguments of `cuCheckpointProcess...`: 64 bytes. All are zero, except for a lock timeout or the pairs of a restore.
 pub(super) type CheckpointArgs = [u64; 8];
 
-/// Declares a table of functions. Results are plain numbers, because a newer driver may return codes that are not in
-/// the header.
+/// Declares a function table. Results are plain integers, because a newer driver may return codes that are not in the
+/// header.
 macro_rules! functions {
     (
         required { $($field:ident = $name:literal : fn($($argument:ty),*);)* }
@@ -36,11 +36,11 @@ macro_rules! functions {
                     path: path.display().to_string(),
                     reason: error.to_string(),
                 };
-                // SAFETY: the operator chooses the library; NVIDIA's library has initializers that run in every program
+                // SAFETY: the operator chooses the library; the initializers of NVIDIA's library run in every program
                 // that links it.
                 let library = unsafe { Library::new(path) }.map_err(library_error)?;
                 Ok(Self {
-                    // SAFETY: each type matches the function of this name in NVIDIA's header, with the result's
+                    // SAFETY: each type matches the function of this name in NVIDIA's header, with the result
                     // enumeration as an int.
                     $($field: unsafe { *library.get(concat!($name, "\0").as_bytes()).map_err(library_error)? },)*
                     // SAFETY: as above.

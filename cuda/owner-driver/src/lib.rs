@@ -1,13 +1,13 @@
-//! The calls that a CUDA card's owner makes to NVIDIA's driver, and [`Users`], which polls NVML.
+//! Driver calls of a CUDA card's owner, and [`Users`], which polls NVML.
 //!
-//! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
-//! virtual memory functions in this process, for tests. [`Vault`] keeps the pieces of memory that an owner has made or
-//! received. Any thread may make any call. A thread must not hold a lock
-//! during a call.
+//! [`Real`] loads the driver's library by path, so that a fake driver also works. `Model` is an in-process model of the
+//! virtual memory functions for tests. [`Vault`] manages the allocations that an owner has created or received. Any
+//! thread may make any call, but must not hold a lock during the call.
 //!
-//! This crate does not decide which memory to allocate, and keeps no accounts: `cuda-owner` does both.
+//! This crate does not decide which memory to allocate, and does not keep accounts. `cuda-owner` does both.
 
 mod functions;
+mod links;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
@@ -15,6 +15,7 @@ mod speeds;
 mod users;
 mod vault;
 
+pub use links::links;
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
@@ -24,20 +25,20 @@ pub use vault::{New, PieceId, Vault};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// One of the two memories that may hold a chunk.
+/// Kind of memory that a chunk can be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Memory {
-    /// The card's own memory.
+    /// Card memory.
     Device,
-    /// Pinned memory of the host, on the NUMA node next to the card.
+    /// Pinned host memory on the card's NUMA node.
     Host,
 }
 
-/// One allocation of physical memory.
+/// Handle of a physical memory allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// Address in the owner's address space on the card.
+/// Address in the owner's virtual address space on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
@@ -49,16 +50,16 @@ impl Address {
     }
 }
 
-/// A queue of work. Each queue runs its work in order, concurrently with the other queues.
+/// A work queue. Each queue executes its work in order, concurrently with the other queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
     /// Copies from the card to host memory.
     Out,
     /// Copies from host memory to the card.
     In,
-    /// Zeroing of memory of the card.
+    /// Zeroing of card memory.
     Zero,
-    /// Zeroing of host memory, which is limited by the speed of the link.
+    /// Zeroing of host memory, which is limited by the link bandwidth.
     ZeroHost,
 }
 
@@ -67,39 +68,39 @@ impl Queue {
     pub const ALL: [Self; 4] = [Self::Out, Self::In, Self::Zero, Self::ZeroHost];
 }
 
-/// Description of a card by the driver.
+/// The driver's description of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Name of the product.
+    /// Product name.
     pub name: String,
-    /// `cuDeviceGetUuid`.
+    /// UUID from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
     /// Size of the card's memory in bytes.
     pub total_bytes: u64,
-    /// Granularity of sizes and addresses of allocations, in bytes.
+    /// Allocation granularity for sizes and addresses, in bytes.
     pub granularity: u64,
-    /// True if the driver can suspend a process and release its memory.
+    /// Set if the driver can suspend a process and release its memory.
     pub suspends: bool,
-    /// True if the driver can restore a suspended process on another card.
+    /// Set if the driver can restore a suspended process on another card.
     pub fetches: bool,
 }
 
-/// Returns a UUID in NVML's form: `GPU-` and the digits in five groups.
+/// Formats a UUID like NVML: `GPU-` and the hex digits in five groups.
 #[must_use]
 pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// A failed call of the driver.
+/// Error of a driver call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// The library cannot be used.
+    /// The library cannot be loaded.
     #[error("cannot load NVIDIA's driver library {path}: {reason}; set the card's `driver` to its path")]
     Library {
         /// Path of the library.
         path: String,
-        /// The loader's reason.
+        /// Reason reported by the loader.
         reason: String,
     },
     /// A call failed.
@@ -110,16 +111,16 @@ pub enum DriverError {
         /// `CUresult`.
         code: i32,
     },
-    /// This driver does not have the function.
+    /// This driver lacks the function.
     #[error("this driver has no {0}")]
     Missing(&'static str),
 }
 
 impl DriverError {
-    /// Returns true if the card was reset or has failed. The context of the process is then lost permanently, and a new
-    /// process is needed.
+    /// Returns true if the card was reset or has failed. The context is then lost permanently, and only a new process
+    /// can use the card.
     ///
-    /// The owner runs no kernels on the card, so it cannot have caused a kernel error among these codes.
+    /// The owner runs no kernels on the card, so it cannot have caused any kernel error among these codes.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
@@ -127,43 +128,43 @@ impl DriverError {
         matches!(self, Self::Call { code: 46 | 214 | 220 | 226 | 700 | 702 | 709 | 714..=719, .. })
     }
 
-    /// Returns true if the requested memory is not available now.
+    /// Returns true if the call failed for lack of memory.
     #[must_use]
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Call { code: 2, .. })
     }
 }
 
-/// The driver.
+/// Driver calls.
 ///
 /// # Errors
-/// Every method fails with [`DriverError`] if the driver's call fails.
+/// Every method returns a [`DriverError`] if the driver call fails.
 pub trait Driver: Send + Sync {
     /// Returns the card.
     fn device(&self) -> &Device;
 
-    /// Returns the number of free bytes of the card's memory.
+    /// Returns the amount of free card memory in bytes.
     fn free_bytes(&self) -> Result<u64, DriverError>;
 
     /// Allocates physical memory that can be exported. Its contents are undefined.
     fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError>;
 
-    /// Exports a descriptor through which another process, or this one, imports the allocation.
+    /// Exports a file descriptor from which this or another process can import the allocation.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
-    /// Imports the allocation to which a descriptor refers. Another process may also have the allocation.
+    /// Imports the allocation that a file descriptor refers to. Other processes may share the allocation.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
-    /// Releases a handle. The memory is freed when it has no handle, descriptor or mapping left.
+    /// Releases a handle. The memory is freed once no handle, descriptor or mapping of it is left.
     fn release(&self, handle: Handle) -> Result<(), DriverError>;
 
-    /// Reserves addresses.
+    /// Reserves a range of virtual addresses.
     fn reserve(&self, bytes: u64) -> Result<Address, DriverError>;
 
-    /// Maps a whole allocation at reserved, unmapped addresses, and lets the card read and write it.
+    /// Maps a whole allocation at reserved, unmapped addresses, with read and write access for the card.
     fn map(&self, at: Address, bytes: u64, handle: Handle) -> Result<(), DriverError>;
 
-    /// Returns the memory of a mapped allocation.
+    /// Returns the kind of memory mapped at an address.
     fn memory_at(&self, at: Address) -> Result<Memory, DriverError>;
 
     /// Unmaps whole mappings.
@@ -175,14 +176,15 @@ pub trait Driver: Send + Sync {
     /// Queues zeroing.
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError>;
 
-    /// Waits until all queued work is done.
+    /// Waits until all work in the queue has completed.
     fn finish(&self, queue: Queue) -> Result<(), DriverError>;
 
-    /// Suspends a process: its work ends, and its memory on the card is copied to host memory and freed.
+    /// Suspends a process: waits for its work, and moves its card memory to host memory.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
-    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
-    /// interrupted; the process may then be on either card. If the call fails, the process continues on its card.
+    /// Moves a process from the card with the UUID `from` to this card. If an earlier move of the process was
+    /// interrupted, resumes the process, which may then be on either card. If the call fails, the process continues on
+    /// its original card.
     fn fetch(&self, pid: u32, from: [u8; 16]) -> Result<(), DriverError>;
 
     /// Resumes a suspended process.

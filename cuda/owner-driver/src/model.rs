@@ -1,8 +1,8 @@
-//! A model of a driver in this process, for tests. Its memory is in unnamed files, and it checks every rule of the
+//! An in-process model of a driver, for tests. Its memory is in anonymous files, and it checks every rule of the
 //! virtual memory functions.
 //!
-//! A call that the real driver would reject, or that has undefined behaviour, panics, because the owner must never make
-//! such a call.
+//! Panics on a call that the real driver would reject or that has undefined behaviour, because the owner must never
+//! make such a call.
 
 use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
@@ -25,15 +25,15 @@ struct Allocation {
 struct State {
     next: u64,
     allocations: BTreeMap<Handle, Allocation>,
-    /// Reserved ranges, by start.
+    /// Sizes of reserved ranges, keyed by start address.
     reserved: BTreeMap<u64, u64>,
-    /// Mappings, by start.
+    /// Mappings, keyed by start address.
     mappings: BTreeMap<u64, (u64, Handle)>,
     fail_creates: u32,
     suspended: Vec<u32>,
 }
 
-/// The model. Card memory is limited; host memory is not.
+/// A model of a card and its driver. Card memory is limited, host memory is not.
 #[derive(Debug)]
 pub struct Model {
     device: Device,
@@ -64,13 +64,13 @@ impl Model {
         self.lock().fail_creates = count;
     }
 
-    /// Returns the handles of one memory that have not been released.
+    /// Returns the number of unreleased handles for this kind of memory.
     #[must_use]
     pub fn handles(&self, memory: Memory) -> usize {
         self.lock().allocations.values().filter(|allocation| allocation.memory == memory).count()
     }
 
-    /// Returns the processes that are suspended now.
+    /// Returns the suspended processes.
     #[must_use]
     pub fn suspended(&self) -> Vec<u32> {
         self.lock().suspended.clone()
@@ -86,7 +86,7 @@ impl State {
     fn within(&self, at: Address, bytes: u64) -> (&Allocation, u64) {
         let found = self.mappings.range(..=at.0).next_back();
         let (start, (length, handle)) = found.unwrap_or_else(|| panic!("nothing is mapped at {at:?}"));
-        assert!(at.0 + bytes <= start + length, "{bytes} bytes from {at:?} on leave their mapping");
+        assert!(at.0 + bytes <= start + length, "{bytes} bytes from {at:?} on exceed their mapping");
         (&self.allocations[handle], at.0 - start)
     }
 }
@@ -103,7 +103,7 @@ impl Driver for Model {
     }
 
     fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError> {
-        assert!(bytes > 0 && bytes.is_multiple_of(self.device.granularity), "{bytes} bytes are no multiple");
+        assert!(bytes > 0 && bytes.is_multiple_of(self.device.granularity), "{bytes} is not a multiple");
         let full = DriverError::Call { call: "cuMemCreate", code: OUT_OF_MEMORY };
         if memory == Memory::Device && self.free_bytes()? < bytes {
             return Err(full);
@@ -117,7 +117,7 @@ impl Driver for Model {
         ftruncate(&file, bytes).map_err(|_| full)?;
         let file = std::fs::File::from(file);
         // New memory has arbitrary contents.
-        file.write_all_at(&vec![0xa5; bytes as usize], 0).expect("a file in memory is written");
+        file.write_all_at(&vec![0xa5; bytes as usize], 0).expect("the memory file can be written");
         state.next += 1;
         let handle = Handle(state.next);
         state.allocations.insert(handle, Allocation { memory, bytes, file, mapped: 0 });
@@ -149,7 +149,7 @@ impl Driver for Model {
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         let mut state = self.lock();
         let allocation = state.allocation(handle);
-        assert_eq!(allocation.mapped, 0, "{handle:?} is mapped still: its memory would not be free");
+        assert_eq!(allocation.mapped, 0, "{handle:?} is still mapped: its memory would not be freed");
         state.allocations.remove(&handle);
         Ok(())
     }
@@ -182,7 +182,7 @@ impl Driver for Model {
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         let mut state = self.lock();
         let (length, handle) = state.mappings.remove(&at.0).unwrap_or_else(|| panic!("nothing is mapped at {at:?}"));
-        assert_eq!(length, bytes, "a part of a mapping cannot be taken away");
+        assert_eq!(length, bytes, "a mapping cannot be unmapped in part");
         state.allocation(handle).mapped -= 1;
         Ok(())
     }
@@ -191,16 +191,16 @@ impl Driver for Model {
         let state = self.lock();
         let mut data = vec![0; bytes as usize];
         let (source, offset) = state.within(from, bytes);
-        source.file.read_exact_at(&mut data, offset).expect("a file in memory is read");
+        source.file.read_exact_at(&mut data, offset).expect("the memory file can be read");
         let (target, offset) = state.within(to, bytes);
-        target.file.write_all_at(&data, offset).expect("a file in memory is written");
+        target.file.write_all_at(&data, offset).expect("the memory file can be written");
         Ok(())
     }
 
     fn zero(&self, _queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
         let state = self.lock();
         let (target, offset) = state.within(at, bytes);
-        target.file.write_all_at(&vec![0; bytes as usize], offset).expect("a file in memory is written");
+        target.file.write_all_at(&vec![0; bytes as usize], offset).expect("the memory file can be written");
         Ok(())
     }
 

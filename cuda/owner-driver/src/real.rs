@@ -1,7 +1,7 @@
 //! NVIDIA's driver, called through its library.
 
 // UNSAFETY: calls the driver's functions, each with pointers to local variables.
-#![allow(unsafe_code, reason = "calls of a foreign library")]
+#![allow(unsafe_code, reason = "calls a foreign library")]
 
 use super::functions::{CheckpointArgs, Functions, RawHandle};
 use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
@@ -19,33 +19,33 @@ const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDL
 const POSIX_NUMBER: c_uint = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_uint = 1;
-/// First `cuDriverGetVersion` of a driver that restores processes on other cards (driver 580).
+/// Lowest `cuDriverGetVersion` of a driver that can restore processes on other cards (driver 580).
 const PAIRS_VERSION: c_int = 13_000;
 /// `CU_PROCESS_STATE_RUNNING`.
 const RUNNING: c_int = 0;
 /// `CU_PROCESS_STATE_LOCKED`.
 const LOCKED: c_int = 1;
 
-/// Time limit in ms for the work of a process that is moved.
-// TIMEOUT: its gate is closed and its work has ended, so only calls in other threads must return.
+/// Time limit in ms for locking a process that is moved.
+// TIMEOUT: its gate is closed and its work has completed, so the lock waits only for calls in other threads to return.
 const LOCK_MS: u64 = 10_000;
 
 /// `CUcheckpointGpuPair`: the UUIDs of the old and the new card.
 type GpuPair = [[u8; 16]; 2];
 
-/// The driver with one card's primary context and a stream for each [`Queue`].
+/// The driver, with the primary context of one card and a stream for each [`Queue`].
 pub struct Real {
     functions: Functions,
     ordinal: CUdevice,
-    /// NUMA node of host memory.
+    /// NUMA node for host memory.
     node: c_int,
     context: CUcontext,
     streams: [CUstream; Queue::ALL.len()],
     device: Device,
 }
 
-// SAFETY: any thread may call the driver's functions; contexts and streams are the driver's handles, and not memory of
-// this process.
+// SAFETY: any thread may call the driver's functions; contexts and streams are driver handles, not memory of this
+// process.
 unsafe impl Send for Real {}
 // SAFETY: as above.
 unsafe impl Sync for Real {}
@@ -55,7 +55,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), DriverError> {
 }
 
 impl Real {
-    /// Loads the library at `path` and opens the card with the number `ordinal`.
+    /// Loads the library at `path` and opens the card with index `ordinal`.
     ///
     /// # Errors
     /// Returns an error if the loader or the driver fails.
@@ -68,7 +68,7 @@ impl Real {
         let mut streams: [CUstream; Queue::ALL.len()] = [std::ptr::null_mut(); _];
         let (mut name, mut uuid, mut total) = ([0; 256], CUuuid { bytes: [0; 16] }, 0usize);
         let mut node: c_int = 0;
-        // SAFETY: all pointers point to local variables that outlive the calls, and the length of the name is passed.
+        // SAFETY: all pointers refer to local variables that outlive the calls, and the length of the name is passed.
         unsafe {
             check("cuInit", (f.init)(0))?;
             check("cuDeviceGet", (f.device_get)(&mut device, ordinal_raw))?;
@@ -81,17 +81,17 @@ impl Real {
                 check("cuStreamCreate", (f.stream_create)(stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))?;
             }
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_uint;
-            // Hosts without NUMA report -1 or nothing. All of their memory is on node 0.
+            // On hosts without NUMA, the driver reports -1 or an error. All memory is then on node 0.
             if (f.device_attribute)(&mut node, attribute, device) != 0 {
                 node = 0;
             }
         }
-        // SAFETY: the buffer is zeroed, and the driver could not write its last byte.
+        // SAFETY: the buffer was zeroed, and its last byte was not available to the driver.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let suspends = f.checkpoint_lock.is_some() && f.checkpoint_take.is_some() && f.checkpoint_restore.is_some();
         let uuid = uuid.bytes.map(|byte| byte as u8);
         let mut version = 0;
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         let known = f.version.is_some_and(|function| unsafe { function(&mut version) } == 0);
         let fetches = suspends && f.checkpoint_state.is_some() && known && version >= PAIRS_VERSION;
         let device_info = Device { name, uuid, total_bytes: total as u64, granularity: 0, suspends, fetches };
@@ -100,8 +100,8 @@ impl Real {
         Ok(this)
     }
 
-    /// Loads the library at `path` and opens a card, identified by its number, its UUID after `GPU-`, or its PCI
-    /// address.
+    /// Loads the library at `path` and opens a card, identified by its index, its UUID with the prefix `GPU-`, or its
+    /// PCI address.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, or if the loader or the driver fails.
@@ -114,10 +114,10 @@ impl Real {
         check("cuInit", unsafe { (functions.init)(0) })?;
         if let Some(wanted) = device.strip_prefix("GPU-") {
             let wanted = wanted.replace('-', "").to_lowercase();
-            // TIMEOUT: the loop ends, because the driver rejects the first number beyond its cards.
+            // TIMEOUT: the loop ends, because the driver rejects the first index without a card.
             for ordinal in 0..u32::MAX {
                 let (mut found, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
-                // SAFETY: both pointers point to locals.
+                // SAFETY: both pointers refer to local variables.
                 unsafe {
                     check("cuDeviceGet", (functions.device_get)(&mut found, ordinal as c_int))?;
                     check("cuDeviceGetUuid", (functions.device_uuid)(&mut uuid, found))?;
@@ -131,27 +131,27 @@ impl Real {
         let function = functions.device_by_address.ok_or(DriverError::Missing("cuDeviceGetByPCIBusId"))?;
         let mut found: CUdevice = 0;
         let address = std::ffi::CString::new(device).unwrap_or_default();
-        // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
+        // SAFETY: the arguments are a local variable and a NUL-terminated string.
         check("cuDeviceGetByPCIBusId", unsafe { function(&mut found, address.as_ptr()) })?;
-        // In all versions of the driver, the handle of a device is its number.
+        // In all driver versions, the handle of a device is its index.
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates card memory as a program does, for the remaining lifetime of this process.
+    /// Allocates card memory with `cuMemAlloc`, like a program. The memory is freed when this process exits.
     ///
     /// # Errors
     /// Returns an error if the driver fails.
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         check("cuMemAlloc", unsafe { (self.functions.allocate)(&mut at, bytes as usize) })?;
         Ok(Address(at))
     }
 
     fn granularity(&self, memory: Memory) -> Result<u64, DriverError> {
         let mut bytes = 0;
-        // SAFETY: both pointers point to locals.
+        // SAFETY: both pointers refer to local variables.
         let code = unsafe { (self.functions.granularity)(&mut bytes, &self.properties(memory), RECOMMENDED) };
         check("cuMemGetAllocationGranularity", code).map(|()| bytes as u64)
     }
@@ -175,7 +175,7 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current on this thread, because any thread may call the driver.
+    /// Makes the card's context current on this thread. Every call does this, because any thread may call.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -196,18 +196,18 @@ impl Real {
         let pid = c_int::try_from(pid).unwrap_or(0);
         let mut arguments = CheckpointArgs::default();
         (arguments[0], arguments[1]) = (first, second);
-        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions. A
-        // pointer in it points to pairs of the caller.
+        // SAFETY: the argument is a local variable, as large as the arguments of any of these functions. A pointer in
+        // it refers to the caller's pairs.
         check(call, unsafe { function(pid, &mut arguments) })
     }
 
-    /// Suspends a process. `lock_ms` limits the wait for its work; 0 means that the wait is not limited.
+    /// Suspends a process. `lock_ms` limits the wait for its work. 0 means no limit.
     fn suspend_within(&self, pid: u32, lock_ms: u64) -> Result<(), DriverError> {
         self.checkpoint("cuCheckpointProcessLock", self.functions.checkpoint_lock, pid, [lock_ms, 0])?;
         self.checkpoint("cuCheckpointProcessCheckpoint", self.functions.checkpoint_take, pid, [0; 2])
     }
 
-    /// Lets a restored process call the driver again. `pairs` is empty if the process keeps its cards.
+    /// Restores and unlocks a suspended process. `pairs` is empty if the process keeps its cards.
     fn restore(&self, pid: u32, pairs: &[GpuPair]) -> Result<(), DriverError> {
         // The first word of the arguments is the pointer, and the second word begins with the count.
         let words = if pairs.is_empty() { [0; 2] } else { [pairs.as_ptr() as u64, pairs.len() as u64] };
@@ -220,21 +220,21 @@ impl Real {
         const CALL: &str = "cuCheckpointProcessGetState";
         let function = self.functions.checkpoint_state.ok_or(DriverError::Missing(CALL))?;
         let mut state = 0;
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         check(CALL, unsafe { function(c_int::try_from(pid).unwrap_or(0), &mut state) }).map(|()| state)
     }
 
-    /// Returns pairs for all cards that exchange the card `from` and this card, because the driver needs a pair for
-    /// each card of the process.
+    /// Returns pairs that exchange the card `from` and this card, and map every other card to itself. The driver needs
+    /// a pair for each card of the process.
     fn exchanged(&self, from: [u8; 16]) -> Result<Vec<GpuPair>, DriverError> {
         const CALL: &str = "cuDeviceGetCount";
         let function = self.functions.device_count.ok_or(DriverError::Missing(CALL))?;
         let (mut count, mut pairs) = (0, Vec::new());
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         check(CALL, unsafe { function(&mut count) })?;
         for ordinal in 0..count {
             let (mut device, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
-            // SAFETY: both pointers point to locals.
+            // SAFETY: both pointers refer to local variables.
             unsafe {
                 check("cuDeviceGet", (self.functions.device_get)(&mut device, ordinal))?;
                 check("cuDeviceGetUuid", (self.functions.device_uuid)(&mut uuid, device))?;
@@ -259,7 +259,7 @@ impl Driver for Real {
     fn free_bytes(&self) -> Result<u64, DriverError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both pointers point to locals.
+        // SAFETY: both pointers refer to local variables.
         check("cuMemGetInfo", unsafe { (self.functions.memory_info)(&mut free, &mut total) })?;
         Ok(free as u64)
     }
@@ -267,7 +267,7 @@ impl Driver for Real {
     fn create(&self, memory: Memory, bytes: u64) -> Result<Handle, DriverError> {
         self.enter()?;
         let mut handle: RawHandle = 0;
-        // SAFETY: both pointers point to locals.
+        // SAFETY: both pointers refer to local variables.
         let code = unsafe { (self.functions.create)(&mut handle, bytes as usize, &self.properties(memory), 0) };
         check("cuMemCreate", code).map(|()| Handle(handle))
     }
@@ -276,10 +276,10 @@ impl Driver for Real {
         self.enter()?;
         let mut descriptor: c_int = -1;
         let to: *mut c_int = &mut descriptor;
-        // SAFETY: for this type of handle, the driver writes an int to the pointer.
+        // SAFETY: for this handle type, the driver writes an int through the pointer.
         let code = unsafe { (self.functions.export)(to.cast(), handle.0, POSIX_NUMBER, 0) };
         check("cuMemExportToShareableHandle", code)?;
-        // SAFETY: the driver has created the descriptor for the caller.
+        // SAFETY: the driver created the descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // Programs that the daemon starts must not inherit the descriptor.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
@@ -290,21 +290,21 @@ impl Driver for Real {
         self.enter()?;
         let mut handle: RawHandle = 0;
         let from = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: for this type of handle, the pointer is the number of the descriptor.
+        // SAFETY: for this handle type, the pointer argument is the descriptor's number.
         let code = unsafe { (self.functions.import)(&mut handle, from, POSIX_NUMBER) };
         check("cuMemImportFromShareableHandle", code).map(|()| Handle(handle))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: the call does not refer to memory of this process.
+        // SAFETY: the call does not access memory of this process.
         check("cuMemRelease", unsafe { (self.functions.release)(handle.0) })
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer points to a local variable.
+        // SAFETY: the pointer refers to a local variable.
         check("cuMemAddressReserve", unsafe { (self.functions.reserve)(&mut at, bytes as usize, 0, 0, 0) })?;
         Ok(Address(at))
     }
@@ -313,7 +313,7 @@ impl Driver for Real {
         self.enter()?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: the addresses are on the card and not in this process; the description is a local variable.
+        // SAFETY: the addresses are card addresses, not memory of this process; the description is a local variable.
         unsafe {
             check("cuMemMap", (self.functions.map)(at.0, bytes as usize, 0, handle.0, 0))?;
             let accessible = check("cuMemSetAccess", (self.functions.set_access)(at.0, bytes as usize, &access, 1));
@@ -330,28 +330,28 @@ impl Driver for Real {
         let mut kind: c_uint = 0;
         let to: *mut c_uint = &mut kind;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
-        // SAFETY: for this attribute, the driver writes an unsigned int to the pointer.
+        // SAFETY: for this attribute, the driver writes an unsigned int through the pointer.
         check("cuPointerGetAttribute", unsafe { function(to.cast(), attribute, at.0) })?;
-        // CU_MEMORYTYPE_HOST is 1, CU_MEMORYTYPE_DEVICE 2.
+        // CU_MEMORYTYPE_HOST is 1, CU_MEMORYTYPE_DEVICE is 2.
         Ok(if kind == 1 { Memory::Host } else { Memory::Device })
     }
 
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: the addresses are on the card and not in this process.
+        // SAFETY: the addresses are card addresses, not memory of this process.
         check("cuMemUnmap", unsafe { (self.functions.unmap)(at.0, bytes as usize) })
     }
 
     fn copy(&self, queue: Queue, to: Address, from: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: both are mapped allocations of the owner, and only the card accesses them.
+        // SAFETY: both ranges are in mapped allocations of the owner, which only the card accesses.
         let code = unsafe { (self.functions.copy)(to.0, from.0, bytes as usize, self.stream(queue)) };
         check("cuMemcpyAsync", code)
     }
 
     fn zero(&self, queue: Queue, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: same as in `copy`.
+        // SAFETY: as in `copy`.
         check("cuMemsetD8Async", unsafe { (self.functions.zero)(at.0, 0, bytes as usize, self.stream(queue)) })
     }
 
@@ -371,13 +371,13 @@ impl Driver for Real {
             RUNNING if from == self.device.uuid => return Ok(()),
             RUNNING => {
                 if let Err(error) = self.suspend_within(pid, LOCK_MS) {
-                    // The process may be locked already.
+                    // The process may already be locked.
                     let _ = unlock();
                     return Err(error);
                 }
             }
             LOCKED => return unlock(),
-            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
+            // The process was suspended by an owner that then exited. In other states, the restore fails.
             _ => {}
         }
         let pairs = if from == self.device.uuid { Vec::new() } else { self.exchanged(from)? };
@@ -385,7 +385,7 @@ impl Driver for Real {
         if moved.is_err()
             && let Err(error) = self.restore(pid, &[])
         {
-            tracing::error!(pid, %error, "a program that could not be moved does not continue on its card either");
+            tracing::error!(pid, %error, "a program that could not be moved cannot be resumed on its own card either");
         }
         moved
     }

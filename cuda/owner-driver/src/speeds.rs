@@ -1,24 +1,24 @@
-//! Measures how fast a card's driver creates chunks, and copies them between the card and host memory.
+//! Measures how fast a card's driver creates chunks and copies them between the card and host memory.
 
 use crate::{Address, Driver, DriverError, Memory, Queue};
 use std::time::Instant;
 
-/// Speeds of a card. A copy is measured at its second run.
+/// Measured speeds of a card. Copies are measured on their second run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speeds {
     /// Time to create and map the chunks on the card, in seconds.
     pub make_card_s: f64,
     /// Time to create and map the chunks in host memory, in seconds.
     pub make_host_s: f64,
-    /// Copies from the card to host memory, in 10^9 bytes per second.
+    /// Copy speed from the card to host memory, in 10^9 bytes per second.
     pub out_gb_per_s: f64,
-    /// Copies from host memory to the card, in 10^9 bytes per second.
+    /// Copy speed from host memory to the card, in 10^9 bytes per second.
     pub in_gb_per_s: f64,
-    /// Copies in each direction while both directions are used, in 10^9 bytes per second.
+    /// Copy speed per direction while both directions are in use, in 10^9 bytes per second.
     pub both_gb_per_s_each: f64,
 }
 
-/// Pieces that are mapped at consecutive addresses of one reservation.
+/// Allocations that are mapped at consecutive addresses of one reservation.
 struct Pieces {
     at: Address,
     made_s: f64,
@@ -36,10 +36,10 @@ fn make(driver: &impl Driver, memory: Memory, bytes: u64, chunk: u64) -> Result<
 
 impl Speeds {
     /// Measures the speeds with two allocations on the card and two in host memory. Each allocation has `bytes` bytes,
-    /// in chunks of `chunk` bytes. The memory is free again when the process ends.
+    /// in chunks of `chunk` bytes. The memory is freed when the process exits.
     ///
     /// # Errors
-    /// Returns the driver's error, for example if it has not enough memory.
+    /// Returns the driver's error, for example if memory is insufficient.
     pub fn measure(driver: &impl Driver, bytes: u64, chunk: u64) -> Result<Self, DriverError> {
         let on = |memory| make(driver, memory, bytes, chunk);
         let (card, other) = (on(Memory::Device)?, on(Memory::Device)?);
@@ -63,8 +63,8 @@ impl Speeds {
             driver.finish(Queue::In)
         })?;
         let both_gb_per_s_each = rate(&|| {
-            // Alternate between the directions: a queue holds about a thousand copies, and if one queue were full, the
-            // copies in the other direction would have to wait.
+            // Alternate between the directions. A queue holds about a thousand copies, and while one queue is full, no
+            // copies can be queued in the other direction.
             for offset in offsets() {
                 copy(Queue::Out, &host, &card, offset)?;
                 copy(Queue::In, &other, &second, offset)?;
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn every_speed_of_a_model_card_is_measured() {
-        let speeds = Speeds::measure(&Model::new(64 << 20), 8 << 20, 2 << 20).expect("the card has room");
+        let speeds = Speeds::measure(&Model::new(64 << 20), 8 << 20, 2 << 20).expect("the card has enough memory");
         let Speeds { out_gb_per_s, in_gb_per_s, both_gb_per_s_each, .. } = speeds;
         assert!([out_gb_per_s, in_gb_per_s, both_gb_per_s_each].iter().all(|speed| *speed > 0.0), "{speeds:?}");
     }

@@ -1,7 +1,7 @@
 //! A thread that polls NVML for the processes that use the card, and polls NVML and the driver for the memory in use.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -15,46 +15,54 @@ use crate::{Driver, nvml_uuid};
 
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
-/// Time between two polls.
-// TIMEOUT: an unmanaged process is noticed within seconds; NVML needs less than a millisecond for a poll.
+/// Interval between polls.
+// TIMEOUT: an unmanaged process is detected within seconds; a poll takes NVML less than a millisecond.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Delay before NVML is polled again after a failure. The delay doubles each time, up to [`AGAIN_MOST`].
+/// Initial delay before NVML is polled again after a failure. The delay doubles with each further failure, up to
+/// [`AGAIN_MOST`].
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Maximum of that delay.
-// TIMEOUT: if a driver is replaced or a card is reset, it is available again within minutes.
+/// Maximum delay before NVML is polled again after a failure.
+// TIMEOUT: a driver upgrade or a card reset completes within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Minimum part of an NVML sample, in percent, during which a process must have had work to count as occupying the
-/// card.
+/// Minimum utilization of a process in an NVML sample, in percent, for the process to count as occupying the card.
 const OCCUPIES_PERCENT: u32 = 10;
 
 /// Maximum wait for the first poll.
-// TIMEOUT: NVML replies within a fraction of a second; an owner starts to serve even without a reply.
+// TIMEOUT: a poll takes a fraction of a second; an owner starts serving even without a result.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the path of NVML's library, which is in the folder of the driver's library.
+pub(crate) fn library(driver: &Path) -> PathBuf {
+    match driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
+        true => driver.with_file_name(NAME),
+        false => NAME.into(),
+    }
+}
 
 /// A process that uses the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     /// Process ID.
     pub pid: u32,
-    /// Name of the process's program; empty if the process has exited.
+    /// Name of the process's program, or empty if the process has exited.
     pub program: String,
-    /// Number of bytes of the card that the process itself uses, if known.
+    /// Card memory that the process itself uses, in bytes, if known.
     pub bytes: Option<u64>,
-    /// Set if the process had work on the card since the previous poll.
+    /// Set if the process has had work on the card since the previous poll.
     pub occupies: bool,
 }
 
-/// A result of a poll.
+/// Result of a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CardUse {
-    /// The other processes that use the card, and the bytes that this process uses, if known.
+    /// The other processes that use the card, and the card memory of this process in bytes, if known.
     Users(Vec<User>, Option<u64>),
-    /// Number of bytes in use that belong to no process.
+    /// Used card memory that NVML does not attribute to any process, in bytes.
     InUseForNobody(u64),
-    /// It is unknown which processes use the card, or how much memory they use.
+    /// NVML does not report which processes use the card, or how much memory they use.
     Unknown,
-    /// The card has failed, for this reason.
+    /// The card has failed. Contains the reason.
     Lost(String),
 }
 
@@ -66,9 +74,8 @@ pub struct Users {
 }
 
 impl Users {
-    /// Starts to monitor the card with this identity. `driver` is the path of the driver's library; NVML's library is
-    /// in the same folder. The thread passes each result to `report`. Returns after the first poll, or if NVML has
-    /// failed.
+    /// Starts monitoring the card with this UUID. `driver` is the path of the driver's library; NVML's library is in
+    /// the same folder. The thread passes each result to `report`. Returns after the first poll, or if NVML has failed.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
@@ -80,11 +87,7 @@ impl Users {
     ) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
-        let path = if driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
-            driver.with_file_name(NAME)
-        } else {
-            NAME.into()
-        };
+        let path = library(driver);
         let (first, looked) = channel();
         let thread = std::thread::Builder::new().name("cuda-users".into());
         let thread = thread.spawn(move || {
@@ -104,11 +107,11 @@ impl Users {
                 if fails.0 == 1 {
                     tracing::warn!(
                         %path, %error, again_in = ?again,
-                        "NVML cannot list the processes that use the card: until it can, processes that bypass the \
+                        "NVML cannot list the processes that use the card: until it does, processes that bypass the \
                          owner are not detected"
                     );
                 } else {
-                    tracing::debug!(%path, %error, again_in = ?again, "NVML fails still");
+                    tracing::debug!(%path, %error, again_in = ?again, "NVML still fails");
                 }
                 if ended.recv_timeout(again) != Err(RecvTimeoutError::Timeout) {
                     return;
@@ -129,22 +132,22 @@ impl Drop for Users {
     }
 }
 
-/// Number of consecutive failures of NVML.
+/// Number of consecutive NVML failures.
 #[derive(Debug, Default)]
 struct Fails(u32);
 
 impl Fails {
-    /// Records a failure of NVML. Returns the delay before the next attempt.
+    /// Records an NVML failure. Returns the delay before the next attempt.
     fn again(&mut self) -> Duration {
         let wait = MIN_RETRY_DELAY.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
         self.0 = self.0.saturating_add(1);
         wait
     }
 
-    /// Records a successful call of NVML.
+    /// Records that NVML has succeeded.
     fn none(&mut self) {
         if std::mem::take(&mut self.0) > 0 {
-            tracing::info!("NVML lists the processes that use the card again");
+            tracing::info!("NVML can list the processes that use the card again");
         }
     }
 }
@@ -171,8 +174,8 @@ fn watch(
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
-        // The owner has a context. If NVML does not list the owner's process, as in a container, the rest of the list
-        // is not valid either.
+        // The owner has a context. If NVML does not list the owner's process, as in a container, the other entries are
+        // not valid either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
         let own = !mine.is_empty();
         if own {
@@ -199,8 +202,8 @@ fn watch(
     }
 }
 
-/// Returns the processes that have occupied the card since the time of `sampled`. The set is empty if NVML does not
-/// report this.
+/// Returns the processes that have occupied the card since the timestamp `sampled`, which it updates. The set is empty
+/// if NVML does not report utilization.
 fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
     let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
     *sampled = samples.iter().map(|sample| sample.timestamp).fold(*sampled, u64::max);
@@ -218,7 +221,8 @@ fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError>
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            // A process chooses its name, which must not start a new log line or send commands to a terminal.
+            // A process chooses its name, which must neither start a new log line nor send control sequences to a
+            // terminal.
             let program = program.trim().replace(char::is_control, "\u{fffd}");
             User { pid: process.pid, program, bytes, occupies: occupants.contains(&process.pid) }
         })

@@ -1,4 +1,4 @@
-//! The physical pieces: their handles, the owner's own mappings of them, and their descriptors.
+//! The physical allocations of a card: their handles, descriptors, and mappings in the owner's address space.
 
 use crate::{Address, Driver, DriverError, Handle, Memory, Queue};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
-/// A piece to make.
+/// A piece to create.
 #[derive(Clone, Copy, Debug)]
 pub struct New {
     /// Number of the piece.
     pub piece: PieceId,
-    /// Memory of the piece.
+    /// Kind of memory.
     pub memory: Memory,
     /// Set if the piece must be zeroed.
     pub zeroed: bool,
@@ -26,7 +26,7 @@ impl New {
         self.memory == Memory::Device && self.zeroed
     }
 
-    /// Returns the queue that zeroes the piece, if it must be zeroed.
+    /// Returns the queue that zeroes the piece, or `None` if it need not be zeroed.
     fn queue(&self) -> Option<Queue> {
         self.zeroed.then_some(match self.memory {
             Memory::Device => Queue::Zero,
@@ -35,7 +35,7 @@ impl New {
     }
 }
 
-/// A piece that was made.
+/// A piece that exists.
 #[derive(Clone, Debug)]
 struct Physical {
     handle: Handle,
@@ -51,18 +51,18 @@ struct State {
     received: BTreeMap<PieceId, OwnedFd>,
     /// Unmapped address ranges of a chunk's size.
     free: Vec<Address>,
-    /// Pieces that were ordered and are still wanted.
+    /// Pieces with a pending order that has not been cancelled.
     ordered: BTreeSet<PieceId>,
 }
 
 impl State {
-    /// Returns the number of descriptors held for pieces.
+    /// Returns the number of open descriptors of pieces.
     fn descriptors(&self) -> usize {
         self.pieces.len() + self.received.len()
     }
 }
 
-/// All pieces of a card, for the threads that call the driver. The lock is never held during a driver call.
+/// All pieces of a card. Shared by the threads that call the driver. The lock is never held during a driver call.
 pub struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
@@ -82,7 +82,7 @@ impl Vault {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // PANIC: none; a thread that panicked has not left the state half written.
+        // PANIC: none; no operation under the lock can panic halfway through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,7 @@ impl Vault {
         &*self.driver
     }
 
-    /// Stores a received descriptor, if the limit allows. Otherwise the piece cannot be imported.
+    /// Stores a received descriptor, if the limit permits. Otherwise, the piece cannot be imported.
     pub fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {
@@ -100,34 +100,35 @@ impl Vault {
         }
     }
 
-    /// Orders a piece. [`Self::cancel`] can cancel the order until a worker starts to make the piece.
+    /// Orders a piece. [`Self::cancel`] can cancel the order until a worker starts to create the piece.
     pub fn order(&self, piece: PieceId) {
         self.lock().ordered.insert(piece);
     }
 
-    /// Cancels the order of a piece, unless a worker is already making the piece.
+    /// Cancels the order of a piece, unless a worker is already creating it.
     pub fn cancel(&self, piece: PieceId) {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns true if an ordered piece is still wanted. From now on, [`Self::drop_piece`] releases it.
+    /// Removes the order of a piece that is about to be created. Returns false if the order was cancelled. Afterwards,
+    /// the piece can only be released with [`Self::drop_piece`].
     pub fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }
 
-    /// Returns the descriptor of a piece that exists.
+    /// Returns the descriptor of an existing piece.
     #[must_use]
     pub fn descriptor(&self, piece: PieceId) -> Option<Arc<OwnedFd>> {
         self.lock().pieces.get(&piece).map(|physical| Arc::clone(&physical.descriptor))
     }
 
-    /// Returns the memory of a piece that exists.
+    /// Returns the kind of memory of an existing piece.
     #[must_use]
     pub fn memory(&self, piece: PieceId) -> Option<Memory> {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Makes pieces of one memory. Waits once for all pieces that must be zeroed.
+    /// Creates pieces of one kind of memory. Waits once for all pieces that must be zeroed.
     pub fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
@@ -152,10 +153,10 @@ impl Vault {
         begun.into_iter().map(end).collect()
     }
 
-    /// Creates a backing, and starts to zero it if requested.
+    /// Creates the memory of a piece, and starts to zero it if requested.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
-            return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));
+            return Err(DriverError::Missing("descriptor for one more chunk: raise the limit on open files"));
         }
         let handle = self.driver.create(new.memory, self.bytes)?;
         let at = match self.map(handle) {
@@ -174,7 +175,7 @@ impl Vault {
         }
     }
 
-    /// Maps a piece that a program has brought.
+    /// Imports and maps a piece that a program has sent.
     pub fn import(&self, piece: PieceId) -> Result<Memory, DriverError> {
         let descriptor = self.lock().received.remove(&piece).ok_or(DriverError::Missing("descriptor of a chunk"))?;
         let handle = self.driver.import(descriptor.as_fd())?;
@@ -198,8 +199,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards. Such
-    /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
+    /// Releases pieces in card memory. Returns the number of their bytes that are not free on the card afterwards: this
+    /// memory is still in use elsewhere, or another process has allocated as much since.
     pub fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -219,7 +220,7 @@ impl Vault {
         }
     }
 
-    /// Copies pieces and waits until the copies complete.
+    /// Copies pieces and waits for the copies to complete.
     pub fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();
@@ -254,8 +255,7 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Releases the owner's references to all pieces. Programs keep their references, and bring the pieces to the next
-    /// owner.
+    /// Releases the owner's references to all pieces. Programs keep theirs, and send the pieces to the next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

@@ -1,4 +1,4 @@
-//! Records the processes that an owner serves for the next owner.
+//! Records which processes an owner serves, for the next owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -6,11 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A file with one line per process: its process ID, and its start time in the kernel's units.
+/// A file with one line per process: its process ID, and its start time in clock ticks.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// Served processes, each with its start time, which is read once per process.
+    /// Start times of the served processes, keyed by process ID. Each is read only once.
     kept: BTreeMap<u32, Option<String>>,
     alive: Vec<u32>,
 }
@@ -23,18 +23,18 @@ impl Journal {
         let alive = text.lines().filter_map(|line| {
             let (pid, started) = line.split_once(' ')?;
             let pid = pid.parse().ok()?;
-            // The process ID may belong to another process by now.
+            // The process ID may have been reused.
             (start_of(pid)? == started).then_some(pid)
         });
         Self { path: path.to_owned(), kept: BTreeMap::new(), alive: alive.collect() }
     }
 
-    /// Returns the processes of the earlier owner that are still running.
+    /// Returns the processes served by the previous owner that are still running.
     pub fn alive(&self) -> impl Iterator<Item = u32> + '_ {
         self.alive.iter().copied()
     }
 
-    /// Writes the processes that this owner serves to the file, if they have changed.
+    /// Writes the processes that this owner serves to the file if they have changed.
     pub fn keep(&mut self, pids: impl Iterator<Item = u32>) {
         let pids: BTreeSet<u32> = pids.collect();
         if self.kept.keys().eq(&pids) {
@@ -56,7 +56,7 @@ impl Journal {
 
 /// Replaces a file through a temporary one. The temporary file is always newly created, so a link that another user has
 /// put there is not followed.
-fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
+pub(crate) fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -69,7 +69,7 @@ fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
 /// Reads the start time of a process from field 22 of its `stat`.
 fn start_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may contain any characters. The fields after it begin with the third.
+    // The name is in parentheses and may contain any characters. The fields after it begin with field 3.
     let fields = &stat[stat.rfind(')')? + 1..];
     fields.split_whitespace().nth(19).map(str::to_owned)
 }
@@ -97,6 +97,6 @@ mod tests {
         Journal::open(&path).keep([own, own].into_iter());
         assert_eq!(Journal::open(&path).alive().collect::<Vec<_>>(), [own]);
         std::fs::write(&path, format!("{own} 1\nnonsense\n4294967295 2\n")).expect("written");
-        assert_eq!(Journal::open(&path).alive().count(), 0, "another process has this process ID now");
+        assert_eq!(Journal::open(&path).alive().count(), 0, "the process ID has been reused");
     }
 }

@@ -1,4 +1,4 @@
-//! Limits the rate of log lines that programs cause. Drops excess lines of one cause without affecting other causes.
+//! Limits the rate of log lines that programs can cause, separately for each cause.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 const AT_ONCE: u64 = 10;
 /// Interval after which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Maximum number of distinguished causes. Beyond this number, the cause with the oldest last line is forgotten.
+/// Maximum number of tracked causes. Beyond it, the cause with the oldest last line is dropped.
 const CAUSES_MOST: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// Time until which the rate is used up, in ns. The next line is omitted if this time is too far in the future.
+    /// Time until which the rate is exhausted, in ns. A line is omitted if this time is too far in the future.
     until: u64,
     left_out: u64,
 }
 
-/// Log lines by cause.
+/// Rate limits of log lines, keyed by cause.
 #[derive(Debug)]
 pub struct Lines<C>(BTreeMap<C, Count>);
 
@@ -27,7 +27,7 @@ impl<C> Default for Lines<C> {
 }
 
 impl<C: Copy + Ord> Lines<C> {
-    /// Returns the number of previously omitted lines if one more line with this cause may be written at `now`.
+    /// Returns the number of lines omitted since the last one if a line with this cause may be written at `now`.
     pub fn may_write(&mut self, cause: C, now: u64) -> Option<u64> {
         if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
             let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);

@@ -1,16 +1,16 @@
-//! Connections between the owners of the cards that tenants use together.
+//! Connections between the owners of cards that are used by the same tenant.
 //!
-//! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the card with
-//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. Thus the owners need no other
-//! process to find each other again, for example after the restart of one of them.
+//! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the
+//! higher-numbered card connects to the other owner, and retries every [`RETRY_NS`]. Owners can therefore reconnect
+//! without help, for example after one of them restarts.
 //!
-//! Both sides send a greeting first. Afterwards each packet is one [`Message`], a probe, or the reply to a probe. An
-//! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
-//! later. No function waits for another owner. One call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
+//! Both sides send a greeting first. Afterwards, each packet is one [`Message`], a probe, or the reply to a probe. An
+//! owner that exits, does not read its messages, or sends anything else loses its connection, which is re-established
+//! later. No function blocks on another owner. One call handles at most [`MESSAGES_AT_ONCE`] messages per owner.
 
-use crate::Lines;
 use crate::rights::{Bound, ListenError, Rights};
-use gang::{CardId, Message};
+use crate::{CardState, Lines, StateMessage};
+use gang::{CardId, GangId, Message};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -21,23 +21,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Version of the packets. Owners of different versions do not connect.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
-/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
+/// Maximum clock value in a message. No owner reaches it by counting. A larger value is an error, and would make the
 /// clocks of all other cards useless.
 pub const MAX_CLOCK: u64 = 1 << 56;
-/// Maximum number of messages of one owner that are handled before programs are served.
+/// Maximum number of messages of one owner that are handled before programs are served again.
 const MESSAGES_AT_ONCE: usize = 64;
 /// Maximum number of accepted connections without a greeting.
 const MAX_UNKNOWN: usize = 16;
-/// Time between two attempts to connect, in ns.
-// TIMEOUT: an owner that has ended is started again after 100 ms at the earliest.
+/// Interval between connection attempts, in ns.
+// TIMEOUT: an owner that has exited is restarted after 100 ms at the earliest.
 const RETRY_NS: u64 = 200_000_000;
 /// Time limit for a greeting, in ns.
-// TIMEOUT: a working owner answers within a millisecond; a stopped owner does not answer.
+// TIMEOUT: a running owner replies within a millisecond; a stopped owner does not reply.
 const GREETING_NS: u64 = 2_000_000_000;
-/// Time for which no connections are accepted after the system had no descriptor left, in ns.
+/// Time in ns during which no connections are accepted after the process has run out of descriptors.
 const FULL_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,23 +47,30 @@ enum Packet {
         card: CardId,
     },
     Gang(Message),
-    /// Asks whether the other owner responds.
+    /// Checks whether the other owner responds.
     Probe,
     /// Replies to a probe.
     Reply,
+    /// A gang's state in the memory quanta of the sender's card.
+    Quantum {
+        gang: GangId,
+        state: CardState,
+    },
 }
 
-/// News about another owner. Messages of a card come after it was reached.
+/// An event of a link to another owner. Messages from a card follow its `Reached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// Messages to the owner of this card arrive from now on.
+    /// The link to the owner of this card is up.
     Reached(CardId),
-    /// The connection to the owner of this card has ended.
+    /// The link to the owner of this card is down.
     Lost(CardId),
     /// The owner of this card has sent a message.
     Said(CardId, Message),
     /// The owner of this card has replied to a probe.
     Replied(CardId),
+    /// The owner of this card has sent a gang's state in its memory quanta.
+    Quantum(CardId, GangId, CardState),
 }
 
 /// A connection, before or after its greeting.
@@ -74,22 +81,22 @@ struct Connection {
     is_greeted: bool,
 }
 
-/// An owner to which this one must be connected.
+/// An owner that this owner must be connected to.
 #[derive(Debug)]
 struct Peer {
     path: PathBuf,
     connection: Option<Connection>,
-    /// Time of the next attempt to connect, in ns.
+    /// Time of the next connection attempt, in ns.
     retry_at: u64,
 }
 
-/// The connections of one owner.
+/// Connections of one owner.
 #[derive(Debug)]
 pub struct OwnerLinks {
     card: CardId,
     listener: OwnedFd,
     bound: Bound,
-    /// Time from which connections are accepted.
+    /// Time in ns from which connections are accepted.
     accepts_from: u64,
     peers: BTreeMap<CardId, Peer>,
     /// Accepted connections without a greeting, oldest first.
@@ -98,7 +105,7 @@ pub struct OwnerLinks {
     lines: Lines<Refusal>,
 }
 
-/// Reason to refuse a connection, for the rate of its log lines.
+/// Reason why a connection was rejected. Limits the rate of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Refusal {
     User,
@@ -118,7 +125,7 @@ impl OwnerLinks {
         Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events, lines: Lines::default() })
     }
 
-    /// Sets the cards to whose owners this owner must be connected, each with the path of the owner's socket.
+    /// Sets the cards whose owners this owner must be connected to, and the paths of their sockets.
     pub fn set_peers(&mut self, wanted: &BTreeMap<CardId, PathBuf>) {
         let Self { card: own, peers, events, .. } = self;
         peers.retain(|card, peer| {
@@ -133,7 +140,7 @@ impl OwnerLinks {
         }
     }
 
-    /// Returns the descriptors for which [`Self::serve`] must be called.
+    /// Returns the descriptors to poll. [`Self::serve`] must be called when one of them is ready.
     pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
         let listener = (now >= self.accepts_from).then_some(&self.listener);
         let connections = self.peers.values().filter_map(|peer| peer.connection.as_ref()).chain(&self.unknown);
@@ -155,7 +162,7 @@ impl OwnerLinks {
         peers.chain(unknown).chain(accepts).chain(events).min().map(|at| at.saturating_sub(now))
     }
 
-    /// Connects, accepts and receives. `is_ready` is false if no descriptor is ready. Returns the news, in order.
+    /// Connects, accepts and receives. `is_ready` is false if no descriptor is ready. Returns the events in order.
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         if is_ready {
             self.accept(now);
@@ -167,7 +174,7 @@ impl OwnerLinks {
         let late =
             |peer: &Peer| peer.connection.as_ref().is_some_and(|c| !c.is_greeted && now >= c.since + GREETING_NS);
         let silent: Vec<CardId> = self.peers.iter().filter(|(_, peer)| late(peer)).map(|(&card, _)| card).collect();
-        silent.into_iter().for_each(|card| self.lose(card, "it does not answer", now));
+        silent.into_iter().for_each(|card| self.lose(card, "it does not reply", now));
         let (own, greeting) = (self.card, Packet::Greeting { version: VERSION, card: self.card });
         let due = self
             .peers
@@ -181,15 +188,21 @@ impl OwnerLinks {
         std::mem::take(&mut self.events)
     }
 
-    /// Sends a message to the owner of a card, or ends the connection if the owner does not read its messages. Does
+    /// Sends a message to the owner of a card, or closes the connection if the owner does not read its messages. Does
     /// nothing without a connection.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.send_packet(card, &Packet::Gang(message), now);
     }
 
-    /// Asks the owner of a card whether it responds, like [`Self::send`].
+    /// Sends a probe to the owner of a card, like [`Self::send`].
     pub fn probe(&mut self, card: CardId, now: u64) {
         self.send_packet(card, &Packet::Probe, now);
+    }
+
+    /// Sends a gang's state in this card's memory quanta, like [`Self::send`].
+    pub fn send_state(&mut self, message: StateMessage, now: u64) {
+        let StateMessage { to, gang, state } = message;
+        self.send_packet(to, &Packet::Quantum { gang, state }, now);
     }
 
     fn send_packet(&mut self, card: CardId, packet: &Packet, now: u64) {
@@ -215,7 +228,7 @@ impl OwnerLinks {
                             tracing::warn!(
                                 ?user,
                                 left_out,
-                                "a process of another user connects as the owner of a card; refused"
+                                "a process of another user connects as the owner of a card; rejected"
                             );
                         }
                         continue;
@@ -248,22 +261,22 @@ impl OwnerLinks {
                             ?card,
                             version,
                             left_out,
-                            "the owner of another card has another version; its link is refused"
+                            "the owner of another card has a different version; its link is rejected"
                         );
                     }
                 }
-                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply) | None) | Err(_) => {}
+                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply | Packet::Quantum { .. }) | None) | Err(_) => {}
             }
         }
     }
 
-    /// Uses an accepted connection, which replaces an earlier one of the same card.
+    /// Uses an accepted connection, which replaces an existing one to the same card.
     fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
-        // An owner that this owner does not know yet tries again.
+        // If this owner does not know the other owner yet, the other owner will retry.
         if !self.peers.contains_key(&card) {
             return;
         }
-        self.lose(card, "its owner connects again", now);
+        self.lose(card, "its owner has reconnected", now);
         let greeting = Packet::Greeting { version: VERSION, card: self.card };
         if transmit(&connection.socket, &greeting).is_ok()
             && let Some(peer) = self.peers.get_mut(&card)
@@ -290,6 +303,9 @@ impl OwnerLinks {
                 }
                 (Ok(Some(Packet::Probe)), true) => self.send_packet(card, &Packet::Reply, now),
                 (Ok(Some(Packet::Reply)), true) => self.events.push(LinkEvent::Replied(card)),
+                (Ok(Some(Packet::Quantum { gang, state })), true) => {
+                    self.events.push(LinkEvent::Quantum(card, gang, state));
+                }
                 (Ok(None), _) => return self.lose(card, "it has closed the connection", now),
                 (Ok(Some(_)), _) => return self.lose(card, "it sends invalid messages", now),
                 (Err(_), _) => return self.lose(card, "the connection failed", now),
@@ -313,12 +329,12 @@ impl Drop for OwnerLinks {
     }
 }
 
-/// The links of an owner that may not listen for other owners.
+/// Links of an owner, if it listens for other owners.
 #[derive(Debug, Default)]
 pub struct Links(Option<OwnerLinks>);
 
 impl Links {
-    /// Uses these links from now on.
+    /// Enables the links.
     pub fn begin(&mut self, links: OwnerLinks) {
         self.0 = Some(links);
     }
@@ -328,7 +344,7 @@ impl Links {
         self.0.iter_mut().for_each(|links| links.set_peers(peers));
     }
 
-    /// Returns the descriptors of the links, like [`OwnerLinks::polled`].
+    /// Returns the descriptors to poll, like [`OwnerLinks::polled`].
     pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
         self.0.iter().flat_map(move |links| links.polled(now))
     }
@@ -344,9 +360,14 @@ impl Links {
         self.0.iter_mut().for_each(|links| links.send(card, message, now));
     }
 
-    /// Asks an owner whether it responds, like [`OwnerLinks::probe`].
+    /// Sends a probe, like [`OwnerLinks::probe`].
     pub fn probe(&mut self, card: CardId, now: u64) {
         self.0.iter_mut().for_each(|links| links.probe(card, now));
+    }
+
+    /// Returns the events, like [`OwnerLinks::serve`].
+    pub fn send_state(&mut self, message: StateMessage, now: u64) {
+        self.0.iter_mut().for_each(|links| links.send_state(message, now));
     }
 
     /// Returns the news, like [`OwnerLinks::serve`].
@@ -355,7 +376,7 @@ impl Links {
     }
 }
 
-/// Connects to an owner's socket without waiting. Returns `None` if no owner of this user listens there.
+/// Connects to an owner's socket without blocking. Returns `None` if no owner of this user listens there.
 fn connect(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
@@ -371,10 +392,10 @@ fn transmit(socket: &OwnedFd, packet: &Packet) -> Result<(), Errno> {
     rustix::io::retry_on_intr(|| rustix::net::send(socket, bytes, flags)).map(drop)
 }
 
-/// Receives a packet without waiting. Returns `None` if the other side has closed the connection.
+/// Receives a packet without blocking. Returns `None` if the other side has closed the connection.
 fn receive(socket: &OwnedFd) -> Result<Option<Packet>, Errno> {
     let mut buffer = [0; MAX_PACKET];
-    // With `TRUNC`, the call returns the full length of a packet that is too long.
+    // With `TRUNC`, the call returns the full length of a truncated packet.
     let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
     let (_, length) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut buffer[..], flags))?;
     if length == 0 {

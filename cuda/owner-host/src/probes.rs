@@ -2,15 +2,15 @@
 //!
 //! A kernel of a collective operation spins until its peers on other cards run. If the owner of another card is stopped
 //! or restarts, the peer's gate may stay closed, and the kernel exceeds its time limit through no fault of its program.
-//! Therefore the owner of this card sends a probe to the other owners first. If one of them responds late, the limit
-//! starts again. No probe protects a program for longer than [`SILENCE_NS`], because the kernel occupies this card.
+//! Therefore, the owner of this card first sends a probe to the other owners. If one of them responds late, the limit
+//! is restarted. No probe protects a program for longer than [`SILENCE_NS`], because the kernel occupies this card.
 
 use gang::CardId;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Longest time between a probe and its reply if the other owner was running meanwhile, in ns.
-// TIMEOUT: a running owner replies within milliseconds, on a busy host within tens of milliseconds.
+/// Maximum delay in ns between a probe and its reply for the other owner to count as running.
+// TIMEOUT: a running owner replies within milliseconds, or tens of milliseconds on a busy host.
 const PROMPT_NS: u64 = 250_000_000;
 /// Time in ns after which a missing reply no longer protects a program.
 // TIMEOUT: the next owner of a card starts within a few seconds.
@@ -19,20 +19,20 @@ const SILENCE_NS: u64 = 30_000_000_000;
 /// Result of [`Probes::check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Send a probe to the owners of these cards, and check again when they respond or after [`Probes::RECHECK_NS`].
+    /// Send a probe to the owners of these cards. Check again when they respond or after [`Probes::RECHECK_NS`].
     Ask(Vec<CardId>),
-    /// Replies are missing: check again as after `Ask`.
+    /// Replies are outstanding: check again as after `Ask`.
     Wait,
-    /// The limit applies.
+    /// The limit applies: no probe protects the program.
     Applies,
 }
 
-/// Result of a reply for one tenant.
+/// Outcome of a tenant's probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All owners responded promptly: check again now.
     Prompt(TenantId),
-    /// An owner did not respond for some time: the limit of the tenant's work starts again.
+    /// An owner responded late: the limit for the tenant's work starts again.
     Late(TenantId),
 }
 
@@ -42,7 +42,7 @@ struct Probe {
     missing: BTreeSet<CardId>,
 }
 
-/// The probes of one owner, one for each tenant whose work exceeds its limit.
+/// Probes of one owner, one for each tenant whose work exceeds its limit.
 #[derive(Debug, Default)]
 pub struct Probes(BTreeMap<TenantId, Probe>);
 
@@ -50,7 +50,8 @@ impl Probes {
     /// Time in ns after which [`Self::check`] is called again without a reply.
     pub const RECHECK_NS: u64 = 500_000_000;
 
-    /// Checks whether a limit applies to a tenant's work, which has exceeded it. `others` are the tenant's other cards.
+    /// Checks whether a limit applies to the work of a tenant that has exceeded it. `others` are the tenant's other
+    /// cards.
     pub fn check(&mut self, tenant: TenantId, others: impl Iterator<Item = CardId>, now: u64) -> Check {
         let Some(probe) = self.0.get(&tenant) else {
             let missing: BTreeSet<CardId> = others.collect();
@@ -66,7 +67,7 @@ impl Probes {
     }
 
     /// Records that the owner of a card has replied, or that a connection to it was lost or opened. Returns the tenants
-    /// for which no reply is missing any more.
+    /// whose replies are now complete.
     pub fn replied(&mut self, card: CardId, was_connected: bool, now: u64) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         self.0.retain(|&tenant, probe| {
@@ -80,7 +81,7 @@ impl Probes {
         outcomes
     }
 
-    /// Forgets a tenant's probe, because its turn has ended.
+    /// Drops a tenant's probe, because its turn has ended.
     pub fn forget(&mut self, tenant: TenantId) {
         self.0.remove(&tenant);
     }

@@ -1,4 +1,4 @@
-//! Sockets with access rights that an operator sets.
+//! Sockets with configurable access rights.
 
 use cuda_protocol::{Link, LinkError};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
@@ -7,13 +7,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A socket that cannot be created.
+/// Error of a socket that cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen at {path}: {source}")]
 pub struct ListenError {
     /// Path of the socket.
     pub path: PathBuf,
-    /// The system's error.
+    /// Underlying error.
     pub source: LinkError,
 }
 
@@ -28,7 +28,7 @@ pub struct Rights {
     pub gid: Option<u32>,
 }
 
-/// The file of a socket that this owner has created.
+/// Socket file that this owner has created.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
@@ -47,7 +47,7 @@ impl Bound {
         &self.path
     }
 
-    /// Removes the file, unless the next owner has replaced it. An owner whose daemon was killed may exit after the
+    /// Removes the file, unless the next owner has replaced it: an owner whose daemon was killed may exit after the
     /// next owner has started.
     pub fn remove(&self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
@@ -61,7 +61,7 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Rights {
-    /// Listens at `path` and replaces an existing file. Processes cannot connect before the rights are set.
+    /// Listens at `path`, replacing an existing file. Processes cannot connect before the rights are set.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be created, or its rights cannot be set.
@@ -79,8 +79,8 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
-    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user with the
-    /// right to write to the folder could replace the file in the meantime.
+    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user with write
+    /// access to the folder could replace the file between them.
     fn give(&self, path: &Path) -> io::Result<()> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let there = rustix::fs::fstat(&file)?;
@@ -139,7 +139,7 @@ mod tests {
         let (_old, first) = Rights::default().listen(&path).expect("listens");
         let (_new, second) = Rights::default().listen(&path).expect("listens");
         first.remove();
-        assert!(Link::connect(&path).is_ok(), "the next owner's socket is there");
+        assert!(Link::connect(&path).is_ok(), "the next owner's socket still exists");
         second.remove();
         assert!(!path.exists());
     }

@@ -1,18 +1,18 @@
-//! Tokens of chunks that processes of a tenant share.
+//! Tokens for chunks shared between the processes of a tenant.
 
 use std::collections::{HashMap, VecDeque};
 
 use cuda_protocol::Share;
 use vram::TenantId;
 
-/// Maximum number of tokens of a tenant.
+/// Maximum number of tokens per tenant.
 const SHARES_MOST: usize = 1 << 16;
-/// Maximum number of chunks in all tokens of a tenant together.
+/// Maximum total number of chunks in a tenant's tokens.
 const NAMED_MOST: usize = 1 << 18;
-/// Number of tokens examined for each new one. Two are enough to keep stale tokens in the minority.
+/// Number of tokens examined for each new token. Two are enough to keep stale tokens in the minority.
 const SWEPT_AT_ONCE: usize = 4;
 
-/// A chunk in a token: its index, and the number of the chunk that used the index when the token was made.
+/// A chunk in a token: its index, and the number of the chunk that used the index when the token was created.
 pub type Named = (u32, u64);
 
 /// The tokens of one tenant.
@@ -27,15 +27,15 @@ struct Own {
     named: usize,
 }
 
-/// All tokens, by tenant. A token is useless to other tenants, and does not count towards their limits.
+/// All tokens, keyed by tenant. A token is useless to other tenants, and does not count toward their limits.
 ///
-/// Freeing a chunk costs nothing here. The chunk's tokens then contain an unused number. Each time a new token is made,
-/// a few such tokens are removed.
+/// Freeing a chunk costs nothing here: its tokens become stale. Each time a token is created, a few stale tokens are
+/// removed.
 #[derive(Debug, Default)]
 pub struct Shares(HashMap<TenantId, Own>);
 
 impl Shares {
-    /// Returns the chunks of a tenant's token. Some of them may no longer exist.
+    /// Returns the chunks in a tenant's token. Some of them may no longer exist.
     #[must_use]
     pub fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<Named>> {
         self.0.get(&tenant)?.by_token.get(&share)
@@ -47,7 +47,8 @@ impl Shares {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Removes some of the tokens with a chunk that no longer `exists`. Returns the number of visited chunks.
+    /// Examines some of a tenant's tokens, and removes those with a chunk that no longer `exists`. Returns the number
+    /// of examined chunks.
     pub fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;
@@ -81,15 +82,15 @@ impl Shares {
         own.by_token.insert(share, chunks);
     }
 
-    /// Removes all tokens of a tenant that has no programs.
+    /// Removes all tokens of a tenant that has no programs left.
     pub fn forget(&mut self, tenant: TenantId) {
         self.0.remove(&tenant);
     }
 
-    /// Returns the number of tokens and of the chunks in them, for audits.
+    /// Returns the number of tokens and the total number of chunks in them, for audits.
     ///
     /// # Panics
-    /// Panics if the records of a token disagree.
+    /// Panics if the records of a token are inconsistent.
     #[must_use]
     pub fn count(&self, tenant: TenantId) -> (usize, usize) {
         self.0.get(&tenant).map_or((0, 0), |own| {

@@ -1,10 +1,10 @@
-//! Detects stopped processes through `/proc` and the control group's freezer.
+//! Detects stopped processes through `/proc` and the cgroup freezer.
 
 use std::fs;
 use std::path::Path;
 
 /// Returns true if no thread of a process runs: a signal or a debugger has stopped it (proc_pid_stat(5), states `T` and
-/// `t`), or its control group is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
+/// `t`), or its cgroup is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
 #[must_use]
 pub fn is_stopped(pid: u32) -> bool {
     let process = format!("/proc/{pid}");
@@ -12,13 +12,14 @@ pub fn is_stopped(pid: u32) -> bool {
     is_stopped_state(&read("stat")) || is_frozen(&read("cgroup"), Path::new("/sys/fs/cgroup"))
 }
 
-/// Returns true if `/proc/PID/stat` contains the state of a stopped process after the program's name in parentheses.
+/// Returns true if the process state in `/proc/PID/stat`, after the program name in parentheses, is that of a stopped
+/// process.
 fn is_stopped_state(stat: &str) -> bool {
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))
 }
 
-/// Returns true if `/proc/PID/cgroup` names a frozen group.
+/// Returns true if `/proc/PID/cgroup` contains a frozen cgroup.
 fn is_frozen(groups: &str, mount: &Path) -> bool {
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
     let events = fs::read_to_string(mount.join(group).join("cgroup.events")).unwrap_or_default();

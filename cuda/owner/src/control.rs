@@ -1,4 +1,4 @@
-//! Runs the owner of a card as the daemon's child process. The owner reads one request per line and writes replies.
+//! Runs the owner of a card as the daemon's child process. The owner reads one request per line and replies to each.
 //!
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
@@ -6,7 +6,7 @@ use crate::core::{
     CardConfig, CardView, Core, Leaving, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView,
     Unaccounted,
 };
-use crate::server::{MpsOptions, Rights, Server, group_folder};
+use crate::server::{MpsOptions, Rights, Server};
 use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig, TenantId};
 
-/// Serves requests from `input` until its end. Programs then keep their memory and try to reconnect to the next owner.
+/// Serves requests until end of file on `input`. Afterwards, programs keep their memory and try to reconnect to the
+/// next owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.
@@ -45,7 +46,7 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-/// An owner controlled through request lines, and the folder of its MPS servers.
+/// An owner that receives requests as lines, and the folder of its MPS servers.
 pub(crate) struct Pipe(Server, Option<PathBuf>);
 
 impl Pipe {
@@ -58,7 +59,7 @@ impl Pipe {
     ) -> Result<(Self, Answer), String> {
         let settings: Settings = serde_json::from_str(line).map_err(|error| format!("invalid settings: {error}"))?;
         let driver = open(&settings)?;
-        let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
+        let owner_driver::Device { name, uuid, total_bytes, .. } = driver.device().clone();
         if settings.card_bytes > total_bytes {
             return Err(format!(
                 "the settings share {} bytes, but the card {name} has {total_bytes}",
@@ -75,7 +76,6 @@ impl Pipe {
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
         config.margin_bytes = settings.margin_bytes;
         config.number = settings.gangs.as_ref().map_or(config.number, |gangs| gangs.card);
-        let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
         if watches {
@@ -90,7 +90,8 @@ impl Pipe {
         if let Some(MpsSettings { program, folder }) = mps.clone() {
             server.serve_mps(MpsOptions { program, folder, card: nvml_uuid(uuid) });
         }
-        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
+        let links = if watches { owner_driver::links(&settings.driver, uuid) } else { BTreeMap::new() };
+        Ok((Self(server, mps.map(|mps| mps.folder)), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes, links }))
     }
 
     /// Handles one request line.
@@ -125,8 +126,8 @@ fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balanc
     Ok((rules.scheduler, balance, quanta))
 }
 
-/// Error for requests after the owner's thread has ended.
-const ENDED: &str = "the owner has ended";
+/// Error for requests after the owner's thread has exited.
+const ENDED: &str = "the owner has exited";
 /// Error for moves that the driver does not support.
 const NO_MOVES: &str = "NVIDIA's driver cannot move programs between cards: install version 580 or later";
 
@@ -171,7 +172,7 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?
                 }
-                // The tenant is removed, but some of its processes still run.
+                // The tenant is removed, but some of its processes are still running.
                 Err(pids) => pids,
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
@@ -230,7 +231,7 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
 }
 
 /// Runs `attempt`, which guarantees card memory to a tenant. If other tenants use this memory beyond their own
-/// guarantees, starts to evict it and immediately returns the inner error, so that the owner can serve other requests.
+/// guarantees, starts evicting it and immediately returns the inner error, so that the owner can serve other requests.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -243,7 +244,7 @@ fn promise<T: Send + 'static>(
         }
         (done, moves)
     });
-    match tried.ok_or("the owner has ended")? {
+    match tried.ok_or("the owner has exited")? {
         (Ok(done), _) => Ok(Ok(done)),
         (Err(refused), true) => Ok(Err(Answer::Moving(refused.to_string()))),
         (Err(refused), false) => Err(refused.to_string()),
@@ -252,7 +253,7 @@ fn promise<T: Send + 'static>(
 
 /// Returns the tenant's settings in the core's form, and the access rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
-    let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
+    let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has exited")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
     let (memory, time) = (&tenant.memory, &tenant.time);
     let class = serde_json::from_value(time.class.as_str().into());
@@ -289,10 +290,10 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
 
 fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
     let CardView { memory, time, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view(since_ns);
-    // Programs can also become clients of a server that is being started.
+    // Programs can already become clients while the server is starting.
     let pipes = |tenant: &TenantView| {
         let group = tenant.spec.share_group.as_ref().filter(|_| tenant.server != ServerState::Unused)?;
-        Some(cuda_mps::pipe_folder(&group_folder(mps?, &group.name)))
+        Some(cuda_mps::pipe_folder(&cuda_mps::group_folder(mps?, &group.name)))
     };
     let shown = |tenant: TenantView| {
         let pipes = pipes(&tenant);

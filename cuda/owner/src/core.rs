@@ -4,10 +4,11 @@
 //! driver. The caller executes the actions and reports some of the results as events. Modules: connections
 //! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
-//! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
-//! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
-//! (`share_groups`) and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
-//! [`tenancy::Deadlines`].
+//! memory shared between processes (`exports`), fixed memory and releases (`fixed`),
+//! moves of tenants to other cards (`moves`),
+//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
+//! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
 //! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
 //! Later events perform the rest, and [`Core::next_wakeup`] requests the next one immediately. All other work is
@@ -21,7 +22,6 @@ mod exports;
 mod fixed;
 mod gangs;
 mod given_up;
-mod indices;
 mod memory;
 mod moves;
 mod mps;
@@ -30,6 +30,7 @@ mod pieces;
 mod reclaim;
 mod recording;
 mod relocate;
+mod saved;
 mod sessions;
 mod share_groups;
 mod size;
@@ -64,11 +65,11 @@ use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
-/// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
-/// cannot tell whether processes were late.
+/// Longest clock step between events, in ns. After a longer gap, in which the host did not schedule the owner, the
+/// owner cannot tell whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time for which memory is still evicted for a guarantee after the last request for that guarantee, in ns.
+/// Time in ns during which memory is still evicted for a guarantee after the last request for it.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
@@ -79,13 +80,13 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Maximum units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Length of the number range from which one owner assigns.
+/// Size of the range that one owner assigns numbers from.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
-    /// Size of the card's memory that tenants share, in bytes.
+    /// Card memory that tenants share, in bytes.
     pub card_bytes: u64,
     /// Size of pinned host memory for chunks that do not fit on the card, in bytes.
     pub host_bytes: u64,
@@ -103,7 +104,7 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Settings of turns.
     pub turns: TurnsConfig,
-    /// Settings of groups of tenants that may use the card at the same time.
+    /// Settings of share groups, whose tenants may use the card concurrently.
     pub groups: GroupConfig,
     /// Number that identifies the card to the owners of other cards.
     pub number: CardId,
@@ -111,8 +112,8 @@ pub struct CardConfig {
     pub run_ahead_us: u32,
     /// The same limit while a tenant of a better latency class exists, because its work may have to wait for this work.
     pub run_ahead_urgent_us: u32,
-    /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the time by which the
-    /// next tenant is prepared before the last work of an ending turn completes.
+    /// Idle time after which a turn ends while other tenants use the card, in microseconds. Also the advance notice to
+    /// the next tenant before the last work of an ending turn completes.
     pub idle_us: u32,
     /// Time limit for a process to reply to an order about its memory, in ns.
     pub patience_ns: u64,
@@ -120,8 +121,8 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
-    /// Bytes by which the values from NVML and the driver may exceed the accounts of a process or of the card. They
-    /// cover modules and the driver's own memory.
+    /// Amount in bytes by which the values from NVML and the driver may exceed the account of a process or of the card.
+    /// Covers modules and the driver's own memory.
     pub margin_bytes: u64,
 }
 
@@ -136,7 +137,7 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
+            // Copies take one eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
             // memory in quanta therefore costs at most 3 %.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
@@ -165,7 +166,7 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// Memory at one index of a tenant.
+/// Memory at one of a tenant's indices.
 #[derive(Debug)]
 enum Body {
     /// A chunk.
@@ -205,13 +206,13 @@ impl Body {
 struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
-    /// Unused memory indices.
-    indices: indices::Indices,
+    /// Unused indices.
+    indices: tenancy::Indices,
     /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
     /// Total number of users of the tenant's chunks.
     users: u64,
-    /// Number of requested chunks that have no place yet.
+    /// Number of requested chunks that have not been placed yet.
     wanted: u64,
     /// Number of backings being created for requests.
     making: u32,
@@ -223,11 +224,9 @@ struct Tenant {
     suspended: u64,
     /// The tenant's most recently abandoned programs.
     given_up: VecDeque<GivenUp>,
-    /// Set if the tenant is to be removed when its programs have exited.
+    /// Set if the tenant will be removed once its programs have exited.
     retired: bool,
-    /// Time of the last request to move the tenant to another card, in ns.
-    leaving: Option<u64>,
-    /// Reason why the last program could not be moved to or from another card.
+    /// Reason for which the last program could not leave for another card, or come from one.
     obstacle: Option<String>,
     past: accounts::Past,
 }
@@ -258,21 +257,22 @@ pub struct Core {
     releases: fixed::Releases,
     /// Pieces being mapped that processes of a previous owner have reported.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
-    /// Units of work done for the current event, and in total.
+    /// Units of work performed for the current event.
     spent: usize,
     steps: u64,
-    /// Chunks whose piece is in the wrong memory. The value is true if a move is in progress.
+    /// Chunks whose piece is not in the memory assigned to them. The value is true while a move is in progress.
     misplaced: BTreeMap<(TenantId, u32), bool>,
-    /// Number of card chunks refused since the last plan, by tenant.
+    /// Number of card chunks denied since the last plan, keyed by tenant.
     unmet: BTreeMap<TenantId, u32>,
-    deadlines: Deadlines,
+    deadlines: Deadlines<SessionId>,
     probes: owner_host::Probes,
+    gang_quanta: owner_host::GangQuanta,
     /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
-    /// Connections whose turn overruns although their process had no work on the card at the last poll.
+    /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks to keep free for a promised guarantee.
     promise: Option<u32>,
@@ -282,9 +282,11 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys from which tokens are derived.
+    /// Secret keys that tokens are derived from.
     token_keys: [RandomState; 2],
     next_tenant: u32,
+    /// Tenants of a previous owner that were not added yet, by name.
+    unclaimed: BTreeMap<String, TenantId>,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
     /// Abandoned processes that have not exited, each with the name of its tenant.
@@ -296,11 +298,12 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` makes its numbers differ from those of other owners.
+    /// Creates a card without tenants. `seed` keeps its numbers distinct from those of other owners.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.
     pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
+        let number = config.number;
         let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
         table.set_host_budget(slots);
@@ -330,6 +333,7 @@ impl Core {
             unmet: BTreeMap::new(),
             deadlines: Deadlines::default(),
             probes: owner_host::Probes::default(),
+            gang_quanta: owner_host::GangQuanta::new(number),
             needs_plan: false,
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
@@ -343,6 +347,7 @@ impl Core {
             token_keys: [RandomState::new(), RandomState::new()],
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
+            unclaimed: BTreeMap::new(),
             expected: BTreeSet::new(),
             given_up: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -423,7 +428,7 @@ impl Core {
         self.steps
     }
 
-    /// Returns the last assigned number.
+    /// Returns the number assigned last.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn last_number(&self) -> u64 {
         self.next
@@ -435,7 +440,8 @@ impl Core {
         self.has_work()
     }
 
-    /// Returns the numbers that this owner has not assigned yet. A reconnecting program may use its earlier numbers.
+    /// Returns the numbers that this owner has not assigned yet. A reconnecting program may present numbers that were
+    /// assigned earlier.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -445,13 +451,12 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    /// Returns the time in ns until the next [`Event::Tick`], unless another event comes first.
+    /// Returns the time in ns until the next [`Event::Tick`], unless another event occurs first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
-        let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
         let interval_ns = self.machine.residency.balancer().config().return_interval_ns;
-        let memory = (owes || !self.misplaced.is_empty()).then_some(interval_ns);
+        let memory = (!self.misplaced.is_empty()).then_some(interval_ns);
         let memory = memory.or_else(|| self.machine.next_round_ns(&self.table));
         let stock = (self.machine.relocations.is_idle() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
@@ -471,10 +476,11 @@ impl Core {
         }
         spec.time.check()?;
         self.check_gang(&spec)?;
-        self.check_windows(self.next_tenant, spec.window_bytes)?;
-        let id = vram::TenantId(self.next_tenant);
+        let id = self.unclaimed.get(&spec.name).copied().unwrap_or(vram::TenantId(self.next_tenant));
+        self.check_windows(id.0, spec.window_bytes)?;
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
-        self.next_tenant += 1;
+        self.unclaimed.remove(&spec.name);
+        self.next_tenant = self.next_tenant.max(id.0 + 1);
         let (now, time) = (Nanos(self.clock), spec.time);
         self.turns.with_turns(now, |turns| turns.add(id, time, now));
         let (bodies, indices) = Default::default();
@@ -494,7 +500,6 @@ impl Core {
             suspended: 0,
             given_up: VecDeque::new(),
             retired: false,
-            leaving: None,
             obstacle: None,
             past: accounts::Past::default(),
         };
@@ -505,8 +510,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Removes a tenant as soon as its connections have ended. If `kills` is set, its programs are killed immediately;
-    /// otherwise they only lose their connections. Returns the tenant's processes.
+    /// Removes a tenant as soon as its connections are closed. If `kills` is set, its programs are killed immediately.
+    /// Otherwise, they only lose their connections. Returns the tenant's processes.
     ///
     /// # Errors
     /// Returns an error if the tenant does not exist.
@@ -605,15 +610,19 @@ impl Core {
         tenant.spec = TenantSpec { name, uid, ..spec.clone() };
         self.renew_host_budget();
         self.renew_share_group(id);
-        self.set_time_params();
+        let now = self.now();
+        if self.turns.turns().params(id) != Some(&spec.time) {
+            self.turns.with_turns(now, |turns| turns.change(id, spec.time, now));
+        }
+        self.carry_out_changes();
         self.renew_terms();
         self.needs_plan = true;
         self.follow_up();
         Ok(())
     }
 
-    /// Returns the abandoned processes of a tenant with this name that still run: they cannot be killed, or have not
-    /// exited yet.
+    /// Returns the abandoned processes of a tenant with this name that are still running, because they cannot be killed
+    /// or have not exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
@@ -633,12 +642,11 @@ impl Core {
 
     /// Handles the consequences of an event until none are left.
     fn follow_up(&mut self) {
-        self.end_forgotten_moves();
+        self.expire();
         self.go_on_working();
         self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
-        self.end_reclaims();
         if std::mem::take(&mut self.needs_plan) {
             self.retry_queued();
             self.balance();
@@ -656,6 +664,22 @@ impl Core {
                 if self.sessions.get(&session).is_none_or(|session| session.stuck) {
                     self.pieces.abandon(session, &mut self.actions);
                 }
+            }
+        }
+    }
+
+    /// Handles the deadlines that have passed.
+    fn expire(&mut self) {
+        for deadline in self.deadlines.take_passed(self.clock) {
+            match deadline {
+                Deadline::Reconnection => self.end_reconnection(),
+                Deadline::Reclaims => self.needs_plan = true,
+                Deadline::SecondLimit(tenant) => self.overdue(tenant),
+                Deadline::Departure(tenant) => self.end_forgotten_move(tenant),
+                Deadline::Report(session) => self.end_report(session),
+                Deadline::Suspension(session) => self.end_suspension(session),
+                Deadline::Accounts => self.forget_unclaimed(),
+                Deadline::Guarantee | Deadline::EvictionWait | Deadline::Restock => {}
             }
         }
     }
@@ -685,8 +709,9 @@ impl Core {
         self.renew_host_budget();
         self.renew_servers();
         self.shares.forget(id);
-        self.deadlines.cancel(Deadline::SecondLimit(id));
+        self.deadlines.forget_tenant(id);
         self.probes.forget(id);
+        self.gang_quanta.leave(id);
     }
 
     fn sessions_of(&self, tenant: TenantId) -> impl Iterator<Item = SessionId> + '_ {

@@ -251,7 +251,7 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        // Sometimes use a number from this owner's range that may be unassigned.
+                        // Sometimes, use a possibly unassigned number from this owner's range.
                         let given = self.core.last_number();
                         let id = match input.byte() {
                             near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
@@ -287,7 +287,7 @@ impl World {
         self.event(Event::Said { session, message, pieces });
     }
 
-    /// Ends all programs, and checks that no state is left.
+    /// Disconnects all programs, and checks that no state is left.
     fn end(&mut self) {
         for session in self.programs.keys().copied().collect::<Vec<_>>() {
             self.programs.remove(&session);
@@ -421,7 +421,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
             max_run_ns: (input.byte() & 1 == 0).then(|| input.number()),
         },
         suspends: input.byte() & 1 == 0,
-        // Sometimes use a name that cannot be bound.
+        // Sometimes, use a path that cannot be bound.
         socket: folder.join(if input.byte() == 255 { "none/socket".into() } else { format!("socket-{name}") }),
         mode: 0o600,
         uid: None,

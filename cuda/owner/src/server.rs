@@ -1,4 +1,4 @@
-//! The threads around [`Core`]: one serves the socket and decides, and workers call the driver.
+//! The threads around [`Core`]: one serves the sockets and makes all decisions, and workers call the driver.
 //!
 //! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
 //! other function that may block. Each worker executes its orders in sequence: one worker allocates and releases pieces
@@ -16,12 +16,12 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use cuda_protocol::{FromOwner, LinkError};
 use gang::CardId;
 use limits::Limits;
+pub use mps::MpsOptions;
 use mps::MpsServers;
-pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::{CardUse, Driver, New, Users, Vault};
 pub use owner_host::Rights;
-use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
+use owner_host::{AccountsFile, Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ type Call = Box<dyn FnOnce(&mut Core) + Send>;
 /// Message that wakes the serving thread.
 enum Note {
     Event(Event),
-    /// A piece could not be allocated. The string is the reason.
+    /// A piece could not be allocated. Contains the reason.
     Failed(PieceId, String),
     /// A driver call reported that the card was reset or has failed.
     CardLost(String),
@@ -82,7 +82,7 @@ enum Note {
     Unlisten(TenantId),
     Mps(MpsOptions),
     Links(OwnerLinks),
-    /// Cards to whose owners this owner must connect, with their sockets.
+    /// Cards whose owners this owner must connect to, with their sockets.
     LinkWith(BTreeMap<CardId, PathBuf>),
     /// Processes of a tenant that has moved here from another card.
     Expect(TenantId, Vec<u32>),
@@ -136,21 +136,26 @@ impl Server {
         Ok(server)
     }
 
-    /// Takes over a card without listening. See [`Self::start`].
+    /// Takes over a card without listening. See [`Self::start`]. `path` is the path of the journal.
     ///
     /// # Errors
     /// Returns a [`ServerError`] if the owner cannot start.
     pub fn start_closed(
         mut config: CardConfig,
         driver: Arc<dyn Driver>,
-        journal: Option<&Path>,
+        path: Option<&Path>,
     ) -> Result<Self, ServerError> {
         config.uuid = driver.device().uuid;
         let limits = Limits::raise();
         config.connections_most = config.connections_most.min(limits.connections);
-        // Programs bring numbers of previous owners, also of other cards. Two ranges overlap in one of 8 million cases.
+        // Programs present numbers assigned by previous owners, including those of other cards. Two random ranges
+        // overlap with a probability of 1 in 8 million.
         let mut core = Core::new(config.clone(), RandomState::new().hash_one(0) as u32)?;
-        let journal = journal.map(Journal::open);
+        let journal = path.map(Journal::open);
+        let accounts = path.map(AccountsFile::beside);
+        if let Some(Err(error)) = accounts.as_ref().and_then(AccountsFile::read).map(|file| core.restore(&file)) {
+            tracing::warn!(%error, "the accounts of the card's previous owner cannot be read: they begin at zero");
+        }
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
         peers::report_rights();
         let (sender, receiver) = channel();
@@ -176,6 +181,7 @@ impl Server {
             mps: MpsServers::new(&notes),
             links: Links::default(),
             journal,
+            accounts,
             lines: Lines::default(),
             start: Instant::now(),
             attends_until: 0,
@@ -211,8 +217,8 @@ impl Server {
         self.notes.put(Note::Mps(options));
     }
 
-    /// Listens at `path` for programs of one tenant, or for programs of any tenant to which their user may belong. An
-    /// existing file is replaced.
+    /// Listens at `path` for programs of one tenant, or of any tenant that their user may belong to. Replaces an
+    /// existing file.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be created.
@@ -245,7 +251,7 @@ impl Server {
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Kills those of the processes that do not connect in time, because they have chunks that no owner counts.
+    /// Kills the processes that do not connect in time, because they have chunks that no owner accounts for.
     pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
         self.notes.put(Note::Expect(tenant, pids));
     }
@@ -282,7 +288,7 @@ impl Server {
         self.sockets[0].1.path()
     }
 
-    /// Runs a function on the state machine in the serving thread. Returns `None` if the thread has ended.
+    /// Runs a function on the state machine in the serving thread. Returns `None` if the thread has exited.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
         let (done, wait) = channel();
         // The caller waits for the result.
@@ -314,7 +320,7 @@ struct Serving {
     limits: Limits,
     /// Connection that was read last, for each tenant or user.
     heard: BTreeMap<Cause, SessionId>,
-    /// Time from which connections are accepted, in ns since `start`.
+    /// Time from when connections are accepted, in ns since `start`.
     accepts_from: u64,
     /// Set if notifications are left to handle.
     notes_left: bool,
@@ -324,9 +330,11 @@ struct Serving {
     mps: MpsServers,
     links: Links,
     journal: Option<Journal>,
+    /// Accounts for the next owner.
+    accounts: Option<AccountsFile>,
     lines: Lines<Cause>,
     start: Instant,
-    /// Time until which the thread polls without sleeping, in ns since `start`.
+    /// Time until when the thread polls without sleeping, in ns since `start`.
     attends_until: u64,
     next: u64,
     stopping: bool,
@@ -361,7 +369,11 @@ impl Serving {
             if let Some(journal) = &mut self.journal {
                 journal.keep(self.core.pids());
             }
+            let (now, state) = (self.now(), self.core.strikes_and_use());
+            self.accounts.iter_mut().for_each(|file| file.keep(now, state, |id| self.core.save(id)));
         }
+        let (now, state) = (self.now(), self.core.strikes_and_use());
+        self.accounts.iter_mut().for_each(|file| file.write(now, state, |id| self.core.save(id)));
     }
 
     fn now(&self) -> u64 {
@@ -376,7 +388,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // If no descriptor is left for a connection, the listener would stay readable forever.
+        // While no descriptor is left for a connection, the listener would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -386,7 +398,7 @@ impl Serving {
         polled.extend(self.links.polled(self.now()));
         match poll(&mut polled, limit.as_ref()) {
             Ok(0) if attends.is_some() => {
-                // The process that this thread waits for may need this processor.
+                // The process that this thread waits for may need this CPU.
                 std::thread::yield_now();
                 return Ready::default();
             }
@@ -446,7 +458,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Reports the end of a process to the state machine.
+    /// Reports a change of a process to the state machine.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
@@ -489,7 +501,11 @@ impl Serving {
                     }
                 }
                 Action::Close { session } => lost.push(session),
-                Action::Kill { session, tenant } => news.extend(self.peers.give_up(session, tenant)),
+                Action::Kill { session, tenant, is_client } => {
+                    let client = self.peers.pid(session).filter(|_| is_client);
+                    client.into_iter().for_each(|pid| self.mps.terminate(pid));
+                    news.extend(self.peers.give_up(session, tenant, client.is_some()));
+                }
                 Action::Adopted { session } => self.peers.adopted(session),
                 Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,
@@ -516,6 +532,7 @@ impl Serving {
                     self.links.send(card, message, self.start.elapsed().as_nanos() as u64)
                 }
                 Action::Probe { card } => self.links.probe(card, self.now()),
+                Action::TellQuantum(message) => self.links.send_state(message, self.now()),
             }
         }
         for session in lost {

@@ -13,7 +13,7 @@ use crate::streams::Stream;
 pub struct Captures {
     /// Number of captures that are open or about to begin.
     open: AtomicU32,
-    /// Contexts and streams in which the open captures have begun.
+    /// Contexts and streams where the open captures began.
     origins: Mutex<HashSet<(u64, Stream)>>,
 }
 
@@ -28,12 +28,12 @@ impl Captures {
         self.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Counts a capture that is about to begin.
+    /// Counts a capture as about to begin.
     pub fn begins(&self) {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records that the counted capture has begun in a stream of a context or has failed to begin.
+    /// Records that a counted capture has begun in a stream of a context, or has failed to begin.
     pub fn begun(&self, context: u64, stream: Stream, succeeded: bool) {
         if !succeeded || !self.origins().insert((context, stream)) {
             self.open.fetch_sub(1, Ordering::SeqCst);

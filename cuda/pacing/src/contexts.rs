@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Object, SUCCESS};
 
-/// The program's contexts with work or memory.
+/// The program's contexts that may have work or memory.
 #[derive(Debug, Default)]
 pub struct Contexts {
     known: Mutex<HashSet<u64>>,
@@ -20,7 +20,7 @@ impl Contexts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers this thread's current context.
+    /// Records this thread's current context.
     pub fn note_current(&self) {
         thread_local! {
             /// The last context that this thread has noted. Threads also note contexts that they create, so that
@@ -33,24 +33,24 @@ impl Contexts {
         }
     }
 
-    /// Remembers a context.
+    /// Records a context.
     pub fn note(&self, context: u64) {
         if context != 0 {
             self.known().insert(context);
         }
     }
 
-    /// Returns true if a context is remembered.
+    /// Returns true if a context is recorded.
     pub fn knows(&self, context: u64) -> bool {
         self.known().contains(&context)
     }
 
-    /// Returns the remembered contexts.
+    /// Returns the recorded contexts.
     pub fn all(&self) -> Vec<u64> {
         self.known().iter().copied().collect()
     }
 
-    /// Forgets a context before it is destroyed.
+    /// Removes a context before it is destroyed.
     pub fn forget(&self, context: u64) {
         self.known().remove(&context);
     }
@@ -63,7 +63,7 @@ impl Contexts {
         }
     }
 
-    /// Waits for all work in the contexts. Returns false if a context has a capture that the library is not aware of.
+    /// Waits for all work in the contexts. Returns false if a context has a capture unknown to the library.
     pub fn synchronize(&self) -> bool {
         let contexts = self.known().clone();
         for context in contexts {

@@ -1,11 +1,11 @@
 //! Detects the completion of unmeasured work for drains during captures.
 //!
-//! A context with a capturing stream must not be synchronised, because this would end the capture, and a program may
-//! keep a capture open forever. Instead, a drain waits for a *fence* in each stream: an event after the stream's last
-//! work. A capturing stream does not accept events from outside the capture, and other streams may join the capture.
-//! Therefore, each stream with unmeasured work gets a fence before a capture begins, and each submission during a
-//! capture gets a fence. Some work cannot be fenced, such as work in another thread's per-thread stream. Such work
-//! delays the drain until its thread makes another submission or the capture ends. In the meantime, the slice continues
+//! A context with a capturing stream must not be synchronized, because this would invalidate the capture, and a program
+//! may keep a capture open forever. Instead, a drain waits for a *fence* in each stream: an event after the stream's
+//! last work. A capturing stream does not accept events from outside the capture, and other streams may join the
+//! capture. Therefore, each stream with unmeasured work gets a fence before a capture begins, and each submission
+//! during a capture gets a fence. Some work cannot be fenced, such as work in another thread's per-thread stream. Such
+//! work delays the drain until its thread makes another submission or the capture ends. Until then, the slice continues
 //! and the tenant's limit applies.
 
 use std::cell::Cell;
@@ -38,7 +38,7 @@ struct Pending {
 /// The program's unmeasured work and the fences after it.
 #[derive(Debug)]
 pub struct Fences {
-    /// Incremented whenever noted streams are taken.
+    /// Incremented whenever the noted streams are cleared.
     generation: AtomicU64,
     pending: Mutex<Pending>,
 }
@@ -122,7 +122,7 @@ impl Fences {
         });
     }
 
-    /// Records a fence in a stream before it is destroyed, because its work continues.
+    /// Records a fence in a stream before it is destroyed, because its pending work still completes.
     pub fn stream_ends(&self, captures: &Captures, handle: u64) {
         let mut fences = self.lock();
         let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
@@ -134,7 +134,7 @@ impl Fences {
         fences.unknown |= fences.noted.len() != before;
     }
 
-    /// Records that all contexts have been synchronised, so that no work is in flight.
+    /// Records that all contexts have been synchronized, so that no work is in flight.
     pub fn all_passed(&self) {
         let mut fences = self.lock();
         self.next_generation();
@@ -144,7 +144,7 @@ impl Fences {
         passed.into_iter().for_each(|(context, _, event)| fences.keep(context, event));
     }
 
-    /// Forgets a context that is being destroyed, including its work and events.
+    /// Removes a context that is being destroyed, including its work and events.
     pub fn context_ends(&self, context: u64) {
         let mut fences = self.lock();
         self.next_generation();
@@ -153,8 +153,8 @@ impl Fences {
         fences.spare.retain(|(of, _)| *of != context);
     }
 
-    /// Drops all events, because a context may be destroyed together with its events. Afterwards, the work in flight is
-    /// unknown.
+    /// Drops all events, because a context may be destroyed together with its events. Afterwards, it is unknown which
+    /// work is in flight.
     pub fn contexts_may_end(&self) {
         *self.lock() = Pending { unknown: true, ..Pending::default() };
         self.next_generation();

@@ -14,7 +14,7 @@ pub const NO_SLICE: u32 = 1;
 pub const ORDER: u32 = 2;
 /// Reason for closing: memory is being copied for an export.
 pub const EXPORT: u32 = 4;
-/// Position of the first bit of [`order_of`].
+/// First bit used by [`order_of`].
 const ORDERS_OF_CARDS: usize = 8;
 /// Maximum number of cards of a program.
 pub const MAX_CARDS: usize = 16;
@@ -22,7 +22,7 @@ pub const MAX_CARDS: usize = 16;
 /// Number of counters for threads in the driver. Each counter has its own cache line.
 const STRIPES: usize = 32;
 
-/// Returns the reason for closing that another card's owner has ordered a relocation of chunks.
+/// Returns the reason for closing if the owner of another card has ordered a relocation of chunks.
 pub const fn order_of(card: usize) -> u32 {
     1 << (ORDERS_OF_CARDS + card % MAX_CARDS)
 }
@@ -41,7 +41,7 @@ pub struct Gate {
     stripes: [Stripe; STRIPES],
     /// Bit mask of the reasons why the gate is closed.
     closed: AtomicU32,
-    /// Number of threads that have been assigned a stripe.
+    /// Number of threads that have a stripe.
     next_stripe: AtomicU32,
     /// Number of threads blocked by the gate.
     held: AtomicU32,
@@ -165,7 +165,7 @@ impl Gate {
         }
     }
 
-    /// Counts this thread as blocked.
+    /// Counts this thread as blocked until the result is dropped.
     pub fn hold(&self) -> Held<'_> {
         self.held.fetch_add(1, Ordering::SeqCst);
         Held(self)
@@ -180,7 +180,7 @@ impl Gate {
         self.clock() < self.soon.load(Ordering::SeqCst)
     }
 
-    /// Records that a slice is expected to begin within `time`. In the meantime, one waiting thread spins instead of
+    /// Records that a slice is expected to begin within `time`. Until then, one waiting thread spins instead of
     /// sleeping.
     pub fn soon(&self, time: Duration) {
         self.soon.store(self.clock() + time.as_nanos() as u64, Ordering::SeqCst);
@@ -217,7 +217,7 @@ impl Gate {
         }
     }
 
-    /// Removes `reason`. The gate opens if no reason remains.
+    /// Clears `reason`. The gate opens if no other reason remains.
     pub fn open(&self, reason: u32) {
         let _guard = self.lock();
         if reason & NO_SLICE != 0 {

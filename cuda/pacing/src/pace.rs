@@ -1,8 +1,8 @@
 //! Measures the program's work in flight and its card time, and limits the work in flight.
 //!
-//! Submissions to one stream are collected in *groups*, each of which ends with an event. The length of the work in
-//! flight is estimated from earlier runs of the same work. When the estimate reaches the limit, submissions wait for
-//! events. None of this happens while the tenant is alone.
+//! Submissions to one stream form *groups*. Each group ends with an event. The duration of the work in flight is
+//! estimated from earlier runs of the same work. When the estimate reaches the limit, submissions wait for events. None
+//! of this happens while the tenant is alone.
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,25 +17,28 @@ use crate::events::{self, Event};
 use crate::gate::Gate;
 use crate::streams::Stream;
 
-/// Minimum length to assume for work that has never been seen, in ns.
+/// Minimum assumed duration of previously unseen work, in ns.
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Maximum number of submissions in a group.
 const LONGEST_GROUP: u32 = 256;
-/// Number of groups into which the limit is divided. An event costs 2 to 4 us during which no other work runs on the
-/// card, so groups should be large. Two groups are sufficient to determine the amount of work in flight.
+/// Length of a submission, in ns, from which it ends its group. The event costs less than a percent of this time. If
+/// the next submission were in the same group, the group's time would include the program's pause between the two.
+const LONG_NS: f64 = 500_000.0;
+/// Number of groups into which the limit is divided. An event occupies the card exclusively for 2 to 4 us, so groups
+/// should be large. Two groups are sufficient to determine the amount of work in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Time before the expected end of all work at which polling begins, in ns.
 const NEAR_NS: f64 = 300_000.0;
-/// Time without a submission after which polling for the end of work begins. Without this delay, a program with little
-/// work in flight would be polled constantly, and each poll costs an event.
+/// Time without a submission after which polling for the completion of work begins. Without this delay, a program with
+/// little work in flight would be polled constantly, and each poll costs an event.
 const IDLE_BEFORE_POLL: Duration = Duration::from_micros(100);
-/// Maximum number of kinds of work with a remembered length.
+/// Maximum number of kinds of work with a known duration.
 const MOST_KEYS: usize = 4096;
-/// Number of consecutive groups that must confirm a length before it is trusted.
+/// Number of consecutive groups that must confirm a duration before it is trusted.
 const MIN_CONFIRMING_GROUPS: u8 = 2;
 /// Maximum value of the count of consecutive confirming groups.
 const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
-/// Ratios of measured to expected time that confirm a length.
+/// Ratios of measured to expected time that confirm a duration.
 const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
 /// Ratios of measured to expected time that can be outliers, for example because a delayed program has left the card
 /// idle.
@@ -54,9 +57,9 @@ struct Group {
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
-    /// Length assumed for each previously unseen kind of work in the group, in ns.
+    /// Assumed duration of each previously unseen kind of work in the group, in ns.
     unknown_ns: f64,
-    /// Set if all kinds of work in the group have a steady length.
+    /// Set if all kinds of work in the group have a steady duration.
     sure: bool,
     opened: Instant,
 }
@@ -80,7 +83,7 @@ impl Group {
     }
 }
 
-/// Times of one context's events, in ms after the first base event.
+/// Timing state of one context. Times are in ms after the first base event.
 #[derive(Debug)]
 struct Clock {
     base: Event,
@@ -89,11 +92,11 @@ struct Clock {
     spare: Vec<Event>,
 }
 
-/// The length of a kind of work.
+/// Estimated duration of a kind of work.
 #[derive(Clone, Copy, Debug)]
 struct Length {
     ns: f64,
-    /// Number of consecutive groups that have taken the expected time.
+    /// Number of consecutive groups that took the expected time.
     steady: u8,
 }
 
@@ -104,7 +107,7 @@ pub enum Left {
     Nothing,
     /// Work with this remaining time, estimated from earlier runs of the same work.
     About(Duration),
-    /// Work of unknown length.
+    /// Work of unknown duration.
     Unknown,
 }
 
@@ -115,11 +118,11 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// Recent length of previously unseen work, in ns.
+    /// Recent duration of previously unseen work, in ns.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
-    /// Time at which the end of the last group was detected.
+    /// Time when the completion of the last group was detected.
     seen: Option<Instant>,
     /// Set if all work in flight was submitted while measuring was enabled.
     all_measured: bool,
@@ -178,8 +181,8 @@ impl RunAhead {
                 let mut pace = self.lock();
                 captures.quietly(|| pace.reap());
                 let bound = self.bound_ns();
-                // If a kernel is longer than the limit, submit the next kernel when the first is about to end. The card
-                // then always has work, and the end of a slice is delayed by only one kernel.
+                // If a kernel takes longer than the limit, submit the next kernel when the first is about to complete.
+                // The card then always has work, and the end of a slice is delayed by only one kernel.
                 let ahead = pace.left_ns(Instant::now());
                 if ahead <= bound || pace.is_free_for(stream) {
                     return;
@@ -187,7 +190,7 @@ impl RunAhead {
                 if pace.groups.iter().all(|g| g.end.is_none()) {
                     captures.quietly(|| pace.close_groups(captures, |_| true));
                     if pace.groups.iter().all(|g| g.end.is_none()) {
-                        // No work in flight has an end to wait for.
+                        // No work in flight has an end event to wait for.
                         return;
                     }
                 }
@@ -245,6 +248,7 @@ impl RunAhead {
         // Record the end of work immediately for streams that may join a capture, and for per-thread streams, which
         // other threads cannot access.
         let full = known.is_none()
+            || estimate >= LONG_NS
             || captures.any()
             || stream.is_threads_own()
             || group.keys.len() as u32 >= LONGEST_GROUP
@@ -254,7 +258,7 @@ impl RunAhead {
         }
     }
 
-    /// Forgets a stream that the program is about to destroy.
+    /// Removes a stream that the program is about to destroy.
     pub fn forget(&self, captures: &Captures, stream: u64) {
         if self.is_active() {
             let mut pace = self.lock();
@@ -270,8 +274,8 @@ impl RunAhead {
         }
     }
 
-    /// If all work is about to end and the program has stopped submitting, ends the groups so that the completion is
-    /// detected. Returns true if no work is in flight.
+    /// If all work is about to complete and the program has stopped submitting, ends the groups so that the completion
+    /// is detected. Returns true if no work is in flight.
     pub fn is_quiet(&self, captures: &Captures) -> bool {
         let mut pace = self.lock();
         pace.look_for_end(captures, Instant::now());
@@ -279,7 +283,7 @@ impl RunAhead {
     }
 
     /// Returns true if the program waits for a result, that is, if it has not submitted anything for a while and all
-    /// its work ends within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
+    /// its work completes within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
@@ -329,15 +333,15 @@ impl Pace {
         }
     }
 
-    /// Returns the length to assume for previously unseen work, in ns. The initial value is half the `bound`, so that
-    /// only a few long submissions are in flight before the first one has completed. Later values are the recent length
-    /// of such work.
+    /// Returns the assumed duration of previously unseen work, in ns. The initial value is half the `bound`, so that
+    /// only a few long submissions are in flight before the first one has completed. Later values are the recent
+    /// duration of such work.
     fn unknown_ns(&self, bound: f64) -> f64 {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// Returns the length to assume for previously unseen work of one kind, in ns. Recent work of other kinds may have
-    /// been much shorter, such as copies next to kernels. Therefore, if work of this kind is in flight and none has
+    /// Returns the assumed duration of previously unseen work of one kind, in ns. Recent work of other kinds may have
+    /// been much shorter, such as copies compared to kernels. Therefore, if work of this kind is in flight and none has
     /// completed, the result is at least the initial value.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
@@ -353,8 +357,8 @@ impl Pace {
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns true if a stream without work can get work in addition to other streams' work, such as a copy next to a
-    /// long kernel.
+    /// Returns true if a stream without work can get work concurrently with other streams' work, such as a copy during
+    /// a long kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
     }
@@ -377,7 +381,7 @@ impl Pace {
         Event::create(0)
     }
 
-    /// Records an event at the end of each open group that `which` accepts.
+    /// Records an event at the end of each open group selected by `which`.
     fn close_groups(&mut self, captures: &Captures, which: impl Fn(&Group) -> bool) {
         for at in 0..self.groups.len() {
             let group = &self.groups[at];
@@ -430,11 +434,11 @@ impl Pace {
         };
         let Some(since) = end.since(clock.base) else { return };
         let ended = clock.offset + since;
-        // Work without a start event began when the stream's previous work ended.
+        // Work without a start event began when the stream's previous work completed.
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let known = first.or(self.ends.get(&at).copied());
         let began = known.unwrap_or(ended).min(ended);
-        // Count submissions together with their time, so that each report has the mean length of its submissions.
+        // Count submissions together with their time, so that each report implies the mean duration of its submissions.
         self.usage.launches = self.usage.launches.saturating_add(group.keys.len() as u32);
         let busy = ended - began.max(clock.busy_until);
         if busy > 0.0 {
@@ -460,9 +464,9 @@ impl Pace {
         }
     }
 
-    /// Updates the length estimates for the group's work according to its measured length.
+    /// Updates the estimated durations of the group's work from its measured duration.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        // Use the current estimates, because other groups may have updated the same lengths since this group was
+        // Use the current estimates, because other groups may have updated the same estimates since this group was
         // submitted.
         let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
         let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);

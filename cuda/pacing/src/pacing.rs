@@ -63,7 +63,7 @@ impl Pacing {
         self.fences.before_capture(captures);
     }
 
-    /// Forgets a stream before it is destroyed.
+    /// Removes a stream before it is destroyed.
     pub fn stream_ends(&self, captures: &Captures, handle: u64) {
         self.run_ahead.forget(captures, handle);
         self.fences.stream_ends(captures, handle);
@@ -78,7 +78,7 @@ impl Pacing {
             }
             std::thread::sleep(Duration::from_micros(20));
         }
-        // A context in which a stream captures must not be synchronised.
+        // A context with a capturing stream must not be synchronized.
         while !(!captures.any() && self.synchronize(contexts) || self.fences.have_passed(captures)) {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return false;

@@ -1,10 +1,10 @@
 //! Limits the work in flight of a program that is alone. Such work is not measured.
 //!
-//! The next tenant waits for this backlog, and the program is killed if its backlog exceeds the run limit. Therefore,
-//! an event (a *mark*) is recorded in a stream after every few submissions. A stream with `MAX_MARKS_PER_STREAM` marks
-//! in flight does not accept submissions until one of them completes. The number of submissions between two marks
-//! depends on their length, so that about 0.1 s of work, or at least four submissions, can be in flight. The queue of a
-//! real card is also limited, but to a thousand submissions of any length.
+//! The next tenant must wait for this backlog, and the program is killed if it exceeds the run limit. Therefore, an
+//! event (a *mark*) is recorded in a stream after every few submissions. A stream with `MAX_MARKS_PER_STREAM` marks in
+//! flight does not accept submissions until one of them completes. The number of submissions between two marks depends
+//! on their duration, so that about 0.1 s of work, or at least four submissions, can be in flight. The queue of a real
+//! card is also limited, but to a thousand submissions of any length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -24,13 +24,13 @@ const MAX_MARKS_PER_STREAM: usize = 4;
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
 const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
 const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
-/// The interval is widened if marks complete faster than this.
+/// Marks that complete in less time than this widen the interval.
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
-/// The interval is narrowed if a wait for a mark takes longer than this.
+/// Waits for a mark that take longer than this narrow the interval.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
 /// Time without a completed mark after which a stream can have twice as many marks.
 // TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
-// longer launches already has enough work in flight to be killed when another program starts.
+// longer launches already have enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of events kept for further marks.
 const MAX_SPARE_EVENTS: usize = 64;
@@ -112,7 +112,7 @@ impl SoloBacklog {
             if gate.is_closed() || run_ahead.is_active() {
                 return;
             }
-            // About three times the awaited work is still in flight.
+            // About three times as much work as awaited is still in flight.
             if age < Duration::from_micros(200) {
                 std::thread::yield_now();
             } else {
@@ -133,7 +133,7 @@ impl SoloBacklog {
     #[cold]
     fn mark(&self, captures: &Captures, stream: Stream) -> u32 {
         let mut marks = self.lock();
-        // During a capture, the event would become part of it.
+        // During a capture, the event would be captured.
         if !captures.any() {
             let (context, now) = (driver::current_context() as u64, Instant::now());
             captures.quietly(|| {
@@ -169,7 +169,7 @@ impl Marks {
         }
     }
 
-    /// Checks the marks of a waiting stream. `since` is the time at which the last mark completed. Returns true if the
+    /// Checks the marks of a waiting stream. `since` is the time when the last mark completed. Returns true if the
     /// stream can accept submissions.
     fn look(
         &mut self,

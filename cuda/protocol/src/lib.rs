@@ -2,7 +2,7 @@
 //!
 //! Each process has one `SOCK_SEQPACKET` UNIX connection. A packet contains one [`FromTenant`] or [`FromOwner`]
 //! message, encoded by `postcard`. It has at most [`MAX_PACKET`] bytes and at most [`MAX_DESCRIPTORS`] descriptors
-//! (`SCM_RIGHTS`), in the order in which the message names them.
+//! (`SCM_RIGHTS`), in the order in which the message refers to them.
 //!
 //! # Opening
 //!
@@ -24,24 +24,23 @@
 //! It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
-//! tenant -> owner   Allocate { request, chunks }
-//! owner  -> tenant  Granted { request, .. } one or more, until `more` is false; or Refused { request, .. }
-//! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
+//! tenant -> owner Allocate { request, chunks } owner -> tenant Granted { request, .. } one or more, until `more` is
+//! false; or Refused { request, .. } tenant -> owner Free { chunks }: unmapped and released; the IDs are invalid from
+//! here on
 //! ```
 //!
 //! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
-//! queue. If the request is refused after some chunks have been granted, the tenant's side frees these chunks.
-//! [`FromTenant::Fix`] requests memory that the library cannot place in chunks (arrays, exported memory, memory
-//! allocated by the driver, registered host memory). The owner replies with [`FromOwner::Fixed`] or `Refused`, and
-//! [`FromTenant::Unfix`] returns the memory.
+//! queue. If the request fails after some chunks have been granted, the tenant's side frees these chunks.
+//! [`FromTenant::Fix`] reserves memory that cannot be in chunks (arrays, exported memory, memory allocated by the
+//! driver, registered host memory). The owner replies with [`FromOwner::Fixed`] or `Refused`, and [`FromTenant::Unfix`]
+//! returns the memory.
 //!
 //! The library keeps empty chunks for later allocations. If another process needs memory, the owner requests these
 //! chunks:
 //!
 //! ```text
-//! owner  -> tenant  Reclaim { order }
-//! tenant -> owner   Free ...: empty chunks, including chunks of memory that streams have freed
-//! tenant -> owner   Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
+//! owner -> tenant Reclaim { order } tenant -> owner Free ...: empty chunks, including those freed in stream order
+//! tenant -> owner Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
 //! ```
 //!
 //! The library also returns empty chunks before it sends `Quiet`, so that they are not copied.
@@ -51,12 +50,10 @@
 //! The owner copies contents through its own mappings. The tenant's side chooses addresses.
 //!
 //! ```text
-//! owner  -> tenant  Quiesce { order }
-//! tenant -> owner   Quiet { order }: gate closed, no work in flight; or Busy { order }: declined, gate open
-//!                   (the owner copies)
-//! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place, with its descriptor
-//! tenant -> owner   Redirected { order, moved } one each: the first `moved` of them are mapped at their old addresses
-//! owner  -> tenant  Resume { order }
+//! owner -> tenant Quiesce { order } tenant -> owner Quiet { order }: gate closed, no work in flight; or Busy { order
+//! }: declined, gate open (the owner copies) owner -> tenant Redirect { order, moves } any number: each chunk's new
+//! place and descriptor tenant -> owner Redirected { order, moved } one each: the first `moved` chunks are mapped at
+//! their old addresses owner -> tenant Resume { order }
 //! ```
 //!
 //! Only one order is in progress at a time. `Redirect` can contain a chunk that the tenant's side freed after
@@ -69,14 +66,13 @@
 //! The submission gate is closed after `Welcome`.
 //!
 //! ```text
-//! owner  -> tenant  Run { turn, .. }: the gate opens
-//! owner  -> tenant  Stop { turn }: close the gate and drain
-//! tenant -> owner   Stopped { turn, usage, waiting }: no work is in flight, or it ends within `Run::idle_us`
-//! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
-//! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
-//! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
-//! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at its answer
-//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain and send `Stopped`
+//! owner -> tenant Run { turn, .. }: the gate opens owner -> tenant Stop { turn }: close the gate and drain tenant ->
+//! owner Stopped { turn, usage, waiting }: no work is in flight, or it completes within `Run::idle_us` tenant -> owner
+//! Waiting: a submission waits at the closed gate; once per closing of the gate tenant -> owner Used { turn, usage }:
+//! every [`Run::report_us`], unless that is 0 owner -> tenant Yield { turn }: end the turn when the program waits for a
+//! result owner -> tenant Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at the
+//! reply owner -> tenant Step { turn, .. }: one waiting submission passes the closed gate; then drain and send
+//! `Stopped`
 //! ```
 //!
 //! The tenant's side stops without `Stop` after [`Run::length_us`], or if no work was submitted or in flight for
@@ -84,36 +80,32 @@
 //! the tenant is alone and the library does not measure its work. A `Run` during a turn replaces the turn's terms.
 //! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the turn also
 //! ends when the program waits for a result, that is, if it has not submitted anything for a while and its last work is
-//! about to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`.
-//! The owner verifies this with the server. The gates of a share group's processes listed by the server can be open
-//! concurrently. When the turn of a tenant with several cards ends, cards without work get a `Step`, because kernels on
-//! the other cards may wait for a kernel that the closed gate blocks. A process without a waiting submission replies
-//! immediately.
+//! about to complete. A process that is a client of the card's MPS server sends `Concurrent` once, directly after
+//! `Welcome`. The owner verifies this with the server. The gates of a share group's processes listed by the server can
+//! be open concurrently. When the turn of a tenant with several cards ends, cards without work get a `Step`, because
+//! kernels on the other cards may wait for a kernel that the closed gate blocks. A process without a waiting submission
+//! replies immediately.
 //!
 //! # Moves between cards
 //!
-//! The owners of both cards use the same socket of the tenant, one after the other.
+//! The owners of both cards use the tenant's socket in turn.
 //!
 //! ```text
-//! owner  -> tenant  Leave { .. }: all chunks are in host memory
-//! tenant -> owner   Left { obstacle: None }: gate closed, all chunks unmapped, no request in progress
-//! owner  -> tenant  Goodbye(Moved)
-//!                   (the tenant's side connects again, and gets `Welcome` from the owner of the other card)
-//! tenant -> owner   Elsewhere { uuid }
-//!                   (the owner makes the driver checkpoint the process and restore it on its card)
-//! owner  -> tenant  Fetched, or Goodbye(Moved)
-//! tenant -> owner   Adopt..., as after any reconnection
+//! owner -> tenant Leave { .. }: all chunks are in host memory tenant -> owner Left { obstacle: None }: gate closed,
+//! all chunks unmapped, no request in progress owner -> tenant Goodbye(Moved) (the tenant's side connects again, and
+//! gets `Welcome` from the owner of the other card) tenant -> owner Elsewhere { uuid } (the owner checkpoints the
+//! process and restores it on its card) owner -> tenant Fetched, or Goodbye(Moved) tenant -> owner Adopt..., as after
+//! any reconnection
 //! ```
 //!
-//! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the
-//! owner of the card on which it is. If no owner serves it in time, it maps its chunks where it is, and runs without
-//! an owner.
+//! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the owner
+//! of the process's card. If no owner serves it in time, it maps its chunks on that card, and runs without an owner.
 //!
 //! # Ends
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
 //! connection is closed without a `Goodbye`, the owner considers the process dead, and the tenant's side considers the
-//! owner absent. The tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to
+//! owner absent. The tenant's side then opens its gate, keeps its memory, rejects allocations in chunks, and tries to
 //! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
 //! indefinitely for the other, and the owner never blocks when it sends a message ([`Link::try_send`]). Messages wait
 //! while the queue of their connection is full, or while the connection, its tenant or all tenants together have the
@@ -121,33 +113,33 @@
 //!
 //! # Bounds
 //!
-//! The owner has one serving thread. Each message costs this thread a bounded number of steps, each of which is one or
-//! two searches in an ordered map. Each event performs up to 1,024 steps of deferrable work (placing and releasing
-//! chunks). Later events perform the remaining steps. A tenant gets 64 messages and 4,096 steps before the other
-//! tenants are served.
+//! The owner has one serving thread. Each message costs this thread a bounded number of steps. A step is one or two
+//! searches in an ordered map. Each event performs up to 1,024 steps of deferrable work (placing and releasing chunks).
+//! Later events perform the remaining steps. A tenant gets 64 messages and 4,096 steps before the other tenants are
+//! served.
 //!
 //! | message | own steps | deferred |
 //! |---|---|---|
 //! | `Hello`, the end of a connection | connections | all chunks of the process |
 //! | `Left`, `Elsewhere` | connections | |
 //! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
-//! | `Allocate` | 1 | its chunks; 32 pieces of a tenant are made at a time |
-//! | `Fix`, `Unfix` | 1 | their bytes, in chunks |
-//! | `Export` | 6 times [`MAX_EXPORTED`]: its chunks, and those of four tokens that are examined | |
+//! | `Allocate` | 1 | its chunks; 32 pieces are created at a time per tenant |
+//! | `Fix`, `Unfix` | 1 | their size in chunks |
+//! | `Export` | 6 times [`MAX_EXPORTED`]: its chunks, and those of four examined tokens | |
 //! | `Open` | twice [`MAX_EXPORTED`] | |
-//! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used`, `Concurrent` | connections, and tenants | |
+//! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used`, `Concurrent` | connections and tenants | |
 //! | `AskMemory`, `Quiet`, `Busy`, `Redirected` | [`MAX_CHUNKS`] for each of 6 batches | |
 //!
 //! | resource of a tenant | limit | beyond the limit |
 //! |---|---|---|
-//! | connections | 1,024, and a share of the owner's descriptors | [`End::Crowded`] |
+//! | connections | 1,024, and a fraction of the owner's descriptors | [`End::Crowded`] |
 //! | time before `Hello` | 5 s | the owner closes the connection |
 //! | pending requests of a process | [`MAX_PENDING`] | [`Refusal::Crowded`] |
 //! | unread descriptors | 256 per connection, 4,096 per tenant | the message waits |
 //! | unread replies of a process | 256 | the owner closes the connection |
 //! | tokens | 65,536, which refer to at most 262,144 chunks | [`Refusal::Exhausted`] |
 //! | chunk numbers of all processes | 8 per chunk of the memory limit, at least 65,536 | [`Refusal::Exhausted`] |
-//! | adopted chunk numbers | the tenant's limit on chunks; all must be new | [`End::Violation`], [`End::Evicted`] |
+//! | adopted chunk numbers | the tenant's chunk limit; all must be new | [`End::Violation`], [`End::Evicted`] |
 //!
 //! # Versions
 //!
@@ -169,7 +161,7 @@ pub use message::{
 
 /// Version of the messages.
 pub const VERSION: u16 = 8;
-/// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
+/// Oldest version that an owner supports. Programs outlive owners, and keep the library that they started with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -185,8 +177,7 @@ pub const VERSION_CONCURRENT: u16 = 6;
 pub const VERSION_GANGS: u16 = 7;
 /// First version with [`FromOwner::Leave`], [`FromTenant::Elsewhere`] and [`End::Moved`].
 pub const VERSION_MOVES: u16 = 8;
-/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
-/// answers.
+/// Maximum number of pending requests ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) per process.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -203,10 +194,10 @@ pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
-/// takes this long to reach the card. If it arrived earlier, the hardware would switch between both tenants.
+/// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it replies to a request
-/// for empty chunks.
+/// Maximum time in milliseconds that the tenant's side waits for work that uses freed memory before it replies to a
+/// request for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reconnect to its owner, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;

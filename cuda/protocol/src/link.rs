@@ -17,12 +17,12 @@ use crate::{FromOwner, FromTenant, MAX_DESCRIPTORS, MAX_PACKET, Malformed};
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
-/// A message and its descriptors, in the order in which the message names them.
+/// A message and its descriptors, in the order in which the message refers to them.
 #[derive(Debug)]
 pub struct Received<M> {
     /// The message.
     pub message: M,
-    /// The message's descriptors, with the close-on-exec flag.
+    /// The message's descriptors, with the close-on-exec flag set.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -35,11 +35,11 @@ pub enum LinkError {
     /// The other side has closed the connection.
     #[error("the other side closed the connection")]
     Closed,
-    /// The queue to the other side is full or no message has arrived.
+    /// The send queue is full, or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
-    /// The user has reached the system's limit of descriptors in flight (`ETOOMANYREFS`). Sending can be retried.
-    #[error("too many descriptors of this user are on their way to processes that do not read")]
+    /// The user has reached the system's limit on descriptors in flight (`ETOOMANYREFS`). Sending can be retried.
+    #[error("too many descriptors of this user are in flight to processes that do not read")]
     Crowded,
     /// The packet is not a valid message.
     #[error(transparent)]
@@ -74,7 +74,7 @@ impl Link {
         Ok((Self(a), Self(b)))
     }
 
-    /// Sends a tenant's message. Waits while the queue is full.
+    /// Sends a tenant's message. Blocks while the queue is full.
     pub fn send(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         self.transmit(message, descriptors, SendFlags::NOSIGNAL)
     }
@@ -157,8 +157,7 @@ impl Link {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Malformed::TooMany { item: "bytes or more", count: MAX_PACKET + 1, most: MAX_PACKET }.into());
         }
-        // A message contains at least one byte for its kind, so an empty packet indicates that the connection was
-        // closed.
+        // Every message has at least a kind byte, so an empty packet indicates that the connection was closed.
         let Some(packet) = buffer.get(..received.bytes).filter(|p| !p.is_empty()) else {
             return Err(LinkError::Closed);
         };
@@ -203,9 +202,9 @@ mod tests {
         owner.try_send(&message, &[reader.as_fd(), writer.as_fd()]).expect("sent");
         let received = tenant.receive().expect("received");
         assert_eq!(received.message, message);
-        rustix::io::write(&received.descriptors[1], b"x").expect("the second is the pipe's writing end");
+        rustix::io::write(&received.descriptors[1], b"x").expect("the second is the pipe's write end");
         let mut byte = [0];
-        rustix::io::read(&received.descriptors[0], &mut byte).expect("the first is its reading end");
+        rustix::io::read(&received.descriptors[0], &mut byte).expect("the first is its read end");
         assert_eq!(&byte, b"x");
     }
 

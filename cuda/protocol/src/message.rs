@@ -8,7 +8,7 @@ use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCE
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub u64);
 
-/// Memory that contains a chunk.
+/// Kind of memory that a chunk is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// Card memory.
@@ -24,9 +24,9 @@ pub struct Hello {
     pub version: u16,
     /// Process ID in the process's own namespace. In a container, the owner sees a different process ID.
     pub pid: u32,
-    /// Random number of the library instance in this process. Unchanged after a reconnection.
+    /// Random number that identifies the library instance in this process. Unchanged after a reconnection.
     pub instance: u128,
-    /// Requested tenant, from [`crate::TENANT_VARIABLE`]. If empty, the owner selects a tenant by the credentials.
+    /// Requested tenant, from [`crate::TENANT_VARIABLE`]. If empty, the owner selects a tenant from the credentials.
     pub tenant: String,
     /// Name of the program, for display.
     pub program: String,
@@ -39,7 +39,7 @@ pub struct Hello {
 pub struct CardInfo {
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
-    /// Number of bytes that `cuDeviceTotalMem` reports to this tenant.
+    /// Memory size that `cuDeviceTotalMem` reports to this tenant, in bytes.
     pub total_bytes: u64,
 }
 
@@ -61,7 +61,7 @@ pub struct Welcome {
 pub struct Chunk {
     /// ID of the chunk.
     pub id: ChunkId,
-    /// Memory that the descriptor refers to.
+    /// Kind of memory that the descriptor refers to.
     pub place: Place,
 }
 
@@ -72,7 +72,7 @@ pub struct Adopted {
     pub card: u8,
     /// ID of the chunk.
     pub id: ChunkId,
-    /// Memory of the chunk.
+    /// Kind of memory of the chunk.
     pub place: Place,
     /// Set if the packet contains the chunk's descriptor. Otherwise, the chunk is not relocated until it is freed.
     pub descriptor: bool,
@@ -85,7 +85,7 @@ pub enum FixedKind {
     Array,
     /// Managed memory.
     Managed,
-    /// Memory shared with other processes or other cards.
+    /// Memory shared with other processes or cards.
     Shared,
     /// The driver's own memory: pools, graphs, modules, and contexts.
     Driver,
@@ -98,13 +98,13 @@ pub enum FixedKind {
 pub enum Refusal {
     /// The tenant's quota is reached.
     Quota,
-    /// The card is full and the tenant's policy is to refuse, or the tenant's share of host memory is exhausted.
+    /// The card is full and the tenant's policy is `refuse`, or the tenant's share of host memory is exhausted.
     Exhausted,
-    /// The request was malformed or names an object of another tenant.
+    /// The request was malformed or refers to an object of another tenant.
     Invalid,
     /// This owner does not support the request.
     Unsupported,
-    /// The owner failed; its log has the details.
+    /// The owner failed. Its log contains the details.
     Failed,
     /// The chunks are being relocated, so the request must be repeated later. Only a reply to [`FromTenant::Export`].
     Moving,
@@ -122,10 +122,11 @@ pub struct Run {
     pub turn: u32,
     /// Length in microseconds, or 0 if the turn lasts until `Stop`.
     pub length_us: u32,
-    /// Limit of the work in flight, in microseconds of card time. 0 disables the limit and the measurement.
+    /// Limit on the work in flight, in microseconds of card time. 0 disables limiting and measuring.
     pub run_ahead_us: u32,
-    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. When a turn ends,
-    /// [`FromTenant::Ending`] announces the end of its last work by this time in advance, if the end is predictable.
+    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. At the end of a turn,
+    /// [`FromTenant::Ending`] announces the completion of its last work up to this time in advance, if it is
+    /// predictable.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds, or 0 for no reports.
     pub report_us: u32,
@@ -138,11 +139,11 @@ pub struct Usage {
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
-    /// Number of submissions that have ended.
+    /// Number of completed submissions.
     pub launches: u32,
 }
 
-/// Reason why a connection ends.
+/// Reason why a connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum End {
     /// The process is exiting, or the owner is shutting down and will be restarted.
@@ -165,7 +166,7 @@ pub enum End {
 /// Reason why a process cannot leave its card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Obstacle {
-    /// Its work, a request or a relocation does not end in time: repeat the message later.
+    /// Its work, a request or a relocation does not complete in time. The message can be repeated later.
     Busy,
     /// It uses several cards.
     Cards,
@@ -202,12 +203,12 @@ pub enum FromTenant {
         /// Number of requested chunks. Not limited.
         chunks: u32,
     },
-    /// Returns chunks after they have been unmapped and released.
+    /// Returns chunks that have been unmapped and released.
     Free {
         /// The chunks.
         chunks: Vec<ChunkId>,
     },
-    /// Requests that memory that cannot be relocated is charged to the tenant.
+    /// Charges memory that cannot be relocated to the tenant.
     Fix {
         /// Number of the request, for the reply.
         request: u32,
@@ -248,7 +249,7 @@ pub enum FromTenant {
     Redirected {
         /// Number of the order.
         order: u32,
-        /// Number of redirected chunks at the start of the list.
+        /// Number of chunks at the start of the list that have been redirected.
         moved: u32,
     },
     /// A submission is waiting at the closed gate.
@@ -256,7 +257,7 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// The turn has ended. No work is in flight, or all work in flight ends within [`crate::EARLY_US`].
+    /// The turn has ended. No work is in flight, or all work in flight completes within [`crate::EARLY_US`].
     Stopped {
         /// Card.
         card: u8,
@@ -276,7 +277,7 @@ pub enum FromTenant {
         /// Usage since the last report.
         usage: Usage,
     },
-    /// Requests a token with which other processes of the tenant can map these chunks. Afterwards, the chunks are not
+    /// Requests a token that lets other processes of the tenant map these chunks. From then on, the chunks are not
     /// relocated. The owner replies with `Shared` or `Refused`.
     Export {
         /// Number of the request, for the reply.
@@ -293,13 +294,13 @@ pub enum FromTenant {
     },
     /// Last message.
     Goodbye(End),
-    /// Announces the end of the turn, with the expected end of its last work. `Stopped` follows. Since version 2.
+    /// Announces the end of the turn and the expected completion of its last work. `Stopped` follows. Since version 2.
     Ending {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
-        /// Expected time until the work ends, in microseconds.
+        /// Expected time until the work completes, in microseconds.
         in_us: u32,
     },
     /// Queries the tenant's processes. The owner replies with `Processes`. Since version 3.
@@ -320,13 +321,13 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// Answer to `Leave`. Since version 8.
+    /// Reply to `Leave`. Since version 8.
     Left {
-        /// Reason why the process stays; `None` if its gate is closed and it has unmapped all chunks.
+        /// Reason why the process stays, or `None` if its gate is closed and it has unmapped all chunks.
         obstacle: Option<Obstacle>,
     },
-    /// Reports that the process is on another card than the owner's, with all chunks unmapped. The owner answers with
-    /// `Fetched`, or ends the connection. Since version 8.
+    /// Reports that the process is on a different card than the owner's, with all chunks unmapped. The owner replies
+    /// with `Fetched`, or closes the connection. Since version 8.
     Elsewhere {
         /// `cuDeviceGetUuid` of the process's card.
         uuid: [u8; 16],
@@ -431,25 +432,25 @@ pub enum FromOwner {
         /// Number of the turn.
         turn: u32,
     },
-    /// Ends the turn like `Stop`, but the reply follows only when all work has completed, because work that waits for
-    /// another card has no predictable end. Since version 7.
+    /// Ends the turn like `Stop`, but the reply is sent only when all work has completed, because the end of work that
+    /// waits for another card is not predictable. Since version 7.
     Drain {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
     },
-    /// Lets one waiting submission pass the closed gate. The reply is `Stopped` with the number of this turn. It is
-    /// sent when all work has completed, or immediately if no submission is waiting. Since version 7.
+    /// Lets one waiting submission pass the closed gate. The reply is `Stopped` with this turn's number, and is sent
+    /// when all work has completed, or immediately if no submission is waiting. Since version 7.
     Step(Run),
-    /// Asks the process to close its gate and to unmap all chunks, which are in host memory, because it moves to
-    /// another card. The process keeps the chunks' descriptors. Since version 8.
+    /// Requests that the process closes its gate and unmaps all chunks, because it moves to another card. All chunks
+    /// are in host memory. The process keeps their descriptors. Since version 8.
     Leave {
-        /// Time limit in microseconds after which the process gives up and answers [`Obstacle::Busy`].
+        /// Time limit in microseconds, after which the process gives up and replies with [`Obstacle::Busy`].
         patience_us: u32,
     },
-    /// The driver has moved the process, or found that it was interrupted and lets it continue: its calls work again.
-    /// Since version 8.
+    /// The driver has moved the process, or has resumed it after an interrupted move. The process can call the driver
+    /// again. Since version 8.
     Fetched,
 }
 
@@ -469,7 +470,7 @@ pub enum Malformed {
         item: &'static str,
         /// Number of items.
         count: usize,
-        /// The limit.
+        /// Maximum number of items.
         most: usize,
     },
     /// The number of descriptors does not match the message.
@@ -477,7 +478,7 @@ pub enum Malformed {
     Descriptors {
         /// Number of received descriptors.
         found: usize,
-        /// Number of descriptors that the message names.
+        /// Number of descriptors that the message refers to.
         wanted: usize,
     },
 }
@@ -505,8 +506,8 @@ impl Message for FromTenant {
     fn check(&self) -> Result<(), Malformed> {
         match self {
             Self::Hello(hello) => {
-                within("bytes of a tenant's name", hello.tenant.len(), MAX_NAME)?;
-                within("bytes of a program's name", hello.program.len(), MAX_NAME)
+                within("bytes of a tenant name", hello.tenant.len(), MAX_NAME)?;
+                within("bytes of a program name", hello.program.len(), MAX_NAME)
             }
             Self::Adopt { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Free { chunks } => within("chunks", chunks.len(), MAX_CHUNKS),

@@ -1,7 +1,7 @@
 //! Finds obstacles to CUDA in a guest, with their remedies.
 //!
-//! The checks cover all components that a program needs: the device, its window, the kernel's driver, the render node,
-//! the version of the host's side, and the library that the loader finds.
+//! The checks cover all components that a program needs: the device, its window, the kernel driver, the render node,
+//! the host's version, and the library that the loader finds.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,11 +12,11 @@ use crate::node::{Node, OpenError};
 
 /// PCI vendor and device IDs of virtio-gpu.
 const IDS: (&str, &str) = ("0x1af4", "0x1050");
-/// Minimum size of the window. Smaller regions contain registers.
+/// Minimum size of the window in bytes. Smaller regions contain registers.
 const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Regions at or above this address are mapped as cacheable.
 const FOUR_GIB: u64 = 1 << 32;
-/// Folder in which the package installs the libraries.
+/// Folder where the package installs the libraries.
 pub const LIBRARIES: &str = "usr/lib/gpu-mediator-guest";
 /// Name of the library that programs load.
 const LIBRARY: &str = "libcuda.so.1";
@@ -42,14 +42,14 @@ impl Finding {
     }
 }
 
-/// A guest whose files are below a folder.
+/// A guest, given by its root folder.
 #[derive(Clone, Debug)]
 pub struct Guest {
     root: PathBuf,
 }
 
 impl Guest {
-    /// Returns the machine that runs this program.
+    /// Returns the guest that runs this program.
     #[must_use]
     pub fn this() -> Self {
         Self { root: "/".into() }
@@ -131,12 +131,12 @@ impl Guest {
             }
             Some((start, bytes)) if bytes >= MIN_WINDOW_BYTES => Finding::missing(
                 "window",
-                format!("{} MiB below 4 GiB ({start:#x}), which is mapped without caches", bytes >> 20),
+                format!("{} MiB below 4 GiB ({start:#x}), which is mapped uncached", bytes >> 20),
                 "give the VM firmware that places large regions above 4 GiB, such as OVMF or a newer SeaBIOS",
             ),
             _ => Finding::missing(
                 "window",
-                "no window: the firmware or the kernel found no room for it, or the device is for a display",
+                "no window: the firmware or the kernel found no space for it, or the device is a display",
                 "give the VM a larger range of addresses above 4 GiB (QEMU: `-global q35-pcihost.pci-hole64-size=2T`, and \
                  `-cpu host`), or a smaller window on the host (`cuda.window_mib`); `dmesg | grep BAR` has the kernel's reason",
             ),
@@ -156,7 +156,7 @@ impl Guest {
             return Finding::missing(
                 "kernel",
                 format!("{release}: the module virtio-gpu is not loaded"),
-                "`modprobe virtio-gpu`; for each boot, a file in /etc/modules-load.d with the line `virtio-gpu`",
+                "`modprobe virtio-gpu`; for each boot, add the line `virtio-gpu` to a file in /etc/modules-load.d",
             );
         }
         Finding::missing(
@@ -178,14 +178,14 @@ impl Guest {
             None => Finding::missing(
                 "render-node",
                 "no render node in /dev/dri",
-                "the driver did not take the device: `dmesg | grep -i virtio_gpu` has the reason; in a container, pass \
-                 /dev/dri (`--device /dev/dri`)",
+                "the driver did not bind to the device: `dmesg | grep -i virtio_gpu` shows the reason; in a container, \
+                 pass /dev/dri (`--device /dev/dri`)",
             ),
         }
     }
 }
 
-/// Checks the result of opening the render node.
+/// Converts the result of opening the render node to a finding.
 fn node(found: Result<Node, OpenError>) -> Finding {
     match found {
         Ok(node) => {
@@ -217,13 +217,13 @@ fn library(cache: &[u8]) -> Finding {
         Some(place) if place.contains(LIBRARIES) => Finding::good("library", place),
         Some(place) => Finding::missing(
             "library",
-            format!("programs load {place}, which is not of gpu-mediator-guest"),
-            "remove NVIDIA's driver from this VM (Debian: `apt remove libcuda1 nvidia-driver`), or name our folder first: \
-             LD_LIBRARY_PATH=/usr/lib/gpu-mediator-guest",
+            format!("programs load {place}, which is not from gpu-mediator-guest"),
+            "remove NVIDIA's driver from this VM (Debian: `apt remove libcuda1 nvidia-driver`), or list our folder \
+             first: LD_LIBRARY_PATH=/usr/lib/gpu-mediator-guest",
         ),
         None => Finding::missing(
             "library",
-            format!("the loader knows no {LIBRARY}"),
+            format!("the loader does not find {LIBRARY}"),
             "install the package gpu-mediator-guest, or run `ldconfig`",
         ),
     }

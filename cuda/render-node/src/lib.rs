@@ -1,6 +1,6 @@
 //! The render node of a VM's CUDA function, for programs in the guest.
 //!
-//! - `uapi`: arguments and numbers of ioctl requests.
+//! - `uapi`: arguments and numbers of the ioctls.
 //! - `node`: an open node and its context, with blobs, mappings, submissions, and fences.
 //! - `doctor`: finds obstacles to CUDA in a guest. The program `gpu-mediator-guest-doctor` prints them with their
 //!   remedies.

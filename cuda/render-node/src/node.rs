@@ -1,7 +1,7 @@
 //! An open render node whose context uses our capability set.
 //!
-//! UNSAFETY: makes `ioctl` calls and maps memory at addresses chosen by the caller. [`Request`] associates each
-//! argument type with its request number. Arguments with addresses are built next to the calls.
+//! UNSAFETY: calls `ioctl` and maps memory at addresses chosen by the caller. [`Request`] associates each argument type
+//! with its request number. Arguments with addresses are built next to the calls.
 
 use std::fs;
 use std::io;
@@ -26,7 +26,7 @@ pub const RINGS: u64 = 64;
 /// Reason why a node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No node has the capability set.
+    /// No node offers the capability set.
     #[error(
         "no render node in /dev/dri has CUDA: the kernel needs virtio_gpu (Debian's cloud kernels lack it), and the VM a \
          CUDA function"
@@ -44,7 +44,7 @@ pub enum OpenError {
         if *host > CAPSET_VERSION { "the package gpu-mediator-guest in this VM" } else { "gpu-mediator on the host" }
     )]
     Version {
-        /// Version of the host's side.
+        /// Version of the host.
         host: u32,
     },
 }
@@ -63,7 +63,7 @@ pub struct Capset {
     pub window_bytes: u64,
 }
 
-/// A handle of a blob. The caller must close it with [`Node::close`].
+/// A blob handle. The caller must close it with [`Node::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(u32);
 
@@ -154,7 +154,7 @@ impl Node {
         self.capset
     }
 
-    /// Creates a blob with the identifier `blob`, which the program chooses.
+    /// Creates a blob with the identifier `blob`, chosen by the program.
     ///
     /// # Errors
     /// Returns an error if the window is full. Other errors are reported when the blob is mapped.
@@ -223,7 +223,7 @@ impl Node {
         call(&self.file, &mut uapi::Close { handle: handle.0, padding: 0 })
     }
 
-    /// Passes bytes to the device.
+    /// Submits bytes to the device.
     ///
     /// # Errors
     /// Returns an error if the driver cannot send the bytes.
@@ -231,7 +231,7 @@ impl Node {
         self.submit_with(command, 0, 0).map(drop)
     }
 
-    /// Passes bytes to the device. Returns a descriptor that becomes readable when the device has completed this
+    /// Submits bytes to the device. Returns a descriptor that becomes readable when the device has completed this
     /// submission or a later one on the same ring.
     ///
     /// # Errors
@@ -241,7 +241,7 @@ impl Node {
         if fence < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the driver has created the descriptor for the caller.
+        // SAFETY: the driver created the descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(fence) })
     }
 

@@ -15,11 +15,11 @@ use rustix::io::Errno;
 
 use crate::node::{Handle, Node, OpenError, RINGS, reserve, unmap};
 
-/// Submission that wakes the worker.
+/// Command that wakes the worker.
 const DOORBELL: u32 = 1;
-/// Submission that the device completes when a word has reached a value.
+/// Command whose fence the device signals when a word has reached a value.
 const WAIT: u32 = 2;
-/// Submission that sends the name of the process.
+/// Command that identifies the process.
 const IDENTIFY: u32 = 3;
 
 /// The transport of one process.
@@ -46,7 +46,7 @@ impl RenderTransport {
     /// Uses an open node.
     #[must_use]
     pub fn new(node: Node) -> Self {
-        // The name is only shown to operators.
+        // The process ID is only displayed, so errors are ignored.
         let _ = node.submit(&words(&[IDENTIFY, std::process::id()]));
         Self {
             node: ManuallyDrop::new(node),
@@ -139,7 +139,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Bit mask of the rings in use by threads. Bit 0 is set, because ring 0 must not be used.
+/// Bit mask of the rings assigned to threads. Bit 0 is always set, because ring 0 must not be used.
 static USED_RINGS: AtomicU64 = AtomicU64::new(1);
 /// The ring that threads share if no other ring is free.
 const SHARED_RING: u32 = RINGS as u32 - 1;
@@ -198,6 +198,6 @@ mod tests {
         rings.sort_unstable();
         rings.dedup();
         assert_eq!(rings.len(), 41);
-        assert_eq!(USED_RINGS.load(Ordering::Acquire).count_ones(), 2, "ring 0 and this thread's");
+        assert_eq!(USED_RINGS.load(Ordering::Acquire).count_ones(), 2, "ring 0 and this thread's ring");
     }
 }

@@ -1,12 +1,12 @@
-//! Arguments and numbers of the DRM requests of the Linux driver `virtio_gpu`.
+//! Arguments and numbers of the DRM ioctls of the Linux driver `virtio_gpu`.
 //!
 //! Sources: `linux/virtgpu_drm.h`, `drm/drm.h`.
 
 use rustix::ioctl::{Opcode, opcode};
 
-/// Group of all DRM requests.
+/// Type of all DRM ioctls.
 const GROUP: u8 = b'd';
-/// First number of driver-specific requests.
+/// First number of driver-specific ioctls.
 const DRIVER: u8 = 0x40;
 
 /// A request: its argument and its number.
@@ -37,20 +37,20 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Requests the name of the driver.
+    /// Queries the driver's name.
     Version = opcode::read_write::<Version>(GROUP, 0x00),
         major: i32, minor: i32, patch: i32, padding: u32, name_bytes: u64, name: u64, date_bytes: u64, date: u64,
         description_bytes: u64, description: u64;
     /// Closes a handle.
     Close = opcode::write::<Close>(GROUP, 0x09), handle: u32, padding: u32;
-    /// Requests the offset for mapping a blob.
+    /// Queries the offset for mapping a blob.
     Map = opcode::read_write::<Map>(GROUP, DRIVER + 0x01), offset: u64, handle: u32, padding: u32;
     /// Submits bytes to the context. Newer kernels have additional fields, and treat missing fields as zeros.
     Submit = opcode::read_write::<Submit>(GROUP, DRIVER + 0x02),
         flags: u32, bytes: u32, command: u64, handles: u64, handle_count: u32, fence: i32, ring: u32, padding: u32;
-    /// Requests a parameter, which the kernel stores at an address.
+    /// Queries a parameter, which the kernel stores at an address.
     GetParameter = opcode::read_write::<GetParameter>(GROUP, DRIVER + 0x03), parameter: u64, value: u64;
-    /// Requests a capability set.
+    /// Queries a capability set.
     GetCapset = opcode::read_write::<GetCapset>(GROUP, DRIVER + 0x09),
         id: u32, version: u32, address: u64, bytes: u32, padding: u32;
     /// Creates a blob.
@@ -69,13 +69,13 @@ pub(crate) mod parameter {
     pub(crate) const CAPSETS: u64 = 7;
 }
 
-/// Numbers of a new context's parameters. Each parameter is passed as its number and its value.
+/// Numbers of context parameters. Each parameter is passed as a number and a value.
 pub(crate) mod context {
     pub(crate) const CAPSET: u64 = 1;
     pub(crate) const RINGS: u64 = 2;
 }
 
-/// Memory type of a blob in host memory.
+/// Memory type of a blob that the host allocates.
 pub(crate) const MEMORY_HOST3D: u32 = 2;
 /// Flag of a mappable blob.
 pub(crate) const BLOB_MAPPABLE: u32 = 1;
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_header() {
-        // The direction, size, group and number, encoded as by `_IOWR`.
+        // The direction, size, type and number, encoded like `_IOWR`.
         assert_eq!(Map::OPCODE, 0xc010_6441);
         assert_eq!(Submit::OPCODE, 0xc028_6442);
         assert_eq!(GetParameter::OPCODE, 0xc010_6443);

@@ -39,6 +39,12 @@ SIZES = tuple(8**power for power in range(1, 11))
 # Duration of a measurement, and time after which all programs have work in flight.
 WINDOW_S, SETTLING_S = 4.0, 0.7
 LARGE_BYTES = 2 << 20
+# JAX would reserve most of the memory of all cards.
+JAX_ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+class NotRun(Exception):
+    """A case that this machine cannot run."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +150,29 @@ def all_reduce_in_one_process(run: Run) -> None:
     all_reduce(run, "all-reduce-in-one", CARDS[:1])
 
 
-def training(run: Run) -> None:
-    """Compares the times of training steps, and the final weights."""
-    native, tenant = run.pair("training")
+def training(run: Run, workload: str = "training", devices: tuple[int, ...] = CARDS) -> None:
+    """Compares the time of training steps, and the weights after all of them."""
+    native, tenant = run.pair(workload, devices)
     alternate(native, tenant, {"do": "train", "steps": 5}, pairs=1)
     times = [slowest(answers, "ms") for answers in alternate(native, tenant, {"do": "train", "steps": 30}, pairs=6)]
     run.result |= {"native_ms": times[0], "tenant_ms": times[1]}
     run.result["figures"] = {"time_ratio": ratio(times[1], times[0])}
     run.result["right"] = same(*alternate(native, tenant, {"do": "weights"}, pairs=1))
+
+
+def sharded_training(run: Run) -> None:
+    training(run, "training-sharded")
+
+
+def training_with_jax(run: Run) -> None:
+    """The same with JAX, which uses both cards in one process."""
+    program = "import jax; print(len(jax.devices('gpu')))"
+    found = subprocess.run([sys.executable, "-c", program], env={**run.session.environment, **JAX_ENVIRONMENT},
+                           capture_output=True, text=True, timeout=ANSWER_S)
+    if found.returncode or found.stdout.split()[-1:] != [str(len(CARDS))]:
+        said = (found.stderr.strip().splitlines() or [found.stdout])[-1]
+        raise NotRun(f"`python3` has no `jax` package that sees {len(CARDS)} cards: {said[:300]}")
+    training(run, "training-jax", CARDS[:1])
 
 
 def decoding(run: Run, workload: str) -> None:
@@ -371,6 +392,8 @@ CASES = (
     Case("one process, two cards", peers, {f"{part}_time_ratio": RATIO_OF_TIME
                                            for part in ("copies", "kernels", "pipeline")}, is_smoke=True),
     Case("two gangs, weights 1:1", two_gangs_with_equal_weights, {"off_share": OFF_SHARE, "lost": LOST}, is_smoke=True),
+    Case("training, FSDP", sharded_training, {"time_ratio": RATIO_OF_TIME}),
+    Case("training, JAX", training_with_jax, {"time_ratio": RATIO_OF_TIME}),
     Case("decoding", decoding_without_graphs, {"time_ratio": RATIO_OF_TIME}),
     Case("decoding, CUDA graphs", decoding_with_graphs, {"time_ratio": RATIO_OF_TIME}),
     Case("two gangs, weights 3:1", two_gangs_with_weights_3_to_1, {"off_share": OFF_SHARE, "lost": LOST}),
@@ -427,7 +450,9 @@ class Bench:
             run = Run(session, self._build, self._driver)
             try:
                 case.measure(run)
-            except Exception as error:  # A failing case does not stop the others.
+            except NotRun as error:
+                run.result["not_run"] = str(error)
+            except Exception as error:  # A case that cannot be measured does not stop the others.
                 run.result["error"] = f"{type(error).__name__}: {error}"[:1200]
                 run.result["diagnosis"] = attempt(session.diagnosis)
             finally:
@@ -449,8 +474,8 @@ def attempt(look: Callable[[], dict]) -> dict:
 
 
 def shown(result: dict) -> dict:
-    """Returns the part of a result to print."""
-    keys = ("figures", "right", "missed", "error", "case_s")
+    """Returns the part of a result that is printed."""
+    keys = ("figures", "right", "missed", "error", "not_run", "case_s")
     return {key: result[key] for key in keys if result.get(key) not in (None, [])}
 
 
@@ -474,7 +499,9 @@ def summary(rounds: list[dict]) -> dict:
             continue
         names = dict.fromkeys(name for result in results for name in result.get("figures", {}))
         row: dict = {"rounds": len(results), "errors": sum("error" in result for result in results),
-                     "wrong": sum(result.get("right") is False for result in results)}
+                     "wrong": sum(result.get("right") is False for result in results),
+                     **({"not_run": reasons} if (reasons := [one["not_run"] for one in results if "not_run" in one])
+                        else {})}
         for name in names:
             values = [result["figures"][name] for result in results if name in result.get("figures", {})]
             row[name] = {"median": round(statistics.median(values), 4), "least": min(values), "most": max(values)}

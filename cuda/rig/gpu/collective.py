@@ -191,13 +191,16 @@ class Training:
         torch.manual_seed(1)
         layers = [Block(self.WIDTH, self.HEADS) for _ in range(self.LAYERS)]
         self._model = torch.nn.Sequential(*layers).to(place.card)
-        devices = [place.card.index] if place.card.type == "cuda" else None
-        self._parallel = torch.nn.parallel.DistributedDataParallel(self._model, device_ids=devices)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._parallel = self._parallel_model()
+        self._optimizer = torch.optim.AdamW(self._parallel.parameters(), lr=1e-4)
         shape = (self.BATCH, self.LENGTH, self.WIDTH)
         generator = place.generator(2 + place.rank)
         self._inputs = torch.randn(shape, device=place.card, generator=generator)
         self._targets = torch.randn(shape, device=place.card, generator=generator)
+
+    def _parallel_model(self) -> torch.nn.Module:
+        devices = [self._place.card.index] if self._place.card.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(self._model, device_ids=devices)
 
     def train(self, steps: int) -> dict:
         self._place.meet()
@@ -212,6 +215,24 @@ class Training:
     def weights(self) -> dict:
         """Returns a checksum of the weights."""
         return {"checksum": digest(list(self._model.parameters()))}
+
+
+class ShardedTraining(Training):
+    """The same training with FullyShardedDataParallel: each process has a part of the weights, and all of one layer."""
+
+    def _parallel_model(self) -> torch.nn.Module:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        return FullyShardedDataParallel(self._model, auto_wrap_policy=ModuleWrapPolicy({Block}),
+                                        device_id=self._place.card, use_orig_params=True)
+
+    def weights(self) -> dict:
+        """Returns a checksum of all weights, which each process gathers."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(self._parallel, writeback=False):
+            return {"checksum": digest(list(self._parallel.parameters()))}
 
 
 class Decoding:
@@ -439,8 +460,15 @@ class Peers:
         return {"ms": round((time.perf_counter() - begin) * 1e3, 3), "checksum": digest(results)}
 
 
+def jax_training(place: Place) -> object:
+    """Returns the workload of JAX, which not every machine has."""
+    import jax_cards
+
+    return jax_cards.Training(place)
+
+
 WORKLOADS = {"all-reduce": AllReduce, "all-reduce-in-one": AllReduceInOneProcess, "training": Training,
-             "decoding": Decoding, "decoding-graphs": DecodingWithGraphs, "saturating": Saturating,
+             "training-sharded": ShardedTraining, "training-jax": jax_training, "decoding": Decoding, "decoding-graphs": DecodingWithGraphs, "saturating": Saturating,
              "filling": Filling, "peers": Peers}
 
 

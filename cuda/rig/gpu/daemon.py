@@ -252,7 +252,7 @@ class Session:
 
     def __init__(self, folder: Path, logs: Path, environment: Mapping[str, str], script: Path = HERE / "collective.py"):
         self._folder, self._logs, self._script = folder, logs, script
-        self._environment = dict(environment)
+        self.environment = self._environment = dict(environment)
         self.daemon: Daemon | None = None
         self.programs: list[Program] = []
 

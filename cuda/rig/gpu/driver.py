@@ -1,4 +1,4 @@
-"""The part of NVIDIA's driver API that the programs of `neighbours.py` call, through ctypes."""
+"""NVIDIA's driver API through ctypes: the few calls that the programs of `neighbours.py` and `faults.py` make."""
 
 import ctypes
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -134,11 +134,18 @@ class Driver:
     def wait_for(self, event: int) -> None:
         self.call("cuEventSynchronize", c_void_p(event))
 
-    def spin(self, kernel: int, us: int, word: int, stream: int) -> None:
-        """Launches the spinning kernel on all multiprocessors."""
+    def read_word(self, address: int) -> int:
+        """Waits for the work in the current context, and returns 8 bytes of the card's memory."""
+        value = c_uint64()
+        self.call("cuCtxSynchronize")
+        self.call("cuMemcpyDtoH_v2", ctypes.byref(value), c_uint64(address), c_size_t(8))
+        return value.value
+
+    def spin(self, kernel: int, us: int, word: int, stream: int, blocks: int = LAUNCH_BLOCKS) -> None:
+        """Launches the spinning kernel, by default on all multiprocessors."""
         values = [c_uint64(us), c_uint64(word)]
         pointers = (c_void_p * 2)(*(ctypes.addressof(value) for value in values))
-        sizes = [c_uint(size) for size in (LAUNCH_BLOCKS, 1, 1, LAUNCH_THREADS, 1, 1, 0)]
+        sizes = [c_uint(size) for size in (blocks, 1, 1, LAUNCH_THREADS, 1, 1, 0)]
         self.call("cuLaunchKernel", c_void_p(kernel), *sizes, c_void_p(stream), pointers, c_void_p())
 
     def begin_capture(self, stream: int) -> None:

@@ -40,6 +40,8 @@ LONGEST_CASE_S = 45
 TENANT_MIB = 5120
 # Memory for two jobs of 3 GiB each.
 SMALL_CARD_MIB, SMALL_HOST_MIB = 4096, 8192
+# Chunks of the card with little memory have the default size. Elsewhere, each chunk is small and never moves.
+CHUNK_MIB, SMALL_CHUNK_MIB = 2, 16
 SMALL_JOB_S = 7
 PACE_MS = 6
 GROUPS = ("one", "two", "small")
@@ -158,9 +160,11 @@ class Programs:
         groups = {way_of(name) for name in tenants} & set(GROUPS)
         suffix = {name: f":normal:{way_of(name)}" if way_of(name) in GROUPS else "" for name in tenants}
         words = tuple(f"{name}:{TENANT_MIB}:100{suffix[name]}" for name in tenants)
-        sizes = (SMALL_CARD_MIB, SMALL_HOST_MIB) if groups == {"small"} else (TENANT_MIB * len(tenants), 4096)
+        sizes = (TENANT_MIB * len(tenants), 4096, CHUNK_MIB)
+        if groups == {"small"}:
+            sizes = (SMALL_CARD_MIB, SMALL_HOST_MIB, SMALL_CHUNK_MIB)
         more = ("--mps-control", CONTROL, "--mps-folder", str(mps_folder)) if groups else ()
-        owner = Owner(rig, OwnerSettings(*sizes, 2, words, more))
+        owner = Owner(rig, OwnerSettings(*sizes, words, more))
         stack.callback(lambda: owner.process.end(timeout_s=20))
         # TIMEOUT: the daemons start within seconds.
         until = time.monotonic() + 30

@@ -1,5 +1,8 @@
 //! Programs that use several cards in one process.
+//!
+//! UNSAFETY: forks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, PoisonError};
 
@@ -223,7 +226,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses the second device's memory on the first device without access rights, which must end the program's context.
+/// Uses the second device's memory on the first device without access rights, which must destroy the program's context.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -305,11 +308,11 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     Ok(all_mib.join(" "))
 }
 
-/// Works on each device in a separate thread until `input` ends. For each line `N`, prints the progress on device N
-/// since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
+/// Works on each device in a separate thread until `input` is closed. For each line `N`, prints the progress on device
+/// N since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result code.
 pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::AtomicBool;
     let end = Arc::new(AtomicBool::new(false));
     let cards = all(cuda)?;
     let mut running = Vec::new();
@@ -374,4 +377,65 @@ pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
         }
     }
     Ok("contexts ended".to_owned())
+}
+
+/// Runs `rounds` rounds of kernels that spin until their peers on the other devices run. The thread of each device has
+/// up to `ahead` rounds in flight. Returns the number of rounds.
+pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let ranks = cards.len() as u64;
+    // The round of each device, which kernels read and write. It lives until the process ends.
+    let words: &'static [AtomicU64] = Box::leak((0..ranks).map(|_| AtomicU64::new(0)).collect());
+    let address = words.as_ptr() as u64;
+    let work = move |(rank, on): (u64, Cuda)| -> Result<u64> {
+        on.enter()?;
+        let (kernel, stream) = (on.kernel("meet")?, on.stream()?);
+        for round in 1..=rounds {
+            on.launch(kernel, &[address, ranks, rank, round, kernel_us], stream)?;
+            if round % ahead.max(1) == 0 {
+                on.finish(stream)?;
+            }
+        }
+        on.finish(stream)?;
+        Ok(words[rank as usize].load(Ordering::SeqCst))
+    };
+    let running: Vec<_> = (0..ranks).zip(cards).map(|card| std::thread::spawn(move || work(card))).collect();
+    let reached = running.into_iter().map(joined).collect::<Result<Vec<_>>>()?;
+    ensure!(reached.iter().all(|round| *round == rounds), "the devices have reached {reached:?}");
+    Ok(format!("met {rounds}"))
+}
+
+/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and ends; it has
+/// no context, so the calls must fail. Returns the checksums.
+#[allow(unsafe_code, reason = "forks")]
+pub fn fork(cuda: Cuda, mib: u64, rounds: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let work = move |(device, on): (usize, Cuda)| -> Result<u64> {
+        let mut work = Work::new(on, mib, device as u64)?;
+        for _ in 0..rounds {
+            work.step()?;
+        }
+        work.checksum()
+    };
+    let running: Vec<_> =
+        cards.iter().copied().enumerate().map(|card| std::thread::spawn(move || work(card))).collect();
+    let mut children = 0;
+    while children < 4 || running.iter().any(|thread| !thread.is_finished()) {
+        // SAFETY: the child calls only the library, whose functions check the process first, and exits without running
+        // the parent's code.
+        let child = unsafe { libc::fork() };
+        ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
+        if child == 0 {
+            let works = cards.iter().any(|on| on.enter().and_then(|()| on.alloc(1 << 20)).is_ok());
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(works)) };
+        }
+        let mut status = 0;
+        // SAFETY: this process created the child.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        ensure!(ended == child && status == 0, "a child ended with {status}");
+        children += 1;
+    }
+    let sums = running.into_iter().map(joined).collect::<Result<Vec<_>>>()?;
+    Ok(sums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>().join(" "))
 }

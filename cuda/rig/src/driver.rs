@@ -56,7 +56,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// `CUipcMemHandle`: a handle with which another process can open the memory.
+/// `CUipcMemHandle`: a handle that lets another process open the memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipc(pub [u64; 8]);
@@ -357,7 +357,7 @@ impl Cuda {
         self.raw_import(&raw mut handle, usize::try_from(number).unwrap_or(usize::MAX), 1).map(|()| handle)
     }
 
-    /// Returns a handle with which another process can open an allocation.
+    /// Returns a handle that lets another process open an allocation.
     pub fn share(&self, at: u64) -> Result<Ipc, Failed> {
         let mut handle = Ipc([0; 8]);
         self.raw_ipc_get(&raw mut handle, at).map(|()| handle)
@@ -383,7 +383,7 @@ impl Cuda {
         Ok(at)
     }
 
-    /// Undoes [`Self::map`].
+    /// Reverts [`Self::map`].
     pub fn unmap(&self, at: u64, bytes: u64) -> Result<(), Failed> {
         self.raw_unmap(at, bytes as usize)?;
         self.raw_unreserve(at, bytes as usize)
@@ -439,7 +439,7 @@ impl Cuda {
         self.raw_reference(&raw mut handle, at).map(|()| handle)
     }
 
-    /// Returns the properties with which physical memory was created.
+    /// Returns the creation properties of physical memory.
     pub fn property(&self, handle: u64) -> Result<[i32; 8], Failed> {
         let mut property = [0; 8];
         self.raw_property(&raw mut property, handle).map(|()| property)

@@ -50,7 +50,7 @@ impl Report {
     }
 }
 
-/// Works until `lines` ends. Prints a [`Report`] as JSON for each line.
+/// Works until `lines` is closed. Prints a [`Report`] as JSON for each line.
 pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receiver<String>) -> Result<()> {
     let spin = cuda.kernel("spin")?;
     let stream = cuda.stream()?;
@@ -90,7 +90,7 @@ pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receive
     Ok(())
 }
 
-/// Queries the free memory, and requests memory for which the library has no cached chunk.
+/// Queries the free memory, and requests memory that the library has no cached chunk for.
 fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;

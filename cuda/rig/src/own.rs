@@ -199,7 +199,7 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle and imports it like another process. Checks that both handles refer to the same memory.
+/// Exports a handle, and imports it again like another process. Checks that both handles refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;

@@ -29,7 +29,7 @@ pub struct Script {
     pub device_bytes: u64,
     /// Maximum total memory per process in bytes. Requests beyond it are rejected.
     pub quota_bytes: u64,
-    /// Interval between relocations; `None` disables them.
+    /// Interval between relocations, or `None` to disable them.
     pub relocate: Option<Duration>,
     /// Maximum number of chunks per relocation.
     pub batch: usize,
@@ -68,7 +68,7 @@ pub struct Counts {
     pub launches: u64,
     /// Total time that tenants took to quiesce, in microseconds.
     pub quiet_us: u64,
-    /// Longest time that a tenant took to quiesce, in microseconds.
+    /// Maximum time that a tenant took to quiesce, in microseconds.
     pub quiet_longest_us: u64,
     /// Total duration of orders, in microseconds.
     pub pause_us: u64,
@@ -90,7 +90,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Starts to serve `socket` according to the script.
+    /// Starts serving `socket` according to the script.
     pub fn start(socket: &Path, script: Script) -> Result<Self> {
         let driver = script.driver.to_str().context("the driver's path is not valid text")?.to_owned();
         let cuda = Cuda::open(&driver)?;
@@ -170,7 +170,7 @@ struct Order {
     began: Instant,
     /// Chunks to move, each with its new memory, in the order of the messages.
     moves: Vec<(ChunkId, MappedChunk)>,
-    /// Number of chunks for which the tenant has replied.
+    /// Number of chunks that the tenant has replied for.
     answered: usize,
 }
 

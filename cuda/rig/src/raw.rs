@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`, and whose credentials the owner gets.
+/// Process that calls `connect`. The owner gets its credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
     /// The client itself.
@@ -71,7 +71,7 @@ pub enum Command {
     Connect {
         /// Process that calls `connect`.
         through: Through,
-        /// Automatic replies; `None` means that no thread reads the connection.
+        /// Automatic replies, or `None` if no thread reads the connection.
         manner: Option<Manner>,
     },
     /// Sends a message one or more times. The result is [`Answer::Sent`].
@@ -154,7 +154,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Executes commands from standard input until it ends.
+/// Executes commands from standard input until end of file.
 pub fn serve(socket: &Path) -> Result<()> {
     let mut connections = Vec::new();
     for line in std::io::stdin().lock().lines() {
@@ -232,7 +232,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {
-                // SAFETY: exits only this process; the child continues.
+                // SAFETY: exits only this process. The child continues.
                 unsafe { libc::_exit(0) };
             }
             Ok(Answer::Done)

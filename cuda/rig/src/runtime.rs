@@ -42,7 +42,7 @@ const KERNEL: &CStr = c"fill";
 /// Number of threads per block.
 const THREADS: u32 = 128;
 
-/// Wrapper of an image, as the compiler emits it into a program.
+/// Image wrapper, as emitted by the compiler.
 #[repr(C)]
 struct Wrapper {
     magic: u32,

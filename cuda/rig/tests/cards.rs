@@ -371,3 +371,13 @@ fn tenants_with_contention_on_both_cards_get_equal_results() {
     }
     owners.into_iter().for_each(|owner| drop(owner.end()));
 }
+
+#[test]
+fn forks_of_a_program_with_several_cards_harm_nothing() {
+    let cards = Cards::new(128, 2);
+    let arguments = ["fork"];
+    let expected = cards.plain(&arguments);
+    let owners = cards.all_scripted(&restless(cards.rig.cards));
+    assert_eq!(cards.tenant(&arguments), expected);
+    owners.into_iter().for_each(|owner| drop(owner.end()));
+}

@@ -165,7 +165,7 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     inside.steps(2);
     daemon.kill();
     let _daemon = Daemon::start(&rig);
-    // Memory and turns from the next owner show that the program has reconnected.
+    // Getting memory and turns from the next owner shows that the program has reconnected.
     inside.grow();
     until(&rig, "a", "the program is served", |a| programs(a) == 1);
     // Start another program after the daemon's restart.

@@ -4,29 +4,44 @@
 mod support;
 
 use std::path::PathBuf;
+use std::process::Child;
 use std::time::Duration;
 
+use ::rig::service_manager::ServiceManager;
 use support::daemon::*;
-use support::{Program, Rig};
+use support::{Program, Rig, built};
 
 const RANK: &str = env!("CARGO_BIN_EXE_cuda-rank");
+/// A program that uses all cards in one process.
+const ONE_PROCESS: &str = env!("CARGO_BIN_EXE_cuda-cards");
 const CARDS: [&str; 2] = ["gpu0", "gpu1"];
 
 /// Creates a rig with two cards, gangs `a` and `b` on both cards with weights 300 and 100, and tenant `c` on the first
 /// card.
 fn rig_with_gangs() -> Rig {
+    two_cards(|rig, at| {
+        let more = format!("cuda.device = \"{at}\"\n");
+        let tenants = || gangs(16) + &tenant("c", "gpu0", "time.weight = 200\n");
+        card(rig, CARDS[at], &more) + &if at == 1 { tenants() } else { String::new() }
+    })
+}
+
+/// Creates a rig with two cards. `tables` returns the table of each card, and further tables with the second one.
+fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
+    let mut rig = rig(|rig| (0..2).map(|at| tables(rig, at)).collect());
+    rig.cards = 2;
+    rig
+}
+
+/// Returns the tables of the gangs `a` and `b`, with this much memory on each card.
+fn gangs(vram_mib: u32) -> String {
     let gang = |name: &str, weight: u32| {
         format!(
-            "[[tenant]]\nname = \"{name}\"\ncards = [\"gpu0\", \"gpu1\"]\nvram_mib = 16\ntime.weight = {weight}\n\
+            "[[tenant]]\nname = \"{name}\"\ncards = [\"gpu0\", \"gpu1\"]\nvram_mib = {vram_mib}\ntime.weight = {weight}\n\
              time.max_run_ms = 3000\n"
         )
     };
-    let mut rig = rig(|rig| {
-        let cards = (0..2).map(|at| card(rig, CARDS[at], &format!("cuda.device = \"{at}\"\n")));
-        cards.collect::<String>() + &gang("a", 300) + &gang("b", 100) + &tenant("c", "gpu0", "time.weight = 200\n")
-    });
-    rig.cards = 2;
-    rig
+    gang("a", 300) + &gang("b", 100)
 }
 
 /// A program with a process on each card.
@@ -37,6 +52,11 @@ struct Ranks {
 
 impl Ranks {
     fn start(rig: &Rig, tenant: &str) -> Self {
+        Self::start_with(rig, tenant, 0)
+    }
+
+    /// Starts the processes with this much card memory each.
+    fn start_with(rig: &Rig, tenant: &str, mib: u64) -> Self {
         let words = rig.folder.path().join(format!("{tenant}.words"));
         let _ = std::fs::remove_file(&words);
         let start = |at: usize| {
@@ -44,6 +64,7 @@ impl Ranks {
             let socket = rig.folder.path().join(format!("tenants/{tenant}/{}.sock", CARDS[at]));
             command.env(cuda_protocol::SOCKET_VARIABLE, socket).env(cuda_protocol::TENANT_VARIABLE, tenant);
             command.arg("--words").arg(&words).args(["--ranks", "2", "--kernel-us", "1000", "--rank", &at.to_string()]);
+            command.args(["--mib", &mib.to_string()]);
             Program::start(&mut command)
         };
         let mut ranks: Vec<Program> = (0..2).map(start).collect();
@@ -64,7 +85,7 @@ impl Ranks {
         awaited(&format!("{} reaches round {goal}", self.words.display()), || self.rounds() >= goal);
     }
 
-    /// Ends all processes, which must exit successfully.
+    /// Stops all processes, which must exit successfully.
     fn end(self) {
         let mut ranks = self.ranks;
         ranks.iter_mut().for_each(Program::close);
@@ -127,9 +148,50 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
     assert_eq!(states.iter().map(|state| state["card"].as_str().expect("a name")).collect::<Vec<_>>(), CARDS);
     assert!(states.iter().all(|state| state["turns"].as_u64() > Some(5) && state["served"] == true), "{shown}");
     assert_eq!(programs(&shown), 2, "{shown}");
+    // The whole tenant is listed once, with all of its cards.
+    let text = good(&rig, &["sched", "show"]);
+    let whole = text.lines().filter(|line| line.starts_with("a ") && line.contains(" gpu0,gpu1 "));
+    assert_eq!(whole.count(), 1, "{text}");
+    let of_card = json(&rig, &["top", "gpu1", "--once"]);
+    let names: Vec<_> = of_card["tenants"].as_array().expect("a list").iter().map(|one| one["name"].clone()).collect();
+    assert_eq!(names, ["a", "b"], "the card is the second one of both");
+    let metrics = get(&rig, "/metrics");
+    let line = "gpu_mediator_tenant_programs{tenant=\"a\",card=\"gpu0,gpu1\"} 2";
+    assert!(metrics.lines().any(|found| found == line), "{metrics}");
     a.end();
     b.end();
     c.kill();
+}
+
+#[test]
+fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
+    let quanta = "memory.quanta.min_ms = 300\nmemory.quanta.max_ms = 500\n";
+    let rig = two_cards(|rig, at| {
+        let more = format!("cuda.device = \"{at}\"\n{quanta}");
+        card(rig, CARDS[at], &more).replace("mode = \"off\"", "mode = \"forced\"")
+            + &if at == 1 { gangs(64) } else { String::new() }
+    });
+    let _daemon = Daemon::start(&rig);
+    let (a, b) = (Ranks::start_with(&rig, "a", 40), Ranks::start_with(&rig, "b", 40));
+    a.advance(60);
+    b.advance(60);
+    let holder = |card: &str| json(&rig, &["memory", "show", card])["turn"]["holder"].clone();
+    let (mut together, mut apart) = (0, 0);
+    for _ in 0..200 {
+        let [first, second] = CARDS.map(holder);
+        // A change of quanta can come between the two questions.
+        if first == second || first == holder(CARDS[0]) {
+            assert!(first.is_string() && second.is_string(), "no quanta: {first} and {second}");
+            *(if first == second { &mut together } else { &mut apart }) += 1;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{together} samples together, {apart} apart");
+    assert!(together > 3 * apart, "{together} samples together, {apart} apart");
+    a.advance(60);
+    b.advance(60);
+    a.end();
+    b.end();
 }
 
 #[test]
@@ -233,4 +295,127 @@ fn gang_is_added_changed_and_removed_at_run_time() {
     }
     b.advance(20);
     b.end();
+}
+
+/// Starts a program that uses all cards of a tenant in one process.
+fn in_one_process(rig: &Rig, tenant: &str, arguments: &[&str]) -> Child {
+    let sockets =
+        CARDS.map(|card| rig.folder.path().join(format!("tenants/{tenant}/{card}.sock")).display().to_string());
+    let mut command = rig.command(ONE_PROCESS, "shim");
+    command.env(cuda_protocol::SOCKET_VARIABLE, sockets.join(":")).env(cuda_protocol::TENANT_VARIABLE, tenant);
+    command.args(arguments).stdout(std::process::Stdio::piped()).spawn().expect("starts")
+}
+
+/// Waits until such a program ends, which must succeed. Returns its output.
+fn output_of(program: Child) -> String {
+    let output = program.wait_with_output().expect("ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn kernels_of_one_process_meet_on_both_cards_next_to_gangs() {
+    let rig = rig_with_gangs();
+    let _daemon = Daemon::start(&rig);
+    let b = Ranks::start(&rig, "b");
+    let mut c = single(&rig);
+    // A turn can end between the launches of a round. The kernel in flight on one card then needs the submission that
+    // waits on the other card.
+    for ahead in ["1", "3"] {
+        let program = in_one_process(&rig, "a", &["meet", "--rounds", "300", "--ahead", ahead]);
+        b.advance(20);
+        count(&mut c, 20);
+        assert_eq!(output_of(program), "met 300");
+    }
+    let shown = json(&rig, &["tenant", "show", "a"]);
+    assert_eq!(shown["killed"], 0, "{shown}");
+    b.advance(20);
+    b.end();
+    c.kill();
+}
+
+#[test]
+fn gangs_and_their_programs_continue_through_upgrades() {
+    let rig = rig_with_gangs();
+    let manager = ServiceManager::new(&rig.folder.path().join("notify")).expect("a service manager");
+    let mut command = manager.command(&built("mediatord")).expect("a command");
+    let fake = rig.command("true", "plain");
+    command.envs(fake.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.arg("--config").arg(rig.folder.path().join("m.toml"));
+    let mut first = Daemon(command.spawn().expect("starts"));
+    manager.wait(Duration::from_secs(60), |heard| heard.take("READY=1")).expect("ready");
+    let a = Ranks::start(&rig, "a");
+    let mut c = single(&rig);
+    a.advance(20);
+    let owners = first.owners();
+    let mut next: Option<rustix::process::Pid> = None;
+    for _ in 0..2 {
+        let turns = |rig: &Rig| json(rig, &["tenant", "show", "a"])["card_states"][1]["turns"].as_u64().unwrap_or(0);
+        let before = turns(&rig);
+        let meet = in_one_process(&rig, "b", &["meet", "--rounds", "200"]);
+        let info = json(&rig, &["daemon", "upgrade"]);
+        if next.is_none() {
+            assert!(first.0.wait().expect("ended").success());
+        }
+        next =
+            rustix::process::Pid::from_raw(i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process"));
+        // The owners, their links and the turns are the same as before.
+        let alive = |owner: &String| std::path::Path::new("/proc").join(owner).exists();
+        assert!(owners.iter().all(alive), "an owner has ended");
+        a.advance(30);
+        count(&mut c, 20);
+        assert_eq!(output_of(meet), "met 200");
+        until(&rig, "a", "its turns are counted on", |a| a["card_states"][1]["turns"].as_u64() > Some(before));
+        // Changes of all cards still reach the owners.
+        good(&rig, &["tenant", "set", "a", "--weight", "200"]);
+    }
+    let shown = json(&rig, &["tenant", "show", "a"]);
+    assert_eq!((&shown["killed"], &shown["served"]), (&0.into(), &true.into()), "{shown}");
+    a.end();
+    c.kill();
+    let last = next.expect("the last daemon");
+    rustix::process::kill_process(last, rustix::process::Signal::KILL).expect("killed");
+}
+
+/// Waits for a program that must fail.
+fn fails(mut program: Program) {
+    let mut text = String::new();
+    std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
+    assert!(!program.child.wait().expect("ends").success(), "the program continues after a reset: {text}");
+}
+
+#[test]
+fn reset_card_ends_only_its_own_tenants_and_tells_its_gangs() {
+    let rig = rig_with_gangs();
+    let _daemon = Daemon::start(&rig);
+    good(&rig, &["tenant", "add", "d", "--card", "gpu1", "--vram-mib", "16"]);
+    let mut a = Ranks::start(&rig, "a");
+    let mut c = single(&rig);
+    let mut d = run(&rig, "d", &[], &["live", "--mib", "8"]);
+    d.steps(2);
+    a.advance(20);
+    rig.reset(1);
+    // The programs on the card lose their contexts. The peer on the other card waits for a kernel that never runs.
+    let lost = a.ranks.pop().expect("the process on the card");
+    fails(lost);
+    fails(d);
+    count(&mut c, 100);
+    let told = || {
+        let page = json(&rig, &["events", "--tenant", "a", "--kind", "owner_lost"]);
+        page["events"].as_array().expect("a list").first().cloned()
+    };
+    awaited("the gang is told", || told().is_some());
+    let event = told().expect("an event");
+    let text = event["text"].as_str().expect("a text");
+    assert!(text.contains("its card `gpu1`") && text.contains("the card was reset or has failed"), "{event}");
+    assert_eq!(event["card"], "gpu1");
+    let of_c = json(&rig, &["events", "--tenant", "c", "--kind", "owner_lost"]);
+    assert_eq!(of_c["events"], serde_json::json!([]), "the card of `c` has not failed");
+    until(&rig, "a", "the peer exceeds its limit and is killed", |a| programs(a) == 0);
+    until(&rig, "a", "the card is served again", |a| a["served"] == true);
+    count(&mut c, 50);
+    let a = Ranks::start(&rig, "a");
+    a.advance(50);
+    a.end();
+    c.kill();
 }

@@ -49,7 +49,7 @@ fn awaited<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
 /// A kernel in the fake driver's record.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
-    /// Process ID of the kernel's MPS server; 0 without a server.
+    /// Process ID of the kernel's MPS server, or 0 without a server.
     server: u64,
     begin: u64,
     end: u64,
@@ -238,7 +238,7 @@ fn killed_mps_is_restarted_and_its_programs_are_named() {
         until_together(&rig, &["a", "b"]);
         let pids = programs.each_ref().map(|program| program.child.id());
         let of_server = server(&rig, "g", &old);
-        // First kill only the server, and then the control daemon, with which its server exits.
+        // First kill only the server. Then kill the control daemon, whose server exits with it.
         let killed = if round == 1 { of_server.clone() } else { control(&rig, "g") };
         signal("-KILL", &killed);
         programs.into_iter().for_each(lost);
@@ -263,7 +263,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     let rig = grouped(&[("a", "g"), ("b", "g"), ("c", "h")]);
     let _daemon = Daemon::start(&rig);
     let (member, mut other) = (count(&rig, "b"), count(&rig, "c"));
-    // This program does not notice the fault, so the server stays faulty until the program exits.
+    // This program does not detect the fault, so the server stays faulty until the program exits.
     let mut holds = run(&rig, "b", &[], &["hold", "--mib", "2"]);
     assert_eq!(holds.line(), "holds");
     let mut faulty = run(&rig, "a", &[], &["fault"]);
@@ -274,7 +274,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     assert!(faulty.line().contains("700"), "CUDA_ERROR_ILLEGAL_ADDRESS");
     lost(member);
     let text = events(&rig, "mps_lost", 1).join("\n");
-    assert!(text.contains("share group `g`: a program of the group made a fault"), "{text}");
+    assert!(text.contains("share group `g`: a program of the group caused a fault"), "{text}");
     assert!(text.contains(&format!("`cuda-program` ({pid})")), "{text}");
     works(&mut other);
     drop(faulty.child.wait());

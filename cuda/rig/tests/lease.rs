@@ -10,7 +10,7 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// Script that exits when its input ends.
+/// Script that exits when its input is closed.
 const WAITS: &str = "echo up; read line; exit 7";
 
 /// Returns a command that runs a shell script as a program of tenant `a`, with additional options of `run`.

@@ -166,7 +166,7 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
     // Ten allocations of 6 MiB exceed the owner's card memory per process.
     assert_eq!(rig.tenant(&["fill"]), "60");
-    // The socket tells the owner that the program has exited, and the owner frees its memory.
+    // The closed socket notifies the owner that the program has exited, and the owner frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
     assert!(free, "all memory is free again after the program has exited");
     assert_eq!(owner.counts()["refused"], 1);

@@ -66,7 +66,7 @@ fn tenant_that_cannot_move_is_refused_by_name() {
     for (name, to, code, why) in [
         ("a", "one", 4, "it already has that card"),
         ("a", "three", 4, "its `cuda.chunk_mib` is 4, expected 2"),
-        ("a", "soft", 4, "it is not a card of kind `cuda`"),
+        ("a", "soft", 4, "the card is not of kind `cuda`"),
         ("a", "none", 3, "there is no card `none`"),
         ("z", "two", 3, "there is no tenant `z`"),
         ("g", "two", 4, "it is in a share group"),

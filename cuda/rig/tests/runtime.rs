@@ -48,7 +48,7 @@ fn runs(version: u32, reported: u32) {
     let mut tenant = program(&rig, "shim", version);
     tenant.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     assert_eq!(text(&mut tenant), plain);
-    // Once the owner has noticed the program's exit, it has charged its turns.
+    // Once the owner has detected the program's exit, it has charged the program's turns.
     let view = settled(&rig, owner);
     let charged = view["tenants"][0]["charged_ns"].as_u64();
     assert!(charged.is_some_and(|ns| ns > 0), "its work passed the gate: {view}");

@@ -23,7 +23,7 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// Same as [`parts`], for `work_us` microseconds of card time.
+/// Like [`parts`], for `work_us` microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
     // The reply shows that each program has had a turn.
     let before = counts(programs);

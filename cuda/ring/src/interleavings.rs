@@ -1,4 +1,4 @@
-//! Tests rings and sleeping under thousands of schedules chosen by a checker, on memory with store buffers. A thread
+//! Tests rings and sleeping under thousands of schedules chosen by a checker, with simulated store buffers. A thread
 //! sees its own stores immediately, but other threads are guaranteed to see them only after a fence. If a side sleeps
 //! forever, the checker reports a deadlock.
 
@@ -17,11 +17,11 @@ const SCHEDULES: usize = 2000;
 const MESSAGES: u64 = 6;
 /// A ring of eight words, which is often full.
 const SMALL: Geometry = Geometry { head: control::HEAD, tail: control::TAIL, base: RING, bytes: 64 };
-/// Position of the ring. It is in the same memory as the slots, so that one store buffer preserves the order of all
+/// Offset of the ring. It is in the same memory as the slots, so that one store buffer preserves the order of all
 /// stores.
 const RING: u64 = control::SLOTS + control::SLOT_BYTES;
 
-/// The memory into which the store buffers drain.
+/// The memory that the store buffers drain into.
 type Memory = Arc<Mutex<Vec<u64>>>;
 
 /// One thread's view of the memory.
@@ -69,7 +69,7 @@ impl Words for &View {
     }
 }
 
-/// A wake-up that is remembered until the sleeper consumes it.
+/// A wake-up that stays pending until the sleeper consumes it.
 #[derive(Default)]
 struct Wake(Mutex<bool>, Condvar);
 

@@ -49,7 +49,7 @@ impl BlobKind {
 /// Granularity of blob sizes, in bytes.
 pub const BLOB_GRANULE: u64 = 64 << 10;
 
-/// Range of addresses with the same meaning in the guest and the worker.
+/// Range of addresses that are identical in the guest and the worker.
 pub const ADDRESSES: std::ops::Range<u64> = 0x2000_0000_0000..0x4000_0000_0000;
 /// First address of pinned memory. Device memory is below it.
 pub const PINNED_ADDRESSES: u64 = 0x3000_0000_0000;
@@ -65,19 +65,19 @@ pub mod control {
     pub const REASON: u64 = 0x48;
     /// CUDA error code that all later calls return, or 0.
     pub const STICKY: u64 = 0x50;
-    /// Position up to which the guest has written the ordered ring.
+    /// Write position of the guest in the ordered ring.
     pub const HEAD: u64 = 0x80;
-    /// Position up to which the worker has read the ring.
+    /// Read position of the worker in the ordered ring.
     pub const TAIL: u64 = 0xc0;
     /// Nonzero while the worker sleeps and waits for a doorbell.
     pub const ASLEEP: u64 = 0x100;
     /// Number of guest threads that sleep.
     pub const WAITING: u64 = 0x140;
-    /// Number of the worker's notifications. The low half is the futex of the loopback transport.
+    /// Number of notifications sent by the worker. The low half is the futex of the loopback transport.
     pub const EVENTS: u64 = 0x180;
-    /// Position up to which the guest has written the side ring.
+    /// Write position of the guest in the side ring.
     pub const SIDE_HEAD: u64 = 0x1c0;
-    /// Position up to which the worker has read the ring.
+    /// Read position of the worker in the side ring.
     pub const SIDE_TAIL: u64 = 0x200;
     /// Number of callbacks posted by the worker.
     pub const CALLBACKS_POSTED: u64 = 0x240;
@@ -87,17 +87,17 @@ pub mod control {
     pub const CALLBACKS: u64 = 0x400;
     /// Maximum number of posted callbacks that have not completed. A power of two.
     pub const CALLBACK_COUNT: u64 = 64;
-    /// Words that count the completed uses of each piece of the staging blob (one word per piece).
+    /// Counters of completed uses, one word per staging buffer.
     pub const PIECES: u64 = 0x800;
     /// Offset of the first slot.
     pub const SLOTS: u64 = 0x1000;
-    /// Slots.
+    /// Number of slots.
     pub const SLOT_COUNT: u64 = 1024;
     /// Size of a slot in bytes. A slot contains a sequence number, a result, and six words.
     pub const SLOT_BYTES: u64 = 64;
     /// Offset of the first area.
     pub const AREAS: u64 = 0x20000;
-    /// Areas.
+    /// Number of areas.
     pub const AREA_COUNT: u64 = 16;
     /// Size of an area in bytes.
     pub const AREA_BYTES: u64 = 64 << 10;
@@ -129,11 +129,11 @@ pub mod ring {
     pub const BYTES: u64 = SIDE + SIDE_BYTES;
 }
 
-/// The staging blob: pieces for copies.
+/// The staging blob: buffers for copies.
 pub mod staging {
-    /// Size of a piece in bytes.
+    /// Size of a buffer in bytes.
     pub const PIECE_BYTES: u64 = 1 << 20;
-    /// Pieces.
+    /// Number of buffers.
     pub const PIECE_COUNT: u64 = 32;
     /// Size of the blob.
     pub const BYTES: u64 = PIECE_BYTES * PIECE_COUNT;

@@ -6,8 +6,7 @@
 //! - [`sleep`]: the protocol for sleeping and waking on both sides.
 //! - [`Transport`]: the guest library's connection to its worker.
 //!
-//! The worker does not trust this memory: it copies each message before checking it. The crate does not depend on
-//! CUDA's functions.
+//! The worker does not trust this memory: it copies each message before checking it. The crate does not depend on CUDA.
 
 #[cfg(test)]
 mod interleavings;

@@ -1,4 +1,4 @@
-//! Rings with one producer and one consumer. A message consists of whole words without gaps.
+//! Rings with one producer and one consumer. A message consists of whole 64-bit words without gaps.
 //!
 //! Positions are in bytes since the start of the program and never wrap. Messages are contiguous. A message of type
 //! [`PAD`] fills the end of the ring. The consumer copies each message before checking it, because the producer can
@@ -12,8 +12,8 @@ pub const PAD: u16 = u16::MAX;
 /// Maximum number of words in a message, including its header.
 pub const MAX_WORDS: usize = 4096;
 
-/// Maximum number of bytes of unread messages, which corresponds to a few hundred launches. If a program could run
-/// further ahead than with the real driver, its next synchronous call could take seconds.
+/// Maximum total size of unread messages in bytes, enough for a few hundred launches. If a program could run further
+/// ahead than with the real driver, its next synchronous call could take seconds.
 const MAX_AHEAD: u64 = 64 << 10;
 
 /// First word of a message.
@@ -53,7 +53,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The ring for calls whose order matters.
+    /// The ring for calls that must be executed in order.
     pub const ORDERED: Self =
         Self { head: control::HEAD, tail: control::TAIL, base: ring::ORDERED, bytes: ring::ORDERED_BYTES };
     /// The ring for calls that never wait for work on the card.
@@ -140,7 +140,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
         Self { control, ring, geometry, tail }
     }
 
-    /// Returns the position up to which the ring has been read.
+    /// Returns the read position.
     pub fn position(&self) -> u64 {
         self.tail
     }

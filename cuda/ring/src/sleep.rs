@@ -1,8 +1,8 @@
 //! Sleeping and waking on both sides without lost wake-ups.
 //!
-//! To sleep, a side announces this, executes a fence, and rechecks the words that it waits for. It sleeps only if these
-//! words have not changed. The other side changes the words, executes a fence, and wakes the sleeper if it sees the
-//! announcement. Therefore, at least one side sees the other side's store.
+//! Before it sleeps, a side announces the sleep, executes a fence, and rechecks the words that it waits for. It sleeps
+//! only if these words have not changed. The other side changes the words, executes a fence, and wakes the sleeper if
+//! it sees the announcement. Therefore, at least one side sees the other side's store.
 
 use crate::layout::control;
 use crate::words::Words;
@@ -11,7 +11,7 @@ use crate::words::Words;
 /// must withdraw the announcement with [`awake`].
 pub fn announce_sleep(control: &impl Words) {
     control.store(control::ASLEEP, 1);
-    // The next load from the rings must not happen before this store.
+    // The next load from the rings must not be reordered before this store.
     control.fence();
 }
 
@@ -22,7 +22,7 @@ pub fn awake(control: &impl Words) {
 
 /// Returns true if a guest thread sleeps. Must be called after a change of words that a thread may wait for.
 pub fn must_notify(control: &impl Words) -> bool {
-    // The load of the number of sleepers must not happen before the change.
+    // The load of the number of sleepers must not be reordered before the change.
     control.fence();
     control.load(control::WAITING) != 0
 }

@@ -1,4 +1,4 @@
-//! Words of shared memory.
+//! Access to 64-bit words in shared memory.
 //!
 //! UNSAFETY: wraps memory that another process can change at any time. All accesses are atomic, so their behaviour is
 //! defined regardless of the other side.
@@ -12,13 +12,13 @@ pub trait Words {
     fn load(&self, offset: u64) -> u64;
     /// Writes a word with release ordering.
     fn store(&self, offset: u64, value: u64);
-    /// Adds to a word, with wrapping and a full fence. Returns the sum.
+    /// Adds to a word with wrap-around and a full fence. Returns the sum.
     fn add(&self, offset: u64, value: u64) -> u64;
     /// Orders earlier stores before later loads.
     fn fence(&self);
 }
 
-/// A mapped blob or a part of it.
+/// A mapped blob, or part of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     base: *const AtomicU64,
@@ -53,14 +53,14 @@ impl Shared {
         self.words as u64 * 8
     }
 
-    /// Reads words from `offset` on. The other side may change them during the read.
+    /// Reads words starting at `offset`. The other side may change them during the read.
     pub fn read(&self, offset: u64, into: &mut [u64]) {
         for (at, word) in (offset..).step_by(8).zip(into) {
             *word = self.word(at).load(Ordering::Relaxed);
         }
     }
 
-    /// Writes words from `offset` on.
+    /// Writes words starting at `offset`.
     pub fn write(&self, offset: u64, from: &[u64]) {
         for (at, word) in (offset..).step_by(8).zip(from) {
             self.word(at).store(*word, Ordering::Relaxed);

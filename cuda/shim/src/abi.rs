@@ -1,6 +1,5 @@
-//! The functions that programs call: the exported functions, and this library's replacements for driver functions.
-//!
-//! ABI functions receive arguments only from the program, so this module (and no other) keeps the [`Shim`] in a static.
+//! The functions that programs call: the exported functions, and this library's replacements for driver functions. ABI
+//! functions receive arguments only from the program, so only this module keeps the [`Shim`] in a static.
 
 use std::sync::OnceLock;
 
@@ -36,7 +35,7 @@ fn memory() -> Operations<'static> {
     shim.memory(shim.current())
 }
 
-/// Returns the program's memory on the card to which an address belongs.
+/// Returns the program's memory on the card that an address belongs to.
 fn memory_at(address: Address) -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.of_address(address))

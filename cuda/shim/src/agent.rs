@@ -25,14 +25,14 @@ use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 
-/// Time for which empty chunks remain cached, unless the owner requests them.
+/// Time that empty chunks remain cached, unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
 /// Poll interval for empty chunks while the owner requests them.
-// TIMEOUT: a slice's work ends within a few milliseconds.
+// TIMEOUT: a slice's work completes within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
-/// Time for which one thread keeps busy-polling after the expected end of work, or the expected start of a slice.
+/// Time that one thread keeps busy-polling after the expected end of work or start of a slice.
 // TIMEOUT: estimates of work durations are accurate to a third, and the last work takes no longer than a slice's idle
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
@@ -202,7 +202,7 @@ struct Agent {
     reclaim: Option<Reclaim>,
     /// Protocol version.
     version: u16,
-    /// Time by which the next slice is expected to begin.
+    /// Expected start of the next slice.
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<Order>,
@@ -294,7 +294,7 @@ impl Agent {
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: the pointers point to one valid entry and a valid time, and no signals are passed.
+        // SAFETY: the pointers refer to one valid entry and a valid time, and no signals are passed.
         let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
         count > 0
     }
@@ -429,11 +429,11 @@ impl Agent {
         let usage = self.card.pacing.run_ahead.take_usage();
         let (card, waiting) = (turn.run.card, self.card.gate.is_held());
         self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // Observe the completion of work that ends slightly later, so that its measured duration excludes other
+        // Observe the completion of work that completes slightly later, so that its measured duration excludes other
         // tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
-            // A thread may have sent `Waiting` before `Stopped`; the owner ignores such a message.
+            // A thread may have sent `Waiting` before `Stopped`, which the owner then ignores.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())
@@ -458,7 +458,7 @@ impl Agent {
         self.connection.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Returns the reason flag with which a relocation on this agent's card closes the gate of `user`.
+    /// Returns the reason flag that a relocation on this agent's card uses to close the gate of `user`.
     fn reason(&self, user: &Card) -> u32 {
         if user.number == self.card.number { gate::ORDER } else { gate::order_of(self.card.number) }
     }
@@ -574,7 +574,7 @@ impl Agent {
         card.gate.open(reason);
     }
 
-    /// Maps a card's evicted chunks if `reason` is the only reason for which the card's gate is closed.
+    /// Maps a card's evicted chunks if `reason` is the only reason why the card's gate is closed.
     fn return_chunks(&self, card: &Card, reason: u32) {
         if card.gate.opens_without(reason) && !self.bring(card) {
             report!("memory that is away cannot be mapped");

@@ -12,11 +12,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
-    /// Number of replacements in progress on each card for which only that card is quiesced.
+    /// Number of replacements in progress on each card that quiesce only that card.
     alone: [u32; crate::gate::MAX_CARDS],
 }
 
-/// Determines the cards on which a program must be quiesced while memory is replaced.
+/// Determines which cards must be quiesced for a program while memory is replaced.
 #[derive(Debug, Default)]
 pub struct CrossAccess {
     /// Set once work on a card may use another card's memory, and all memory is mapped.
@@ -38,8 +38,8 @@ impl CrossAccess {
         self.ready.load(Ordering::SeqCst)
     }
 
-    /// Permits each card's work to use the other cards' memory. First waits for all replacements for which only one
-    /// card is quiesced, and then calls `map` to map all memory.
+    /// Permits each card's work to use the other cards' memory. First waits for all replacements that quiesce only one
+    /// card, and then calls `map` to map all memory.
     pub fn allow(&self, map: impl FnOnce()) {
         let _one = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_ready() {

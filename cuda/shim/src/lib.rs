@@ -11,8 +11,8 @@
 //!   run-ahead of each stream is bounded;
 //! - the link to the owner (`link`): requests from the program's threads.
 //!
-//! A program with several cards can use one card's memory on another (`peers`); `cross` decides on which cards it must
-//! be quiesced while memory moves.
+//! A program with several cards can use one card's memory on another (`peers`); `cross` decides which cards must be
+//! quiesced while memory moves.
 //!
 //! One thread per card executes its owner's commands (`agent`). Imports go in one direction: `abi` and `agent` import
 //! `shim`, and `shim` imports the other modules. A module receives the parts that it needs as arguments, and reports

@@ -225,7 +225,7 @@ impl Link {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records the card to which the program has moved.
+    /// Records the card that the program has moved to.
     pub fn set_moved_to(&self, uuid: [u8; 16]) {
         *self.moved_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(uuid);
     }
@@ -305,7 +305,7 @@ impl Link {
         self.answered.notify_all();
     }
 
-    /// Ends the waits for replies, because the connection has been closed.
+    /// Aborts all waits for replies, because the connection has been closed.
     pub fn abandon_requests(&self) {
         for answer in self.answers().values_mut() {
             if let Answer::Waiting(_) = answer {
@@ -319,8 +319,8 @@ impl Link {
         self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the amount of fixed memory, and calls `tell` to notify the owner before another thread can change the
-    /// amount again.
+    /// Changes the amount of fixed memory, and calls `tell` to notify the owner before any other thread can change it
+    /// again.
     fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
         let mut fixed = self.fixed();
         let bytes = fixed.entry((card, kind)).or_default();

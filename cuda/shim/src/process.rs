@@ -44,7 +44,7 @@ impl Once {
     }
 }
 
-/// A lock for which a child does not wait if a thread of its parent held it during the fork.
+/// A lock that a child does not wait for if a thread of its parent held it during the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,

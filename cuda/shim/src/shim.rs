@@ -212,7 +212,7 @@ impl Shim {
         self.cards().find(|card| card.contexts.knows(context))
     }
 
-    /// Returns the card to which an address belongs, or else the card of the current context.
+    /// Returns the card that an address belongs to, or else the card of the current context.
     pub fn of_address(&self, address: Address) -> &Card {
         if self.is_single() {
             return &self.first;
@@ -220,17 +220,17 @@ impl Shim {
         self.cards().find(|card| card.has(address)).unwrap_or_else(|| self.of_current_context())
     }
 
-    /// Returns the card to which one of this library's handles belongs.
+    /// Returns the card that one of this library's handles belongs to.
     pub fn of_handle(&self, handle: driver::Handle) -> &Card {
         self.card(memory::handles::Handles::card(handle))
     }
 
-    /// Returns the card on which a stream's work runs.
+    /// Returns the card that a stream's work runs on.
     pub fn of_stream(&self, stream: Stream) -> &Card {
         self.place_of_stream(stream).0
     }
 
-    /// Returns the card on which a stream's work runs, and the stream's context if it may not be current.
+    /// Returns the card that a stream's work runs on, and the stream's context if it may not be current.
     pub fn place_of_stream(&self, stream: Stream) -> (&Card, Option<u64>) {
         // Each context has its own default streams.
         if self.is_single() || stream.is_default() {
@@ -291,7 +291,7 @@ impl Shim {
         card.pacing.drain(&self.captures, &card.contexts, deadline)
     }
 
-    /// Returns the cards on which no work may be in flight while memory of `card` is replaced, starting with `card`.
+    /// Returns the cards that must have no work in flight while memory of `card` is replaced, starting with `card`.
     pub fn users<'a>(&'a self, card: &'a Card, all: bool) -> impl Iterator<Item = &'a Card> {
         let others = self.cards().filter(move |other| all && other.number != card.number);
         std::iter::once(card).chain(others)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Returns the names of the functions declared in a header, and of the symbols substituted by its macros.
+/// Returns the names of the functions declared in a header, and of the symbols that its macros substitute.
 pub fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in header.match_indices("CUDAAPI cu") {
@@ -72,11 +72,11 @@ mod tests {
                 let path = format!("{folder}/{version}/{header}");
                 names.extend(declared(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"))));
             }
-            assert!(names.len() > 600, "{version}: only {} names were found", names.len());
+            assert!(names.len() > 600, "{version}: found only {} names", names.len());
             let missing: Vec<_> = names.iter().filter(|n| !known.contains_key(*n)).collect();
             assert!(missing.is_empty(), "functions of CUDA {version} without a class: {missing:?}");
             let late: Vec<_> = names.iter().filter(|n| known.get(*n).is_some_and(|k| k.1 > version)).collect();
-            assert!(late.is_empty(), "functions that CUDA {version} has already: {late:?}");
+            assert!(late.is_empty(), "functions that CUDA {version} already has: {late:?}");
         }
     }
 }

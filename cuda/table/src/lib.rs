@@ -23,9 +23,9 @@ pub enum Class {
     Allocate,
     /// Creates or destroys arrays, whose layout only the driver knows.
     Array,
-    /// Records a stream's work instead of running it, and related functions.
+    /// Captures a stream's work, and related functions.
     Capture,
-    /// Contexts, and the parts of a card that they are bound to.
+    /// Contexts, and the partitions of a card that they are bound to.
     Context,
     /// Submits a copy or a fill.
     Copy,
@@ -39,19 +39,19 @@ pub enum Class {
     Graph,
     /// Pinned host memory.
     Host,
-    /// Reports amounts of memory.
+    /// Reports memory sizes.
     Information,
-    /// Initialisation, errors, and function lookup.
+    /// Initialization, errors, and function lookup.
     Init,
     /// Memory and semaphores of other interfaces.
     Interop,
-    /// Code and its functions.
+    /// Code modules and their functions.
     Module,
     /// Properties of addresses.
     Pointer,
     /// Stream-ordered memory managed by the driver.
     Pool,
-    /// Memory that other processes or other cards can access.
+    /// Memory that other processes or cards can access.
     Share,
     /// Streams.
     Stream,
@@ -69,7 +69,7 @@ pub enum Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Version of the driver that introduced the form, encoded as 1000 times the major version plus 10 times the minor
-    /// version. 0 if unknown.
+    /// version, or 0 if unknown.
     pub version: u32,
     /// Suffix of the symbol.
     pub suffix: &'static str,
@@ -78,7 +78,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Returns true if the default stream in a call of this form means the per-thread default stream.
+    /// Returns true if calls of this form use the per-thread default stream as the default stream.
     pub fn per_thread(&self) -> bool {
         self.suffix.ends_with("_ptsz") || self.suffix.ends_with("_ptds")
     }

@@ -1,4 +1,4 @@
-//! Names of the functions in NVML, the management library that accompanies the driver.
+//! Names of the functions in NVML, the management library shipped with the driver.
 //!
 //! The names are from `nvml.h` in CUDA 12.9 and 13.5, except one undeclared function that `nvidia-smi` looks up. All
 //! functions are forwarded except those that report a card's memory, so the names do not have classes.
@@ -464,9 +464,9 @@ mod tests {
         for version in [12, 13] {
             let path = format!("{folder}/{version}/nvml.h");
             let names = declared_of_nvml(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")));
-            assert!(names.len() > 350, "{version}: only {} names were found", names.len());
+            assert!(names.len() > 350, "{version}: found only {} names", names.len());
             let missing: BTreeSet<_> = names.iter().filter(|name| !NVML.contains(&name.as_str())).collect();
-            assert!(missing.is_empty(), "functions of NVML of CUDA {version} that are not known: {missing:?}");
+            assert!(missing.is_empty(), "unknown NVML functions of CUDA {version}: {missing:?}");
         }
     }
 }

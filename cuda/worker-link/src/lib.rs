@@ -6,31 +6,29 @@
 //! described in `cuda-ring`.
 //!
 //! ```text
-//! device -> worker   Blob { id, kind, serial, offset, size }: the guest has this part of the window
-//! device -> worker   Remove { id, serial }: the guest gives it back
-//! worker -> device   Removed { id, serial }: the card does not use it any longer, the device may punch the hole
-//! device -> worker   Doorbell: the guest rang; the worker reads its rings
-//! worker -> device   Check: a guest thread waits, and words have changed; the device looks at the waits again
-//! worker -> device   Failed { reason }: the worker ends, and why; of a forbidden system call, which
-//! device -> worker   Goodbye: the guest program has ended
-//! device -> worker   Save, with a file: the program continues in another worker
-//! worker -> device   Saved: the worker's state is in the file, and it ends; or Refused { obstacle }: it continues
+//! device -> worker   Blob { id, kind, serial, offset, size }: the guest may use this part of the window
+//! device -> worker   Remove { id, serial }: the guest releases it
+//! worker -> device   Removed { id, serial }: the card no longer uses it, and the device may punch a hole
+//! device -> worker   Doorbell: the guest has rung the doorbell; the worker reads the rings
+//! worker -> device   Check: words have changed while a guest thread waits; the device checks the waits
+//! worker -> device   Failed { reason }: the worker exits, for this reason, such as a forbidden system call
+//! device -> worker   Goodbye: the guest program has exited
+//! device -> worker   Save, with a file: the worker saves its state for another worker
+//! worker -> device   Saved: the state is in the file, and the worker exits; or Refused { obstacle }: it continues
 //! device -> worker   Hold, with a file: like Save, but after Saved the worker waits for Resume or Goodbye
 //! device -> worker   Resume: the worker executes its program
 //! ```
 //!
 //! The next worker gets the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
-//! continues the program. With `--held`, this worker waits for `Resume` after `Restored`: until then, it ends with its
-//! connection, and the previous worker still has the program. The device sends the state of blobs that the previous
-//! worker may not have received again.
+//! continues the program. With `--held`, this worker waits for `Resume` after `Restored`: until then, it exits with
+//! its connection, and the previous worker still has the program. The device repeats messages about blobs that the
+//! previous worker may not have received.
 //!
 //! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve
 //! its program, and connects to the next daemon. The next daemon repeats each `Blob` and each `Remove` without a reply,
 //! and then sends `Doorbell`; serial numbers make repeated messages harmless. If no daemon accepts a worker within the
-//! time limit, the worker exits.
-//!
-//! Neither side trusts the guest: the worker checks each range against the window's size, and the device checks each
-//! identifier.
+//! time limit, the worker exits. Neither side trusts the guest: the worker checks each range against the window size,
+//! and the device checks each identifier.
 
 #![forbid(unsafe_code)]
 

@@ -139,7 +139,7 @@ impl Link {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        // A packet is never empty, so no bytes mean that the connection was closed.
+        // Packets are never empty, so a length of 0 means that the connection was closed.
         if received.bytes == 0 {
             return Err(LinkError::Closed);
         }
@@ -162,7 +162,7 @@ impl Link {
     }
 
     fn receive(&self, packet: &mut [u8; PACKET], flags: RecvFlags) -> Result<usize, LinkError> {
-        // With `TRUNC`, the call returns the full length of a packet that is too long, and decoding then fails.
+        // With `TRUNC`, the call returns the full length of a truncated packet, whose decoding then fails.
         let (_, length) =
             rustix::io::retry_on_intr(|| rustix::net::recv(&self.0, &mut packet[..], flags | RecvFlags::TRUNC))?;
         if length == 0 { Err(LinkError::Closed) } else { Ok(length) }

@@ -168,7 +168,7 @@ impl ToWorker {
     /// Decodes a packet.
     ///
     /// # Errors
-    /// Returns an error if the packet has another length or an unknown type.
+    /// Returns an error if the packet has a different length or an unknown type.
     pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
         match unpack(packet)? {
             (1, id, kind, serial, offset, size) => Ok(Self::Blob { id, kind, serial, offset, size }),
@@ -202,7 +202,7 @@ impl FromWorker {
     /// Decodes a packet.
     ///
     /// # Errors
-    /// Returns an error if the packet has another length or an unknown type.
+    /// Returns an error if the packet has a different length or an unknown type.
     pub fn decode(packet: &[u8]) -> Result<Self, Malformed> {
         match unpack(packet)? {
             (1, id, _, serial, ..) => Ok(Self::Removed { id, serial }),

@@ -25,7 +25,7 @@ pub struct WorkerFiles {
     pub window: OwnedFd,
     /// Connection to the device.
     pub link: Link,
-    /// Connection for [`Save`](crate::ToWorker::Save), if another process than the device starts workers.
+    /// Connection for [`Save`](crate::ToWorker::Save), if a process other than the device starts workers.
     pub starter: Option<Link>,
     /// File with the state of the program's previous worker, if any.
     pub restore: Option<OwnedFd>,
@@ -74,7 +74,7 @@ pub struct WorkerOptions {
     /// Complete environment of the worker: the location of the driver library, the owner's socket, and the tenant's
     /// name.
     pub environment: Vec<(OsString, OsString)>,
-    /// Driver library that the worker loads; by default, the loader searches for `libcuda.so.1`.
+    /// Driver library that the worker loads. By default, the loader searches for `libcuda.so.1`.
     pub library: Option<PathBuf>,
     /// Restrictions that the worker applies to itself before it reads any guest data.
     pub restrictions: Restrictions,
@@ -109,7 +109,7 @@ impl WorkerOptions {
         self.start_with(window, link, Stdio::inherit())
     }
 
-    /// Like [`Self::start`], with another standard error.
+    /// Like [`Self::start`], with a separate standard error.
     ///
     /// # Errors
     /// Returns an error if the program cannot be started.

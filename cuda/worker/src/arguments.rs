@@ -7,10 +7,10 @@ use clap::Args;
 /// Arguments that restrict a worker.
 #[derive(Args, Clone, Debug)]
 pub struct SandboxArgs {
-    /// User ID to which the worker changes, if it is permitted to.
+    /// User ID that the worker switches to, if permitted.
     #[arg(long, requires = "group")]
     pub user: Option<u32>,
-    /// Group ID to which the worker changes.
+    /// Group ID that the worker switches to.
     #[arg(long, requires = "user")]
     pub group: Option<u32>,
     /// File or folder that the worker may read, in addition to libraries and devices. May be repeated.

@@ -5,7 +5,7 @@ use cuda_calls::{Arg, Call, Handles as _, Kind, Prepared, own};
 use crate::executor::Executor;
 use crate::pending::Origin;
 
-/// Returns the handle of the stream to which a message adds work.
+/// Returns the handle of the stream that a message adds work to.
 fn stream_of(op: u16, words: &[u64]) -> Option<u64> {
     let at = match op {
         own::LAUNCH => 5,
@@ -38,7 +38,7 @@ impl Executor {
         if matches!(op, own::LAUNCH | own::HOST_FUNCTION) {
             self.log.own(op, origin.route, words, None, None);
         } else {
-            // The staging piece may have been overwritten since the copy, so the capture cannot be repeated.
+            // The staging buffer may have been overwritten since the copy, so the capture cannot be repeated.
             self.log.break_captures();
         }
     }

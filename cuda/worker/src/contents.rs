@@ -15,7 +15,7 @@ pub(crate) fn content_words(step: &Step) -> u64 {
     }
 }
 
-/// Error of reading a file: it cannot be read, or is too short.
+/// Error for a file that cannot be read or is too short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadError;
 

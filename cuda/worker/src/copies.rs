@@ -1,5 +1,5 @@
-//! Copies between the guest's pageable memory and the card. The data is in the message or in a piece of the staging
-//! blob.
+//! Copies between the guest's pageable memory and the card. The data is in the message or in a staging
+//! buffer.
 
 use cuda_calls::boxes::{BoxCopy, End, HOST, WORDS_3D};
 use cuda_calls::own::{self, MAX_INLINE_BYTES};
@@ -13,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// A copy's use of a staging piece, and its direction: `is_out` is set if it reads the card.
+/// A copy's use of a staging buffer. `is_out` is set if it copies from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -53,7 +53,7 @@ impl Executor {
         self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Replies when a copy completes, if a reply was requested, and releases the staging piece that the copy reads.
+    /// Replies when a copy completes, if a reply was requested, and releases the staging buffer that the copy reads.
     fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
         let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {
@@ -70,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply for a later piece may overwrite this one before the guest reads it.
+                    // The reply for a later part may overwrite this one before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);
@@ -96,7 +96,7 @@ impl Executor {
             }
             _ => return Err(Broken::Malformed),
         };
-        // The guest's end of the copy is in the worker's memory. The address in the message has no effect.
+        // The guest's end of the copy is in worker memory. The address in the message is ignored.
         let own_end = End { kind: HOST, address, pitch: copy.width, rows: copy.height, ..End::default() };
         *(if is_out { &mut copy.to } else { &mut copy.from }) = own_end;
         let submitted = match self.objects.find(Kind::Stream, *stream).and_then(|stream| {

@@ -33,11 +33,11 @@ impl DeviceLink {
         let _ = self.current().send_from_worker(message);
     }
 
-    /// Waits until a message has arrived, or the connection has ended.
+    /// Waits until a message has arrived, or the connection is closed.
     pub(crate) fn wait(&self) {
         let link = self.current();
         let mut descriptors = [PollFd::new(&*link, PollFlags::IN)];
-        // Ignore errors: the caller tries to receive, and waits again.
+        // Ignore errors, because the caller tries to receive and waits again.
         let _ = poll(&mut descriptors, None);
     }
 
@@ -46,8 +46,8 @@ impl DeviceLink {
         self.current().try_receive_in_worker()
     }
 
-    /// Connects to the next daemon. `lost` is the time at which the connection to the previous daemon was found closed.
-    /// Returns false if no daemon listens within the time limit.
+    /// Connects to the next daemon. `lost` is the time when the previous daemon's connection was found closed. Returns
+    /// false if no daemon listens within the time limit.
     pub(crate) fn rejoin(&self, lost: Instant) -> bool {
         let Some(Rejoin { socket, limit }) = &self.rejoin else { return false };
         while lost.elapsed() < *limit {

@@ -1,8 +1,7 @@
-//! Loads the driver library, and calls its functions according to the descriptions of their arguments.
-//!
-//! UNSAFETY: loads a library and calls its functions. All arguments are integers or pointers, which the x86-64 ABI
-//! passes in the same way, in registers and on the stack. Therefore one function type suffices for all functions, and
-//! surplus arguments are ignored.
+//! Loads the driver library, and calls its functions according to the descriptions of their arguments. UNSAFETY: loads
+//! a library and calls its functions. All arguments are integers or pointers, which the x86-64 ABI passes in the same
+//! way, in registers and on the stack. Therefore, one function type suffices for all functions, and surplus arguments
+//! are ignored.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};
@@ -85,7 +84,7 @@ needed! {
 pub struct Driver {
     described: Vec<Option<Function>>,
     needed: Vec<Option<Function>>,
-    /// The shim's function that allocates memory at a given address; `None` with other libraries.
+    /// The shim's function that allocates memory at a given address, or `None` with other libraries.
     allocate_at: Option<Function>,
 }
 
@@ -95,7 +94,7 @@ fn symbol(name: &str) -> &str {
 }
 
 impl Driver {
-    /// Loads a library. `path` is a path, or a name for which the loader searches.
+    /// Loads a library. `path` is a path, or a name that the loader searches for.
     ///
     /// # Errors
     /// Returns an error if the library cannot be loaded, or lacks a function that every driver has.

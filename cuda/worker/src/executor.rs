@@ -14,7 +14,7 @@ use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
 
-/// Reason why a message ends its program's context.
+/// Reason why a message destroys its program's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The message is invalid.
@@ -35,7 +35,7 @@ enum Effect {
     None,
     /// The first result is an address, and the argument with this index is the size in bytes.
     Allocates(usize),
-    /// The first two results are an address and the bytes per row; the fourth argument is the number of rows.
+    /// The first two results are an address and the row pitch in bytes. The fourth argument is the number of rows.
     AllocatesRows,
     /// The first two results are an address and a size in bytes.
     Names,
@@ -45,13 +45,13 @@ enum Effect {
     Reserves,
     /// The call changes the driver's current context.
     ChangesContext,
-    /// The primary context of the device in the first argument ends.
+    /// Releases the primary context of the device in the first argument.
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
-    /// Capture begins on a stream.
+    /// Begins a capture on a stream.
     BeginsCapture,
-    /// Capture ends on the stream in the first argument.
+    /// Ends the capture on the stream in the first argument.
     EndsCapture,
 }
 
@@ -94,11 +94,11 @@ pub struct Executor {
     pub(crate) linked: Linked,
     /// Upper bound on the number of open captures. If it is 0, no stream is being captured.
     pub(crate) captures: u64,
-    /// Object log, from which another worker can continue the program.
+    /// Object log that lets another worker continue the program.
     pub(crate) log: Log,
     /// Result of the last call.
     pub(crate) last_code: i32,
-    /// Set while steps of a log are executed, for which no replies are sent.
+    /// Set while steps of a log are executed, without replies.
     pub(crate) is_replaying: bool,
     /// The program's process ID in the guest.
     pub(crate) process: u32,
@@ -160,7 +160,7 @@ impl Executor {
     /// Executes a message, which is a private copy of the ring's words.
     ///
     /// # Errors
-    /// Returns an error if the message ends the program's context.
+    /// Returns an error if the message destroys the program's context.
     pub fn execute(&mut self, message: &[u64]) -> Result<(), Broken> {
         let [header, route, words @ ..] = message else { return Err(Broken::Malformed) };
         let origin = Origin { header: Header::from_word(*header), route: Route::from_word(*route) };
@@ -355,7 +355,7 @@ impl Executor {
         }
     }
 
-    /// Records the effect of a call. Returns the handles of the objects that it has ended.
+    /// Records the effect of a call. Returns the handles of the objects that it has destroyed.
     fn record(
         &mut self,
         effect: Effect,
@@ -415,7 +415,7 @@ impl Executor {
         self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
-    /// Logs the failure of a call without a reply, once for each error. A later call returns the error to the program.
+    /// Logs the failure of a call without a reply, once per error. A later call returns the error to the program.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;
@@ -463,7 +463,7 @@ impl Executor {
         objects.image.truncate(objects.image_bytes / 8);
         objects.image.extend_from_slice(data);
         objects.image_bytes += bytes;
-        // NUL-terminate text, whatever the guest sends.
+        // Always NUL-terminate the image, because it may be text.
         objects.image.push(0);
         Ok(())
     }

@@ -191,8 +191,8 @@ mod tests {
         assert_eq!(last(copy_box(own::INLINE, 0, copy, &[1, 2])), (1, 0));
         assert_eq!(last(copy_box(3, 0, copy, &[])), (1, 0));
         assert_eq!(last(copy_box(3, 1, out, &[])), (1, 0));
-        // The guest's end of the copy is in the message or in the staging piece. The address in the message has no
-        // effect.
+        // The guest's end of the copy is in the message or in the staging buffer. The address in the message is
+        // ignored.
         let elsewhere = End { kind: DEVICE, address: 0x7fff_0000_0000, ..End::default() };
         assert_eq!(last(copy_box(own::INLINE, 0, BoxCopy { from: elsewhere, ..copy }, &[1, 2])), (1, 0));
         for wrong in [

@@ -1,7 +1,6 @@
 //! Executes host functions of the guest in stream order. The driver calls a function of the worker, which notifies the
-//! guest and waits until the guest has run its function.
-//!
-//! UNSAFETY: the driver calls the function with the number that the worker has passed to the driver.
+//! guest and waits until the guest has run its function. UNSAFETY: the driver calls the function with the number that
+//! the worker passed to the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -25,8 +24,8 @@ struct Callbacks {
 /// Static, because the driver passes only one word, and may call the function after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks. `posted` is the number that has run in the program's previous workers; `notify` wakes sleeping
-/// guest threads.
+/// Prepares callbacks. `posted` is the number of callbacks run in the program's previous workers. `notify` wakes
+/// sleeping guest threads.
 pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
 }

@@ -11,12 +11,12 @@
 //!   `pinned`, `host_functions`, `nodes` and `links` handle calls that have their own messages.
 //! - `waits` handles calls whose reply is sent when work on the card completes. Such calls never block the ring.
 //! - `save` writes the state of a program to a file, and `restore` continues from it in another worker.
-//! - `device_link` connects to the next daemon when the connection to the current one has ended.
+//! - `device_link` connects to the next daemon after the connection to the current one was closed.
 //! - `objects` maps the guest's handles to the driver's; `window` maps the shared memory; `driver` calls the library.
 //! - `sandbox` restricts the process, because a guest may be able to run arbitrary code in its worker.
 //!
-//! A crash ends the process, and with it one guest program. The crate does not schedule work; the shim and the card's
-//! owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
+//! A crash terminates the process, and with it one guest program. The crate does not schedule work; the shim and the
+//! card's owner do. The worker does not create blobs, and is independent of virtual machines and their devices.
 
 mod arguments;
 mod captures;

@@ -19,7 +19,7 @@ struct Object {
     context: u32,
     /// Number of calls that returned the object, minus the number of calls that destroyed it.
     references: u32,
-    /// Handle of the object that owns this object and ends it; 0 without an owner.
+    /// Handle of the object that owns this object and is destroyed with it, or 0 without an owner.
     owner: u64,
 }
 
@@ -27,7 +27,7 @@ struct Object {
 #[derive(Clone, Copy, Debug)]
 struct Range {
     bytes: u64,
-    /// Number of the context that owns the memory; 0 for pinned memory and reservations, which do not belong to a
+    /// Number of the context that owns the memory, or 0 for pinned memory and reservations, which do not belong to a
     /// context.
     context: u32,
 }
@@ -38,18 +38,18 @@ pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
     /// Handles of objects that were returned by calls with a reply.
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
-    /// Handles of the objects that an object owns, and that end with it.
+    /// Handles of the objects that an object owns, and that are destroyed with it.
     owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
-    /// Objects that the driver identifies by a number. The value is the number of times that the number was returned,
-    /// because several contexts may use the same number.
+    /// Objects that the driver identifies by a number. The value counts how often the number was returned, because
+    /// several contexts may use the same number.
     numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
-    /// Device memory that the driver placed outside the shared address range, by first address.
+    /// Device memory outside the shared address range, keyed by first address.
     ranges: BTreeMap<u64, Range>,
-    /// Pinned memory of the program, by first address.
+    /// Pinned memory of the program, keyed by first address.
     pinned: BTreeMap<u64, Range>,
     /// Image that is being received in parts, padded with zeros.
     pub image: Vec<u64>,
-    /// Number of bytes of the image received so far.
+    /// Number of image bytes received so far.
     pub image_bytes: usize,
 }
 
@@ -78,7 +78,7 @@ impl Objects {
     }
 
     /// Records an object that a call has returned, under its existing handle or else under `handle`. Returns the
-    /// handle. An object with an owner ends with it.
+    /// handle. An object with an owner is removed with it.
     ///
     /// # Errors
     /// Returns an error if the program has too many objects.
@@ -109,7 +109,7 @@ impl Objects {
     }
 
     /// Removes a reference to an object. If it was the last one, removes the object and the objects that it owns, and
-    /// returns their handles. With a context, its memory ranges are also removed, because the driver releases the
+    /// returns their handles. Removing a context also removes its memory ranges, because the driver releases the
     /// addresses and the worker may reuse them for its own memory.
     pub fn remove(&mut self, handle: u64) -> Vec<u64> {
         let Some(object) = self.objects.get_mut(&handle) else { return Vec::new() };
@@ -217,7 +217,7 @@ impl Handles for Objects {
         match self.objects.get(&handle) {
             Some(Object { value: Ok(value), .. }) => Ok(*value),
             Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
-            // The driver returns this error for unknown memory, whose handles are numbers.
+            // The driver returns this error for unknown memory handles.
             None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
             None => Err(Fault::Refused(INVALID_HANDLE)),
         }

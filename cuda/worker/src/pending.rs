@@ -15,7 +15,7 @@ pub(crate) struct Origin {
 /// Maximum number of waits per program: one for each thread's slot.
 pub(crate) const MAX_WAITS: usize = control::SLOT_COUNT as usize;
 
-/// Work for which a call waits.
+/// Work that a call waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// A stream, by the driver's handle.
@@ -26,7 +26,7 @@ pub(crate) enum Wait {
     Context(Vec<u64>),
 }
 
-/// Use of a staging piece by a copy, with the event recorded after the copy.
+/// A copy's use of a staging buffer, with the event recorded after the copy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceUse {
     pub piece: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Linked {
 pub(crate) struct Waits {
     pub calls: Vec<(Origin, Wait)>,
     pub pieces: VecDeque<PieceUse>,
-    /// Unused events for staging pieces, each with its context.
+    /// Unused events for staging buffers, each with its context.
     pub events: Vec<(u32, u64)>,
 }
 

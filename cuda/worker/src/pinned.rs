@@ -53,7 +53,7 @@ impl Executor {
         code
     }
 
-    /// Returns true if the worker needs a blob until the program ends: a blob with control words or rings, or the
+    /// Returns true if the worker needs a blob until the program exits: a blob with control words or rings, or the
     /// staging blob.
     pub(crate) fn needs_blob(&self, id: u32) -> bool {
         let kind = self.window.blob(id).map(|blob| blob.kind);

@@ -14,7 +14,7 @@ const ENTRY_WORDS: usize = 3;
 
 /// Names this thread, which must be the process's first one, after a guest program.
 pub fn name_after(program: u32) {
-    // If this fails, the guest does not find its program in lists.
+    // If this fails, lists for the guest lack this program.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {
         let _ = rustix::thread::set_name(&name);
     }
@@ -30,7 +30,7 @@ fn program_of(process: u32) -> Option<u32> {
     program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
 }
 
-/// Replaces the host's process IDs in a list, which consists of the number of entries and the entries.
+/// Replaces the host's process IDs in a list, which consists of the entry count and the entries.
 pub fn translate(results: &mut [u64]) {
     replace(results, program_of);
 }

@@ -1,7 +1,5 @@
-//! Continues a program from the file that its previous worker saved.
-//!
-//! The guest may have run arbitrary code in the previous worker, so the file is no more trusted than the ring: each
-//! step is checked like a message.
+//! Continues a program from the file that its previous worker saved. The guest may have run arbitrary code in the
+//! previous worker, so the file is as untrusted as the ring: each step is checked like a message.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -17,7 +15,7 @@ use crate::processes;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
-/// Time for which an allocation is retried.
+/// Time limit for retrying an allocation.
 // TIMEOUT: the card's owner frees the previous worker's memory when it detects that worker's exit.
 const ALLOCATION_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between attempts to allocate.
@@ -29,7 +27,7 @@ pub enum RestoreError {
     /// The file cannot be read, or does not contain a worker's valid state.
     #[error("the file of the previous worker has no valid state")]
     File,
-    /// A step has failed.
+    /// A step failed.
     #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
     Step {
         /// Number of the step.
@@ -38,7 +36,7 @@ pub enum RestoreError {
         steps: usize,
         /// Number of the step's message.
         op: u16,
-        /// The driver's error; 0 if the step does not have the same result as before.
+        /// The driver's error, or 0 if the step did not have the same result as before.
         code: i32,
     },
 }
@@ -52,7 +50,7 @@ impl From<ReadError> for RestoreError {
 /// Reads the state from a file. Returns the state, and the offset of the memory contents in bytes.
 ///
 /// # Errors
-/// Returns an error if the file has no valid state.
+/// Returns an error if the file does not contain a valid state.
 pub(crate) fn read_state(file: impl AsFd) -> Result<(SavedState, u64), RestoreError> {
     let file = file.as_fd();
     let size = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.cast_unsigned());

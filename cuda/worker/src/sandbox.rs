@@ -6,8 +6,8 @@
 //!
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
-//! - `addresses`: the only addresses to which a worker may connect, in immutable memory.
-//! - `violation`: reports a forbidden call and ends the worker.
+//! - `addresses`: the only addresses that a worker may connect to, in immutable memory.
+//! - `violation`: reports a forbidden call and terminates the worker.
 
 mod addresses;
 mod files;
@@ -25,7 +25,7 @@ use addresses::Addresses;
 
 /// Maximum number of open descriptors of a worker: the driver's device files, chunks and pipes.
 const MAX_DESCRIPTORS: u64 = 16_384;
-/// Maximum size of the memory that a worker may lock, in bytes, without the driver's pinned memory.
+/// Maximum size of the memory that a worker may lock, in bytes, excluding the driver's pinned memory.
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
 /// Maximum size of a worker's private memory, in bytes. This is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
@@ -41,13 +41,13 @@ const MAX_CAPABILITY: u32 = 63;
 /// A worker's individual restrictions.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group to which the worker changes, if it is permitted to.
+    /// User and group that the worker switches to, if permitted.
     pub user: Option<(u32, u32)>,
     /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
     /// Additional files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
-    /// Sockets to which the worker may connect, at most two: the sockets of the card's owner and of the next daemon.
+    /// Sockets that the worker may connect to, at most two: those of the card's owner and of the next daemon.
     pub sockets: Vec<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ pub enum SandboxError {
     /// A step failed. Contains the step and its error.
     #[error("cannot restrict the worker: {0} failed: {1}")]
     Step(&'static str, Errno),
-    /// The kernel has no Landlock, and the worker has no separate user.
+    /// The kernel lacks Landlock, and the worker has no separate user.
     #[error(
         "cannot restrict the worker's files: this kernel has no Landlock (Linux 5.13, `lsm=landlock`). Use a kernel \
          with Landlock, or give workers separate users (`worker_users` of the card)"
@@ -78,7 +78,7 @@ pub enum SandboxError {
 #[derive(Debug)]
 pub struct Sandbox {
     addresses: Addresses,
-    /// Keeps the kernel's entries for the files to which the rules are bound.
+    /// Keeps the inodes that the rules are bound to in the kernel's cache.
     _files: Option<files::Files>,
 }
 
@@ -103,7 +103,7 @@ impl Sandbox {
         limit(Resource::Nproc, processes).map_err(step("the limit of threads"))?;
         limit(Resource::Msgqueue, 0).map_err(step("the limit of message queues"))?;
         limit(Resource::Rtprio, 0).map_err(step("the limit of priorities"))?;
-        // If this fails, the OOM killer only treats this process like others.
+        // If this fails, the OOM killer treats this process like any other.
         let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         let addresses = Addresses::keep(&options.sockets).map_err(SandboxError::Address)?;
         let files = files::restrict(options)?;

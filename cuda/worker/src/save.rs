@@ -43,7 +43,7 @@ fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obs
 }
 
 impl Executor {
-    /// Returns the steps from which another worker can continue the program.
+    /// Returns the steps that let another worker continue the program.
     ///
     /// # Errors
     /// Returns the obstacle if the program cannot continue in another worker.
@@ -68,7 +68,8 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes the context with this number current, or any other if it has ended. Returns false if no context exists.
+    /// Makes the context with this number current, or any other if it was destroyed. Returns false if no context
+    /// exists.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
             return true;
@@ -105,7 +106,7 @@ impl Executor {
     /// Writes the program's state to the file. No work may be in flight. `tail` is the read position in the ring.
     ///
     /// # Errors
-    /// Returns the obstacle. The program is then unchanged, and the file has no valid state.
+    /// Returns the obstacle. The program is then unchanged, and the file does not contain a valid state.
     pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
         let file = file.as_fd();
         let mut steps = self.steps()?;
@@ -221,7 +222,7 @@ impl Executor {
         self.objects.find(kind, handle).is_ok()
     }
 
-    /// Makes the context in which a step allocates memory current.
+    /// Makes the context of a step's allocation current.
     pub(crate) fn enter_step(&mut self, step: &Step) -> bool {
         let number = step.route as u32;
         number != 0 && self.has_object(Kind::Context, handle(Kind::Context, number)) && self.enter(number).is_ok()

@@ -19,7 +19,7 @@ use crate::host_functions;
 use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
-/// Time for which the worker polls for messages after the last one before it sleeps.
+/// Time that the worker polls for messages after the last one before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 /// Maximum sleep while calls wait for work on the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
@@ -57,10 +57,10 @@ impl ServeError {
     }
 }
 
-/// Descriptors that a worker may get at its start, in addition to the window and the connection to its device.
+/// Descriptors that a worker may get at startup, in addition to the window and the connection to its device.
 #[derive(Debug, Default)]
 pub struct Start {
-    /// A further connection, on which the worker accepts only requests to save its state.
+    /// An additional connection for requests to save the worker's state.
     pub starter: Option<Link>,
     /// File with the state saved by the program's previous worker.
     pub restore: Option<OwnedFd>,
@@ -128,7 +128,7 @@ impl Mail {
     }
 }
 
-/// Exits without running exit handlers, because the driver's handlers could wait for work that never ends.
+/// Exits without running exit handlers, because the driver's handlers could wait for work that never completes.
 fn end() -> ! {
     // SAFETY: exits without running any more code of this process.
     unsafe { libc::_exit(0) }
@@ -199,7 +199,7 @@ fn notify(control: Shared, link: &DeviceLink) {
     link.send(FromWorker::Check);
 }
 
-/// Serves a program. Returns only on an error; exits the process when the program ends.
+/// Serves a program. Returns only on errors. Exits the process when the program exits.
 ///
 /// # Errors
 /// Returns an error if the program sends an invalid message or cannot be served.
@@ -270,7 +270,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
     let link = Arc::clone(link);
     let tail = restored.as_ref().map_or(0, |(_, state, _)| state.tail);
     let restore = |executor: &mut Executor| match restored {
-        // With another position in the ring, messages would be skipped or executed twice.
+        // With a different position in the ring, messages would be skipped or executed twice.
         Some((_, state, _)) if control.load(control::TAIL) != state.tail => Err(RestoreError::File),
         Some((file, state, contents)) => {
             executor.restore(&state, &file, contents)?;
@@ -344,8 +344,8 @@ impl Service {
         Ok(true)
     }
 
-    /// Waits for the blob to which the message refers. The device announces a blob before the guest can refer to it,
-    /// but another thread reads the announcement from the link.
+    /// Waits for the blob that the message refers to. The device announces a blob before the guest can refer to it, but
+    /// another thread reads the announcement from the link.
     fn await_blob(&mut self) -> Result<(), ServeError> {
         let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
         let Ok(id) = u32::try_from(id) else { return Ok(()) };
@@ -373,7 +373,7 @@ impl Service {
                     // identifier for another blob.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
                     // The range of a removed blob may be reused for another program, so the worker must no longer write
-                    // to it. The worker ends without a report, because this is how most programs end: the guest's
+                    // to it. The worker exits without a report, because this is how most programs exit: the guest's
                     // kernel removes their blobs before their context.
                     if is_there && self.executor.needs_blob(id) {
                         end();
@@ -399,7 +399,7 @@ impl Service {
         }
         if found.is_ok() {
             let mail = Arc::clone(&self.mail);
-            // Keep the lock, so that later messages are left for the next worker.
+            // Keep the lock, so that the next worker gets the later messages.
             let mut inbox = mail.lock();
             while !inbox.messages.is_empty() {
                 drop(inbox);

@@ -49,9 +49,9 @@ impl Variable {
 /// The addresses of variables, which change when a program continues in another worker.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
-    /// End addresses (exclusive) of the variables, by first address.
+    /// End addresses (exclusive) of the variables, keyed by first address.
     ranges: BTreeMap<u64, u64>,
-    /// Lowest address of all ranges, and the end of the last range.
+    /// First address and end address (exclusive) of the span of all ranges.
     all: (u64, u64),
 }
 
@@ -85,7 +85,7 @@ impl Executor {
     /// # Errors
     /// Returns the obstacle if a variable cannot be found, or if another worker could not restore its state.
     pub(crate) fn variables(&mut self, steps: &[Step]) -> Result<Vec<Variable>, Obstacle> {
-        // Later objects replace earlier ones with the same handle, which have ended.
+        // Later objects replace earlier ones with the same handle, which no longer exist.
         let mut images: BTreeMap<u64, (Kind, u32, Arc<Image>)> = BTreeMap::new();
         for step in steps {
             if let (Some((kind @ (Kind::Module | Kind::Library), handle)), Some(image)) =
@@ -109,7 +109,7 @@ impl Executor {
                 report("initial values of a module's variables contain addresses");
                 return Err(Obstacle::Addresses);
             }
-            // A library has its variables in each context, and a module only in its own.
+            // A library's variables exist in each context, and a module's only in its own.
             let mut contexts = self.objects.contexts();
             contexts.retain(|number| kind == Kind::Library || *number == context);
             if code.variables.is_empty() {
@@ -171,7 +171,7 @@ impl Executor {
     /// Returns the address and size of a step's variable, and makes its context current.
     ///
     /// # Errors
-    /// Returns the driver's error, or 0 if the step is malformed or the variable has another size.
+    /// Returns the driver's error, or 0 if the step is malformed or the variable has a different size.
     pub(crate) fn variable_of(&mut self, step: &Step) -> Result<(u64, u64), i32> {
         let [owner, bytes, name_bytes, name @ ..] = &step.words[..] else { return Err(0) };
         let count = usize::try_from(*name_bytes).ok().filter(|count| count.div_ceil(8) == name.len()).ok_or(0)?;

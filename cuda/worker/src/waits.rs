@@ -18,7 +18,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the result of a wait if it is over.
+    /// Returns the result of a wait if it has completed.
     fn poll_wait(&mut self, wait: &mut Wait) -> Option<i32> {
         let (query, wait_for, object) = match wait {
             Wait::Stream(stream) => (Needed::StreamQuery, Needed::StreamSynchronize, *stream),
@@ -44,13 +44,13 @@ impl Executor {
         }
     }
 
-    /// Returns true if calls are waiting or staging pieces are in use.
+    /// Returns true if calls are waiting or staging buffers are in use.
     pub(crate) fn has_waits(&self) -> bool {
         !self.waits.is_empty()
     }
 
-    /// Replies to the calls whose work has completed. Returns true if calls are still waiting or pieces are still in
-    /// use.
+    /// Replies to the calls whose work has completed. Returns true if calls are still waiting or staging buffers are
+    /// still in use.
     pub(crate) fn poll_waits(&mut self) -> bool {
         self.poll_pieces();
         let mut at = 0;
@@ -75,7 +75,7 @@ impl Executor {
         !self.waits.is_empty()
     }
 
-    /// Records that the last copy in a stream uses a staging piece.
+    /// Records that the last copy in a stream uses a staging buffer.
     pub(crate) fn use_piece(&mut self, piece: u64, stream: u64, context: u32) {
         let mut event =
             self.waits.events.iter().position(|(of, _)| *of == context).map(|at| self.waits.events.swap_remove(at).1);
@@ -96,7 +96,7 @@ impl Executor {
         }
     }
 
-    /// Allows the guest to reuse a staging piece.
+    /// Allows the guest to reuse a staging buffer.
     pub(crate) fn release_piece(&self, piece: u64) {
         let word = control::PIECES + 8 * piece;
         self.control.store(word, self.control.load(word).wrapping_add(1));

@@ -1,4 +1,4 @@
-//! The window that the guest and the worker share, and its blobs.
+//! The window shared by the guest and the worker, and its blobs.
 //!
 //! UNSAFETY: maps the whole window once, and parts of it again at the addresses of pinned memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -37,7 +37,7 @@ pub struct Blob {
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Address at which the blob is mapped for the card, if the guest has pinned it.
+    /// Address where the blob is mapped for the card, if the guest has pinned it.
     pub pinned: Option<u64>,
 }
 
@@ -116,7 +116,7 @@ impl Window {
     /// Returns the memory of the first blob of the given kind.
     pub fn first(&self, kind: BlobKind) -> Option<Shared> {
         let blob = self.blobs.values().find(|blob| blob.kind == kind)?;
-        // SAFETY: the range was checked, and the window stays mapped until the process ends.
+        // SAFETY: the range was checked, and the window stays mapped until the process exits.
         Some(unsafe { Shared::new(self.base + blob.offset, blob.bytes) })
     }
 
@@ -153,7 +153,7 @@ impl Window {
         mapped.is_ok()
     }
 
-    /// Undoes [`Self::pin`]. The card must no longer use the memory.
+    /// Reverts [`Self::pin`]. The card must no longer use the memory.
     pub fn unpin(&mut self, id: u32) {
         let Some(blob) = self.blobs.get_mut(&id) else { return };
         if let Some(address) = blob.pinned.take() {

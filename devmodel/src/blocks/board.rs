@@ -1,4 +1,4 @@
-//! Units outside the engines: capabilities, the PCI mirror, the privileged ring, the PMU, and the copy engines'
+//! Units other than the engines: capabilities, the PCI mirror, the privileged ring, and the PMU. Also the copy engines'
 //! falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
@@ -24,7 +24,7 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads the configuration space mirror, which the card's driver accesses.
+/// Reads the mirror of configuration space, which the driver uses.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -35,8 +35,8 @@ pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32
     }
 }
 
-/// Writes a mirror register. Writes to the standard registers have no effect here, because the VMM handles them.
-/// Returns true if the guest has re-armed MSI.
+/// Writes the mirror of configuration space. Writes to standard registers are ignored, because the VMM handles them.
+/// Returns true if the guest has rearmed MSI.
 pub(crate) fn write_ppci(reg: ppci::Reg, at: At, value: u32, cx: &mut Cx) -> bool {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => false,
@@ -68,7 +68,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. Once started, it reports its queues, accepts commands, and never sends messages.
+/// The PMU. After its start, it reports its queues and accepts commands, but never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -119,7 +119,7 @@ impl Pmu {
         }
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.dmem.check()
     }
@@ -132,24 +132,24 @@ impl Pmu {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        // GUESS: the routing register selects the interrupts that reach the host, and these units never assert on their
-        // own.
+        // GUESS: the routing register selects the interrupts that are delivered to the host, and these units raise no
+        // interrupts on their own.
         self.intr.pending()
     }
 }
 
-/// A copy engine's falcon. The card performs the copies. This model only accepts the upload and reports errors.
+/// A copy engine's falcon, which only accepts firmware uploads and reports errors. The card performs the copies.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
     imem: Imem,
     current: u32,
-    /// True if the firmware has been started.
+    /// True if the firmware was started.
     running: bool,
 }
 
-/// A register that both copy engines have.
+/// Register that both copy engines have.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -231,13 +231,13 @@ impl CopyEngine {
         }
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.dmem.check()?;
         self.imem.check()
     }
 
-    /// Resets the falcon, whose registers are `base..end`.
+    /// Resets the falcon. Its registers are at `base..end`.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
         let Self { intr, dmem, imem, current, running } = self;
         *intr = Intr::default();
@@ -247,9 +247,9 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a method that the engine rejected, as running firmware would: sets the report, enables the interrupt,
-    /// and routes it to the host. `base` is the offset of the falcon's registers.
-    #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
+    /// Reports a rejected method in the same way as firmware does: sets the report, enables the interrupt, and routes
+    /// it to the host. `base` is the offset of the falcon's registers.
+    #[expect(clippy::cast_possible_truncation, reason = "the register contains a 28-bit page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {
             return;

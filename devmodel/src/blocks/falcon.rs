@@ -1,20 +1,20 @@
-//! Common parts of all falcons (PMU, copy engines, FECS, GPCCS). The modelled falcons do not execute code: uploads are
-//! only stored, and each user of this module implements the behaviour of its firmware.
+//! Common parts of all virtual falcons (PMU, copy engines, FECS, GPCCS). They do not execute code: uploads are only
+//! stored, and the modules that use a falcon implement the behavior of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of dwords that the data port can address.
+/// Number of dwords that can be addressed through a data port.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
-/// Number of data ports. Only the PMU has more than one.
+/// Maximum number of data ports. Only the PMU has more than one.
 const PORTS: usize = 8;
 
-/// A falcon's data memory and its ports.
+/// Data memory of a falcon, and its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Contents, which grow on demand.
+    /// Contents. The vector grows on demand.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -33,14 +33,14 @@ impl Dmem {
         }
     }
 
-    /// Reads a dword at a port's address.
+    /// Reads the dword at a port's address.
     pub fn read(&mut self, port: usize) -> u32 {
         let value = self.dwords.get(self.place(port)).copied().unwrap_or(0);
         self.advance(port, DMEM_CONTROL::READ_INCREMENT);
         value
     }
 
-    /// Writes a dword at a port's address.
+    /// Writes the dword at a port's address.
     pub fn write(&mut self, port: usize, value: u32) {
         let at = self.place(port);
         if at >= self.dwords.len() && at < DMEM_DWORDS {
@@ -52,21 +52,21 @@ impl Dmem {
         self.advance(port, DMEM_CONTROL::WRITE_INCREMENT);
     }
 
-    /// Returns all written dwords.
+    /// Returns the contents up to the last written dword.
     #[must_use]
     pub fn dwords(&self) -> &[u32] {
         &self.dwords
     }
 
-    /// Resets the ports to address 0. A falcon reset preserves the contents.
+    /// Resets the addresses of all ports to 0. A falcon reset does not change the contents.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { dwords, control: _ } = self;
-        Invalid::unless(dwords.len() <= DMEM_DWORDS, || "a falcon's memory is too large".into())
+        Invalid::unless(dwords.len() <= DMEM_DWORDS, || "a falcon's data memory is too large".into())
     }
 
     fn place(&self, port: usize) -> usize {
@@ -82,16 +82,16 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, which drivers fill. The code is not executed; it only identifies the guest's firmware.
+/// Code memory of a falcon, which drivers write. The code is not executed, but identifies the guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Contents, which grow on demand.
+    /// Contents. The vector grows on demand.
     dwords: Vec<u32>,
     control: u32,
 }
 
 impl Imem {
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { dwords, control: _ } = self;
         Invalid::unless(dwords.len() <= CODE_WORDS_MAX, || "a falcon's code memory is too large".into())
@@ -108,7 +108,7 @@ impl Imem {
         self.control = value;
     }
 
-    /// Writes a dword at the address.
+    /// Writes the dword at the current address.
     pub fn write(&mut self, value: u32) {
         let address = IMEM_CONTROL::ADDRESS.get(self.control);
         let at = (address / 4) as usize;
@@ -123,14 +123,14 @@ impl Imem {
         }
     }
 
-    /// Returns all written dwords.
+    /// Returns the contents up to the last written dword.
     #[must_use]
     pub fn dwords(&self) -> &[u32] {
         &self.dwords
     }
 }
 
-/// A falcon's interrupt registers.
+/// Interrupt registers of a falcon.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
     /// Pending interrupts.
@@ -176,7 +176,7 @@ mod tests {
         let mut dmem = Dmem::default();
         dmem.set_control(0, 0x0100_fffc);
         dmem.write(0, 1);
-        assert_eq!(dmem.control(0), 0x0100_0000, "wraps within the field");
+        assert_eq!(dmem.control(0), 0x0100_0000, "the address wraps within its field");
         assert!(dmem.dwords.len() <= DMEM_DWORDS);
     }
 }

@@ -1,5 +1,5 @@
-//! A high-level model of PGRAPH and its two context-switching falcons. Uploads are only stored, commands return the
-//! results of nouveau's built-in firmware, and the mediator handles contexts.
+//! High-level model of PGRAPH and its two context switching falcons. Firmware uploads are only stored, commands return
+//! the same results as nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// FECS: its mailboxes, its commands, and the reported context.
+/// FECS: its mailboxes, the state of commands, and the current context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -27,7 +27,7 @@ struct Fecs {
     next: u32,
 }
 
-/// The front end's interrupt registers, and the falcons' state.
+/// Interrupt registers of the front end, and the state of the falcons.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
     intr: u32,
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // The FECS program starts the GPCCS programs.
+                    // The firmware of FECS starts that of GPCCS.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -164,14 +164,14 @@ impl Graph {
         self.backlog.dropped = dropped;
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.backlog.check(|_| true)?;
         self.fecs.dmem.check()?;
         self.gpccs.check()
     }
 
-    /// Shows an error, or queues it until the guest has acknowledged the current one.
+    /// Shows an error in the registers, or queues it until the guest has acknowledged the visible error.
     pub(crate) fn error(&mut self, error: GraphError, cx: &mut Cx) {
         if self.intr == 0 {
             self.show(&error, cx);
@@ -184,19 +184,19 @@ impl Graph {
         self.intr & self.intr_en != 0
     }
 
-    /// Returns true if the firmware has been started.
+    /// Returns true if the firmware was started.
     #[must_use]
     pub fn firmware_running(&self) -> bool {
         self.fecs.running
     }
 
-    /// Returns the value of the context register, as read by the guest.
+    /// Returns the value of the current context register.
     #[must_use]
     pub fn current(&self) -> u32 {
         self.fecs.current
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
+    #[expect(clippy::cast_possible_truncation, reason = "the register contains a 28-bit page number")]
     fn show(&mut self, error: &GraphError, cx: &mut Cx) {
         self.intr |= error.intr;
         self.trap |= error.trap;
@@ -211,13 +211,13 @@ impl Graph {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
-            // Drivers identify the faulting channel through PGRAPH's current context.
+            // Drivers identify the faulting channel by PGRAPH's current context.
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.encode((instance.address() >> 12) as u32);
         }
     }
 }
 
-/// Stores a multiprocessor's error in the registers of its GPC. Returns the GPC's bit.
+/// Stores a multiprocessor error in the registers of its GPC, and returns the GPC's bit.
 fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
     let chip = &cx.config.chip;
     let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the chip's number of TPCs for an existing GPC.
+/// Returns the number of TPCs of an existing GPC.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

@@ -1,8 +1,8 @@
-//! Context switches that never complete: reports to the driver about channels that do not leave an engine.
+//! Hung context switches: reports of channels that do not leave an engine.
 //!
-//! All engines share one reason register and one interrupt bit. A driver checks the engines and then acknowledges the
-//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. The next one
-//! is shown after the driver has acknowledged the current hang and removed its channel, by resetting the engine or
+//! All engines share one reason register and one interrupt bit. A driver first checks the engines and then acknowledges
+//! the error, so it would miss an error in between. Therefore, the vGPU shows only one hang at a time. The next hang is
+//! shown after the driver has acknowledged the current one, and has removed its channel by resetting the engine or
 //! unbinding the channel.
 
 use super::Backlog;
@@ -18,7 +18,7 @@ pub(crate) struct Hang {
     pub channel: VirtualChannelId,
 }
 
-/// The visible hang, and the queued hangs.
+/// The visible hang and the queued hangs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hangs {
     shown: Option<Hang>,
@@ -26,7 +26,7 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Queues a hang until [`Self::next`] shows it. Duplicate reports of a hang are ignored.
+    /// Queues a hang until [`Self::next`] shows it. Ignores a hang that has already been reported.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);
@@ -34,8 +34,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang for which `wanted` returns true, and drops all earlier ones. Returns false if a hang is
-    /// still visible or no queued hang is wanted.
+    /// Shows the next queued hang for which `wanted` returns true, and drops all previous ones. Returns false if a hang
+    /// is still visible, or if none of the queued hangs is wanted.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -49,7 +49,7 @@ impl Hangs {
         false
     }
 
-    /// Returns the channel that does not leave `engine`.
+    /// Returns the channel of the visible hang if the hang is on `engine`.
     pub fn on(&self, engine: u32) -> Option<VirtualChannelId> {
         self.shown.filter(|hang| hang.engine == engine).map(|hang| hang.channel)
     }
@@ -60,13 +60,13 @@ impl Hangs {
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs but keeps the number of dropped ones.
+    /// Removes all hangs. Does not reset the number of dropped hangs.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub fn check(&self) -> Result<(), Invalid> {
         let Self { shown, waiting } = self;
         let sound = |hang: &Hang| hang.engine < engine::COUNT && u32::from(hang.channel.0) < CHANNELS;

@@ -1,4 +1,4 @@
-//! PBDMA error registers. The mediator implements the other PBDMA functions.
+//! PBDMA error registers. The mediator handles all other functions of PBDMAs.
 
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;
@@ -6,7 +6,7 @@ use nvspec::regs::pbdma::{METHOD_0, Reg};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of PBDMAs covered by the registers.
+/// Number of PBDMAs in the register layout.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The visible error of each PBDMA, and the queued errors.
+/// Visible error of each PBDMA, and queued errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],
@@ -63,13 +63,13 @@ impl Pbdma {
         backlog.clear();
     }
 
-    /// Validates saved data.
+    /// Validates restored state.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { units: _, backlog } = self;
         backlog.check(|error| (error.unit as usize) < UNITS)
     }
 
-    /// Shows an error, or queues it until the guest has acknowledged the current one.
+    /// Shows an error in the registers, or queues it until the guest has acknowledged the visible error.
     pub(crate) fn error(&mut self, error: PbdmaError) {
         match self.units.get_mut(error.unit as usize) {
             Some(unit) if unit.intr == 0 => unit.show(&error),
@@ -78,7 +78,7 @@ impl Pbdma {
         }
     }
 
-    /// Returns the mask of units with an enabled pending interrupt.
+    /// Returns the mask of PBDMAs with an enabled, pending interrupt.
     pub(crate) fn pending(&self) -> u32 {
         let mut bits = 0;
         for (index, unit) in (0u32..).zip(&self.units) {

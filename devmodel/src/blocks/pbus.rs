@@ -1,4 +1,4 @@
-//! PBUS: the location of the PRAMIN window, and the BAR instance blocks.
+//! PBUS: the position of the PRAMIN window, and the instance blocks of the apertures.
 
 use super::{At, Cx};
 use crate::backend::Aperture;
@@ -8,7 +8,7 @@ use nvspec::regs::pbus::{BAR1_BLOCK, BAR3_BLOCK, INTR, INTR_EN, PEEPHOLE_BLOCK, 
 use nvspec::regs::windows::pramin;
 use serde::{Deserialize, Serialize};
 
-/// The address registers, as written by the guest.
+/// Values of the address registers, as written by the guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbus {
     window: u32,
@@ -59,8 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of the byte at BAR0 `offset`, which must be in the window, or the reason for denying
-    /// the access.
+    /// Returns the VRAM address of byte `offset` of BAR0, which must be in the window, or the reason why the access is
+    /// denied.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
@@ -71,7 +71,8 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window if it is in VRAM. The guest's VRAM may end before the window.
+    /// Returns the start of the window if the window is in VRAM. The end of the guest's VRAM may be before the end of
+    /// the window.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
@@ -82,7 +83,7 @@ impl Pbus {
         storage.get(INTR::OFFSET) & storage.get(INTR_EN::OFFSET) != 0
     }
 
-    /// Returns the address registers as written by the guest: the window, BAR1 and BAR3.
+    /// Returns the values of the address registers of the window, BAR1 and BAR3, as written by the guest.
     #[must_use]
     pub fn registers(&self) -> [u32; 3] {
         [self.window, self.bar1, self.bar3]

@@ -1,5 +1,5 @@
-//! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are translated; none
-//! reaches a register of the card.
+//! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are translated, and none
+//! accesses the card's registers.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -23,12 +23,12 @@ const UNITS: usize = FAULT_INST::COUNT as usize;
 /// Mask of all engines.
 const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
 
-/// The channel table, the runlist state, and the interrupt registers.
+/// Channel table, runlist state, and interrupt registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pfifo {
-    /// Channels with a bound instance block in the backend, one bit each.
+    /// Channels that are bound in the backend, as a bit mask.
     bound: u128,
-    /// Channels that the guest has made runnable.
+    /// Channels that the guest has enabled, as a bit mask.
     enabled: u128,
     userd_base: u32,
     runlist_base: u32,
@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Interrupt causes that stay set until cleared by a write, except those derived from other registers.
+    /// Interrupt causes that the guest clears by a write. Excludes causes that are derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// The last fault of each unit, and whether it is pending.
+    /// Last fault of each unit, and a flag that is true while the fault is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -76,7 +76,7 @@ impl Default for Pfifo {
 }
 
 impl Pfifo {
-    /// Reads a register. `pbdma` is the mask of PBDMAs with an interrupt.
+    /// Reads a register. `pbdma` is the mask of PBDMAs with a pending interrupt.
     pub(crate) fn read(&self, reg: Reg, at: At, pbdma: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::INTR => self.status(pbdma),
@@ -112,7 +112,7 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // The mediator finds USERD through its VRAM address in the instance block, and does not need the guest's
+            // The mediator obtains the VRAM address of USERD from the instance block, and does not need the guest's
             // mapping.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
@@ -158,15 +158,15 @@ impl Pfifo {
         *self = Self { backlog, hangs, ..Self::default() };
     }
 
-    /// Validates saved data, for a vGPU with `channels` channels.
+    /// Validates the restored state of a vGPU with `channels` channels.
     pub(crate) fn check(&self, channels: u32) -> Result<(), Invalid> {
         let Self { bound, blocked, hangs, faults, backlog, .. } = self;
         hangs.check()?;
         backlog.check(|fault| (fault.unit as usize) < UNITS)?;
         let units = (0u32..).zip(faults).all(|(unit, fault)| fault.is_none_or(|(fault, _)| fault.unit == unit));
-        Invalid::unless(units, || "a fault is shown for the wrong unit".into())?;
+        Invalid::unless(units, || "a fault is visible for the wrong unit".into())?;
         Invalid::unless(bound.count_ones() <= channels, || {
-            format!("{} channels are bound; the maximum is {channels}", bound.count_ones())
+            format!("{} channels are bound, at most {channels} are permitted", bound.count_ones())
         })?;
         Invalid::unless(blocked & !ENGINE_MASK == 0, || "nonexistent engines are blocked".into())
     }
@@ -181,7 +181,7 @@ impl Pfifo {
         self.blocked
     }
 
-    /// Records that the guest's most recently submitted runlist is active.
+    /// Records that the most recently submitted runlist is active.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();
@@ -194,7 +194,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows a fault, or queues it until the guest has acknowledged the unit's last fault.
+    /// Shows a fault in the registers, or queues it until the guest has acknowledged the unit's last fault.
     pub(crate) fn mmu_fault(&mut self, fault: MmuFault) {
         match self.faults.get_mut(fault.unit as usize) {
             Some(Some((_, true))) => self.backlog.push(fault),
@@ -203,8 +203,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. The register keeps its value while an
-    /// earlier error is unacknowledged.
+    /// Reports a scheduler error. `code` has the format of `SCHED_ERROR_REASON`. While a previous error is
+    /// unacknowledged, the register keeps its value.
     pub(crate) fn sched_error(&mut self, code: u32) {
         if !INTR::SCHED_ERROR.is_set(self.intr) {
             self.sched_code = code;
@@ -212,8 +212,8 @@ impl Pfifo {
         }
     }
 
-    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine or an unbound channel, for
-    /// which the driver has nothing to recover.
+    /// Reports a channel that did not leave an engine in time. Ignores invalid engines and unbound channels, which need
+    /// no recovery by the driver.
     pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
         if engine < engine::COUNT && self.is_bound(channel) {
             self.hangs.add(Hang { engine, channel });
@@ -221,7 +221,7 @@ impl Pfifo {
         }
     }
 
-    /// Removes the hangs of an engine that the driver has reset.
+    /// Removes the hangs on an engine that the driver has reset.
     pub(crate) fn engine_reset(&mut self, engine: u32) {
         self.hangs.end(|hang| hang.engine == engine);
         self.show_next_hang();
@@ -237,13 +237,13 @@ impl Pfifo {
         self.bound.count_ones()
     }
 
-    /// Returns the number of channels that the guest has made runnable.
+    /// Returns the number of channels that the guest has enabled.
     #[must_use]
     pub fn enabled(&self) -> u32 {
         self.enabled.count_ones()
     }
 
-    /// Returns the numbers of visible, queued and dropped unacknowledged faults.
+    /// Returns the numbers of visible, queued and dropped faults.
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
@@ -271,9 +271,9 @@ impl Pfifo {
             | level(self.fault_units() != 0, INTR::MMU_FAULT)
     }
 
-    /// Returns the mask of engines with an enabled pending non-stall interrupt.
+    /// Returns the mask of engines with an enabled, pending non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register has a single nibble, which applies to all eight nibbles of an engine.
+        // The enable register contains a single nibble, which applies to all eight nibbles of an engine.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -294,7 +294,7 @@ impl Pfifo {
         units
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "registers hold the low and high dwords of an address")]
+    #[expect(clippy::cast_possible_truncation, reason = "registers contain the low and high dwords of an address")]
     fn fault(&self, reg: Reg, unit: usize) -> u32 {
         let Some((fault, _)) = self.faults.get(unit).copied().flatten() else { return 0 };
         match reg {
@@ -352,7 +352,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // To the backend, a channel with a new instance block is a new channel, which is initially stopped.
+        // A channel with a new instance block is a new channel for the backend, and is initially disabled.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -367,8 +367,8 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Notify the mediator of each write, because even an unchanged value may restart a channel that the mediator
-        // has stopped.
+        // Notify the mediator of every write, because writing an unchanged value may restart a channel that the
+        // mediator has stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -405,8 +405,8 @@ impl Pfifo {
         cx.backend.submit_runlist(list, length);
     }
 
-    /// Returns the preempt register. Linux 6.1 waits only for the channel number, and Linux 6.12 waits until the
-    /// pending bit is clear.
+    /// Returns the value of the preempt register. Linux 6.1 only polls for the channel number, while Linux 6.12 polls
+    /// until the pending bit is clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
         PREEMPT::CHANNEL.encode(self.preempted) | PREEMPT::PENDING.encode(pending.into())
@@ -423,7 +423,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows the next hang once the driver has handled the previous one.
+    /// Shows the next hang if the driver has acknowledged the previous one.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
@@ -431,7 +431,7 @@ impl Pfifo {
         }
     }
 
-    /// Returns an engine's state for this guest, and whether the engine is stuck in a context switch.
+    /// Returns the state of an engine for this guest, and true if a context switch on the engine has hung.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
@@ -473,7 +473,7 @@ impl Pfifo {
     }
 }
 
-/// Returns channel `index`, if it exists.
+/// Returns the channel with number `index`, if it exists.
 fn channel(index: u32) -> Option<VirtualChannelId> {
     u8::try_from(index).ok().filter(|_| index < CHANNELS).map(VirtualChannelId)
 }

@@ -1,10 +1,10 @@
-//! PMC: chip identification, the interrupt tree, and the unit enables.
+//! PMC: chip identification, the interrupt tree, and the unit enable register.
 
 use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// The unit enables. PMC's other registers are plain storage, or derived from other blocks.
+/// The unit enable register. All other registers of PMC are plain storage, or derived from other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
@@ -12,11 +12,11 @@ pub struct Pmc {
 }
 
 impl Pmc {
-    /// Reads a register. `pending` is the interrupt tree: the mask of units with an asserted line.
+    /// Reads a register. `pending` is the mask of units with a pending interrupt.
     pub(crate) fn read(&self, reg: Reg, at: At, pending: u32, cx: &Cx) -> u32 {
         match reg {
             Reg::BOOT_0 => cx.config.chip.boot0,
-            // GUESS from driver behaviour: the mask applies to the status shown in the register.
+            // GUESS from driver behavior: the mask affects the status shown in the register.
             Reg::INTR_0 | Reg::INTR_LINE_0 => pending & cx.storage.get(pmc::INTR_MASK_0::OFFSET),
             Reg::BOOT_1 | Reg::INTR_1 => 0,
             Reg::ENABLE => self.enable,
@@ -25,7 +25,7 @@ impl Pmc {
         }
     }
 
-    /// Writes a register. Returns the units that the write resets, as bits of the enable register.
+    /// Writes a register. Returns the units that the write resets, in the format of the enable register.
     pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::ENABLE => {
@@ -57,7 +57,7 @@ pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     1u32.checked_shl(cx.config.chip.pbdmas).unwrap_or(0).wrapping_sub(1)
 }
 
-/// Returns the level of the card's interrupt line.
+/// Returns the level of the interrupt line.
 pub(crate) fn line(pending: u32, storage: &crate::storage::Storage) -> bool {
     let enabled = pmc::INTR_EN_0::ENABLE.is_set(storage.get(pmc::INTR_EN_0::OFFSET));
     enabled && pending & storage.get(pmc::INTR_MASK_0::OFFSET) != 0

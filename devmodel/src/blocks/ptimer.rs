@@ -1,4 +1,4 @@
-//! PTIMER: the card's clock plus a per-VM offset, and one alarm.
+//! PTIMER: the card's clock with an offset for each VM, and an alarm.
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 /// Mask of the clock bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's clock plus an offset, which follows from the time set by the guest.
+/// The guest's clock, which is the card's clock plus an offset. The offset changes when the guest sets its time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
-    /// Guest time minus card time in ns, with wrap-around.
+    /// Guest time minus card time in ns, modulo 2^64.
     offset: u64,
     intr: u32,
     intr_en: u32,
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // Compare only the low dword: the alarm fires when the clock's low dword next equals this value.
+                // The alarm fires when the low dword of the clock reaches this value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -56,13 +56,12 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// Adds `ns` to the offset after the card's clock has gone back by `ns`, because the guest's clock must be
-    /// monotonic.
+    /// Adds `ns` to the offset if the card's clock has gone back by `ns`, because the guest's clock must be monotonic.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }
 
-    /// Latches the alarm if the card's clock has reached it.
+    /// Raises the alarm interrupt if the alarm is due.
     pub(crate) fn tick(&mut self, card_ns: u64) {
         let now = self.now(card_ns);
         if self.ring_at.is_some_and(|at| now >= at) {
@@ -71,7 +70,7 @@ impl Ptimer {
         }
     }
 
-    /// Returns the card time in ns at which the guest's alarm fires.
+    /// Returns the card time in ns at which the alarm fires, if an alarm is set.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)
@@ -81,12 +80,12 @@ impl Ptimer {
         self.intr & self.intr_en != 0
     }
 
-    /// Returns the guest time in ns at card time `card_ns`.
+    /// Returns the guest time in ns when the card time is `card_ns`.
     pub(crate) fn now(&self, card_ns: u64) -> u64 {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }
 
-    /// Sets the half of the clock at bit `shift` to `value`.
+    /// Sets the clock bits in `mask` at bit `shift` to `value`.
     fn set(&mut self, value: u32, mask: u32, shift: u32, cx: &mut Cx) {
         let card = cx.backend.now_ns();
         let half = |value: u32| u64::from(value).checked_shl(shift).unwrap_or(0);

@@ -1,8 +1,8 @@
-//! The policy table of a GF100 vGPU, in the order of the address map.
+//! Policy table of a GF100 vGPU, in address order.
 //!
-//! Lists register names by block and policy. Unlisted registers are denied. A `Store` register has no effect visible to
-//! a driver except its value. A `Model` register responds, latches or resets. A `Translate` register contains a guest
-//! physical address, or a number shared by all VMs on a card.
+//! Lists register names by block and policy. All registers that are not listed are denied. A `Store` register has no
+//! effect that a driver can observe, except for its value. A `Model` register has side effects within the vGPU. A
+//! `Translate` register contains a guest-physical address, or a number that all VMs on a card share.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -10,14 +10,14 @@ use nvspec::regs::{self, windows};
 
 macro_rules! policies {
     ($( $variant:ident = $block:ident { $( $policy:ident: $($name:ident)*; )* } )*) => {
-        /// A declared register, by block.
+        /// A declared register in its block.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Register { $(
-            #[doc = concat!("Of `", stringify!($block), "`.")]
+            #[doc = concat!("Register of `", stringify!($block), "`.")]
             $variant(regs::$block::Reg),
         )* }
 
-        /// The lines for declared registers.
+        /// Table entries of declared registers.
         pub static REGISTERS: &[Line] = &[$($($( Line {
             block: stringify!($block),
             name: stringify!($name),
@@ -26,7 +26,7 @@ macro_rules! policies {
         }, )*)*)*];
 
         impl Register {
-            /// Returns the register at BAR0 byte `offset`, and its array index.
+            /// Returns the register at byte `offset` of BAR0, and its array index.
             #[must_use]
             pub fn decode(offset: u32) -> Option<(Self, u32)> {
                 match offset {
@@ -37,12 +37,12 @@ macro_rules! policies {
                 }
             }
 
-            /// Returns the register's access policy.
+            /// Returns the register's policy.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(
                     Self::$variant(reg) => {
-                        #[allow(unreachable_patterns, reason = "a register that is declared later is refused")]
+                        #[allow(unreachable_patterns, reason = "registers that are declared later are denied")]
                         match reg {
                             $($( regs::$block::Reg::$name => Policy::$policy, )*)*
                             _ => Policy::Deny,
@@ -110,8 +110,8 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // On hardware, these registers contain system memory addresses and debug addresses of the unit. The guest's
-        // values are unused.
+        // On hardware, these registers contain system memory addresses, and addresses for debugging the unit. The
+        // guest's values are not used.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;
@@ -156,7 +156,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // A vGPU has no compression tags, so the address of their memory is unused.
+        // A vGPU has no compression tags, so the address of their memory is not used.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }
@@ -165,7 +165,8 @@ policies! {
     }
     Pgraph = pgraph {
         Model: INTR TRAP TRAP_GPCS INTR_EN TRAPPED_ADDRESS TRAPPED_DATA_LO SUBCHANNEL_CLASS DATA_ERROR PWR_HANDSHAKE;
-        // Direct context writes (ICMD, MTHD) have no effect: they would set context state, which the host owns.
+        // Direct context writes (ICMD, MTHD) have no effect. They would modify context state, which belongs to the
+        // host.
         Store: TRAP_EN ICMD_COMMAND ICMD_DATA ICMD_ENABLE CONTROL ACTIVITY STATUS TRAPPED_DATA_HI MTHD_COMMAND
             MTHD_DATA CTX_CONTROL;
     }
@@ -181,7 +182,7 @@ policies! {
     GpcUnits = gpc_units {
         Model: TPC_COUNT;
     }
-    // The vGPU has no outputs: display registers only store values, so that a probing driver finds no active display.
+    // The vGPU has no outputs. Display registers only store values, so that a driver detects no active display.
     Pvga = pvga {
         Store: CRTC SEQUENCER STATUS;
     }
@@ -190,7 +191,7 @@ policies! {
     }
 }
 
-/// The lines for ranges without declared registers.
+/// Table entries of ranges without declared registers.
 pub static RANGES: &[Range] = &[
     state(0),
     state(1),

@@ -1,4 +1,4 @@
-//! Saved state of plain registers.
+//! Saved form of plain registers.
 
 use super::{PAGE_DWORDS, PAGES, Storage};
 use crate::policy::{self, RangeKind, Target};
@@ -6,7 +6,7 @@ use nvspec::regs::windows;
 use saved_state::{Invalid, ascend};
 
 impl Storage {
-    /// Returns the offsets and values of all nonzero registers, in ascending order.
+    /// Returns the offsets and values of all nonzero registers, in ascending order of offsets.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);
@@ -16,18 +16,20 @@ impl Storage {
         dwords.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Restores saved registers. All others are 0.
+    /// Restores the registers. All other registers are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: Vec::new() };
         storage.pages.resize_with(PAGES, || None);
-        Invalid::unless(ascend(saved.iter().map(|(offset, _)| offset)), || "registers are not in their order".into())?;
+        Invalid::unless(ascend(saved.iter().map(|(offset, _)| offset)), || {
+            "registers are not in ascending order".into()
+        })?;
         for (offset, value) in saved {
             let inside = u64::from(*offset) < windows::BAR0_BYTES && offset.is_multiple_of(4);
             let is_kept = || {
                 let target = policy::find(*offset);
                 !matches!(target, Target::Nothing | Target::Range(RangeKind::Prom | RangeKind::Pramin))
             };
-            Invalid::unless(inside && is_kept(), || format!("{offset:#x} is not a register that is kept"))?;
+            Invalid::unless(inside && is_kept(), || format!("{offset:#x} is not the offset of a stored register"))?;
             storage.set(*offset, *value);
         }
         Ok(storage)

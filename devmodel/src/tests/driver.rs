@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe in order, and the values that it must read. Offsets are numbers, as in nouveau, so that
-//! the test also checks the declarations.
+//! Probe sequence of nouveau, with the values that it must read. Offsets are numbers, as in nouveau, so that the test
+//! also verifies the register declarations.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};
@@ -13,7 +13,7 @@ fn identity_and_straps_are_those_of_the_chip() {
     assert_eq!(rig.rd(0x000000), 0x0c03_00a3);
     assert_eq!(rig.rd(0x000004), 0, "little endian");
     assert_eq!(rig.rd(0x101000) & 0x0040_0040, 0x0040_0000, "27 MHz");
-    assert_eq!(rig.rd(0x02240c) & 2, 2, "initialised already");
+    assert_eq!(rig.rd(0x02240c) & 2, 2, "the VBIOS has initialized the card");
     assert_eq!(rig.rd(0x022500), 7, "no display, no video; both copy engines");
     assert_eq!(rig.rd(0x088000), 0x06d8_10de, "configuration space as shown by the card");
     assert_eq!(rig.rd(0x088088) >> 16 & 3, 2, "5 GT/s");
@@ -43,7 +43,7 @@ fn vbios_is_readable_through_prom_and_ones_after_its_end() {
     assert_eq!(rig.rd(0x300004), 0xffff_2211);
     assert_eq!(rig.rd(0x30fffc), 0xffff_ffff);
     rig.wr(0x300000, 0);
-    assert_eq!(rig.rd(0x300000), 0x0002_aa55, "it is a ROM");
+    assert_eq!(rig.rd(0x300000), 0x0002_aa55, "PROM is missing its signature");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn timer_advances_and_takes_the_drivers_time() {
     let (first, high) = (rig.rd(0x009400), rig.rd(0x009410));
     assert_eq!((first & 0x1f, high), (0, 5));
     assert!((0x1000_0000..0x1000_0200).contains(&first), "{first:#x}");
-    assert!(rig.rd(0x009400) > first, "every wait in the driver depends on it");
+    assert!(rig.rd(0x009400) > first, "the clock must advance, because the driver's timeouts depend on it");
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn started_pmu_reports_its_queues() {
     assert_eq!(rig.rd(0x10a10c) & 6, 0);
     rig.wr(0x10a1c0, 0x0100_0000);
     rig.wr(0x10a1c4, 0x1234);
-    assert_eq!(rig.rd(0x10a4d0), 0, "no queues before the start");
+    assert_eq!(rig.rd(0x10a4d0), 0, "the PMU must not report queues before its start");
     rig.wr(0x10a10c, 0);
     rig.wr(0x10a104, 0);
     rig.wr(0x10a100, 2);
     let (send, receive) = (rig.rd(0x10a4d0), rig.rd(0x10a4dc));
     assert!(send >> 16 > 0 && receive >> 16 > 0 && send & 0xffff != receive & 0xffff);
     rig.wr(0x10a580, 1);
-    assert_eq!(rig.rd(0x10a580), 1, "the driver acquires the mutex");
+    assert_eq!(rig.rd(0x10a580), 1, "the driver must acquire the mutex");
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn pbdmas_are_counted_by_both_kernels() {
     assert_eq!(rig.rd(0x000204).count_ones(), 3, "6.12");
 }
 
-/// Uploads and starts FECS's firmware, and appends a register list, like nouveau.
+/// Uploads and starts the firmware of FECS, and appends a register list, in the same way as nouveau.
 fn start_graph(rig: &mut Rig) {
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x000260, 0);
@@ -161,7 +161,11 @@ fn start_graph(rig: &mut Rig) {
     rig.wr(0x000260, 1);
     for falcon in [0x409000, 0x41a000] {
         rig.wr(falcon + 0x1c0, 0x0200_0004);
-        assert_eq!((rig.rd(falcon + 0x1c4), rig.rd(falcon + 0x1c4)), (0x20, 0x30), "the driver reads back its list");
+        assert_eq!(
+            (rig.rd(falcon + 0x1c4), rig.rd(falcon + 0x1c4)),
+            (0x20, 0x30),
+            "the driver must read back its list"
+        );
     }
     rig.wr(0x40910c, 0);
     rig.wr(0x409100, 2);
@@ -172,13 +176,13 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     let mut rig = Rig::new();
     assert_eq!(rig.rd(0x409604), 0x0001_0001, "one ROP, one GPC");
     assert_eq!(rig.rd(0x502608), 4, "texture clusters");
-    assert_eq!(rig.rd(0x50a608), 0, "there is no second GPC");
+    assert_eq!(rig.rd(0x50a608), 0, "a second GPC exists");
     assert_eq!(rig.rd(0x409800), 0);
     start_graph(&mut rig);
     assert_eq!(rig.rd(0x409800) >> 31, 1, "ready");
     assert_eq!(rig.rd(0x409804), GF100.graph_context_bytes);
 
-    // Handle the channel of the golden context.
+    // Enter the channel of the golden context.
     rig.wr(0x404170, 0x12);
     assert_eq!(rig.rd(0x404170) & 0x10, 0);
     rig.wr(0x409840, 0x8000_0000);
@@ -204,7 +208,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     rig.wr(0x409000, 0x100);
     assert_eq!(rig.rd(0x409b00) >> 31, 0);
     assert_eq!(rig.denied(), [""; 0]);
-    assert_eq!(rig.mock.take(), [], "none of this reaches the card");
+    assert_eq!(rig.mock.take(), [], "the backend was called");
 }
 
 #[test]
@@ -212,15 +216,15 @@ fn context_commands_are_checked() {
     let mut rig = Rig::new();
     rig.wr(0x409500, 0x8000_0001);
     rig.wr(0x409504, 1);
-    assert_eq!(rig.rd(0x409800), 0, "no firmware, no response");
+    assert_eq!(rig.rd(0x409800), 0, "FECS responds without firmware");
     start_graph(&mut rig);
     rig.wr(0x409840, 0x8000_0000);
     rig.wr(0x409504, 0x10);
-    assert_eq!(rig.rd(0x409800) >> 31, 0, "a command of other firmware");
+    assert_eq!(rig.rd(0x409800) >> 31, 0, "FECS accepts an unknown command");
     rig.wr(0x409500, 0x8000_0000 | (VRAM >> 12) as u32);
     rig.wr(0x409504, 1);
-    assert_eq!(rig.rd(0x409800) >> 31, 0, "an instance block beyond VRAM");
-    assert_eq!(rig.denied(), ["fecs.COMMAND: address outside of VRAM", "fecs.COMMAND: feature not available"]);
+    assert_eq!(rig.rd(0x409800) >> 31, 0, "FECS accepts an instance block beyond VRAM");
+    assert_eq!(rig.denied(), ["fecs.COMMAND: address outside VRAM", "fecs.COMMAND: unsupported feature"]);
 }
 
 #[test]
@@ -240,7 +244,7 @@ fn apertures_and_tlb_flush_are_translated() {
     rig.wr(0x001714, 0x8000_0f00);
     rig.wr(0x001704, 0x8000_0e00);
     rig.wr(0x100c80, 0x00ff_8000);
-    assert_ne!(rig.rd(0x100c80) & 0x00ff_0000, 0, "free slots in the queue");
+    assert_ne!(rig.rd(0x100c80) & 0x00ff_0000, 0, "the queue has no free slots");
     rig.wr(0x100cb8, 0x00d0 << 4);
     rig.wr(0x100cbc, 0x8000_0001);
     assert_ne!(rig.rd(0x100c80) & 0x8000, 0, "done");
@@ -317,7 +321,7 @@ fn the_other_large_page_size_is_refused() {
     let mut rig = Rig::new();
     rig.mask(0x100c80, 1, 1);
     assert_eq!(rig.rd(0x100c80) & 1, 0);
-    assert_eq!(rig.denied(), ["pfb.MMU_CTRL: feature not available"]);
+    assert_eq!(rig.denied(), ["pfb.MMU_CTRL: unsupported feature"]);
 }
 
 #[test]
@@ -325,7 +329,7 @@ fn invalid_vgpu_config_error_names_problem() {
     let refused = |change: fn(&mut crate::VGpuConfig)| {
         let mut config = crate::VGpuConfig::of_chip(&GF100, VRAM, std::sync::Arc::from([]));
         change(&mut config);
-        crate::VGpu::new(config).expect_err("refused").to_string()
+        crate::VGpu::new(config).expect_err("the configuration was accepted").to_string()
     };
     assert_eq!(
         refused(|config| config.vram_bytes = (20 << 20) + 1),
@@ -334,10 +338,10 @@ fn invalid_vgpu_config_error_names_problem() {
     assert_eq!(refused(|config| config.channels = 129), "129 channels: must be from 1 to 128");
     assert_eq!(
         refused(|config| config.vbios = vec![0; 70_000].into()),
-        "a VBIOS of 70000 bytes does not fit into PROM, which has 65536"
+        "a VBIOS of 70000 bytes does not fit in PROM, which has 65536 bytes"
     );
     assert_eq!(
         refused(|config| config.pci.bar0_bytes = 4 << 20),
-        "BAR0 of 0x400000 bytes does not hold the chip's registers, which need 0x1000000"
+        "BAR0 has 0x400000 bytes, but the chip's registers need 0x1000000"
     );
 }

@@ -41,7 +41,7 @@ fn channel_in_host_memory_shows_its_target() {
     rig.wr(channel(2), 0xd000_0042);
     let ram = Some(Place::Ram(Gpa(0x4_2000)));
     assert_eq!(rig.mock.take(), [Call::Bind(0, ram), Call::Bind(1, ram)]);
-    assert_eq!(rig.denied(), ["pfifo.CHANNEL[2]: address target not available"]);
+    assert_eq!(rig.denied(), ["pfifo.CHANNEL[2]: unsupported address target"]);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn an_instance_block_beyond_vram_is_never_bound() {
     rig.wr(channel(2), 0xc000_0000 | (last + 1));
     rig.wr(channel(3), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, Some(vram(VRAM - 0x1000)))]);
-    // Moving a bound channel's instance block outside VRAM unbinds the channel.
+    // Moving the instance block of a bound channel outside VRAM unbinds the channel.
     rig.wr(channel(1), 0xcfff_ffff);
     assert_eq!(rig.mock.take(), [Call::Bind(1, None)]);
 }
@@ -86,7 +86,7 @@ fn a_channel_started_before_it_is_bound_starts_when_it_is() {
     assert_eq!(rig.mock.take(), []);
     rig.wr(channel(9), 0xc000_0001);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x1000))), Call::Enable(9, true)]);
-    // Give a running channel a new instance block.
+    // Assign a new instance block to a running channel.
     rig.wr(channel(9), 0xc000_0002);
     assert_eq!(rig.mock.take(), [Call::Bind(9, Some(vram(0x2000))), Call::Enable(9, true)]);
 }
@@ -118,9 +118,9 @@ fn runlists_that_leave_memory_or_have_no_end_are_refused() {
     assert_eq!(
         rig.denied(),
         [
-            "pfifo.RUNLIST: address outside of VRAM",
-            "pfifo.RUNLIST: address target not available",
-            "pfifo.RUNLIST: bad runlist"
+            "pfifo.RUNLIST: address outside VRAM",
+            "pfifo.RUNLIST: unsupported address target",
+            "pfifo.RUNLIST: invalid runlist"
         ]
     );
     // Submit a runlist of the maximum valid length.
@@ -140,11 +140,11 @@ fn preempt_is_pending_until_the_channel_has_left() {
     rig.mock.preempting = true;
     assert_eq!(rig.rd(0x002634), 7 | 1 << 20);
     rig.mock.preempting = false;
-    assert_eq!(rig.rd(0x002634), 7, "the number without the pending bit works for both kernels");
+    assert_eq!(rig.rd(0x002634), 7, "both kernels must see the channel number without the pending bit");
     rig.wr(0x002634, 8);
     rig.wr(0x002634, 128);
     assert_eq!(rig.rd(0x002634), 8);
-    assert_eq!(rig.mock.take(), [Call::Preempt(7)], "no other guest's channel has that number");
+    assert_eq!(rig.mock.take(), [Call::Preempt(7)], "only the bound channel must be preempted");
     assert_eq!(rig.denied(), ["pfifo.PREEMPT: no such channel"]);
 }
 
@@ -154,7 +154,7 @@ fn engine_status_names_only_own_channels() {
     assert_eq!(rig.rd(0x002640), 0);
     rig.mock.engine = EngineStatus { channel: Some(VirtualChannelId(9)), busy: true };
     assert_eq!(rig.rd(0x002654), 0x9000_0009);
-    assert_eq!(rig.rd(0x002658), nvspec::regs::windows::UNCLAIMED, "there is no seventh engine");
+    assert_eq!(rig.rd(0x002658), nvspec::regs::windows::UNCLAIMED, "a seventh engine exists");
 }
 
 #[test]
@@ -188,5 +188,5 @@ fn reset_of_the_unit_forgets_its_channels() {
     assert_eq!(rig.mock.take(), [Call::ResetFifo]);
     assert_eq!((rig.rd(channel(3)), rig.rd(0x002140)), (0, 0));
     rig.wr(channel(3), 0);
-    assert_eq!(rig.mock.take(), [], "it was not bound");
+    assert_eq!(rig.mock.take(), [], "an unbound channel was reported");
 }

@@ -1,4 +1,4 @@
-//! Tests of the interrupt tree, MSI with re-arm, INTx, and the events that raise interrupts.
+//! Tests of the interrupt tree, MSI with rearming, INTx, and events that raise interrupts.
 
 use super::mock::{Call, Rig};
 use crate::backend::{InterruptLine, Place};
@@ -33,7 +33,7 @@ fn a_message_is_sent_once_until_the_driver_rearms() {
     assert_eq!(rig.mock.messages(), 1);
     assert_eq!(rig.rd(PENDING), FIFO);
     rig.wr8(REARM, 0xff);
-    assert_eq!(rig.mock.messages(), 1, "still pending: signalled again");
+    assert_eq!(rig.mock.messages(), 1, "a pending interrupt must be signalled again");
     rig.wr(0x002a00, 0x1000_0000);
     rig.wr8(REARM, 0xff);
     assert_eq!((rig.mock.messages(), rig.rd(PENDING)), (0, 0));
@@ -48,14 +48,14 @@ fn the_drivers_interrupt_handler_loses_no_event() {
     rig.wr(0x002628, 1);
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 1);
-    // Run the handler: line off, re-arm, read, acknowledge, line on. Another event occurs in the meantime.
+    // Run the handler: mask the line, rearm, read, acknowledge, unmask the line. Another event occurs in the meantime.
     rig.wr(LINE_EN, 0);
     rig.rd(LINE_EN);
     rig.wr8(REARM, 0xff);
     assert_eq!(rig.rd(PENDING), FIFO);
     rig.wr(0x002a00, 0x1000_0000);
     rig.gpu.non_stall(4, &mut rig.mock);
-    assert_eq!(rig.mock.messages(), 0, "the line is off");
+    assert_eq!(rig.mock.messages(), 0, "the line is masked");
     rig.wr(LINE_EN, 1);
     assert_eq!(rig.mock.messages(), 1);
     assert_eq!(rig.rd(0x002100), 0x8000_0000);
@@ -117,7 +117,7 @@ fn intx_is_silent_while_forbidden_or_replaced_by_msi() {
     rig.mock.take();
     rig.gpu.runlist_done(&mut rig.mock);
     assert_eq!(rig.mock.take(), []);
-    assert_eq!(rig.gpu.pci().read32(4) >> 16 & 8, 8, "but shown in the status register");
+    assert_eq!(rig.gpu.pci().read32(4) >> 16 & 8, 8, "the interrupt must be visible in the status register");
     rig.config(4, &[0x06, 0x00]);
     assert_eq!(rig.mock.take(), [Call::Interrupt(InterruptLine::Intx(true))]);
     rig.config(0x6a, &[1]);
@@ -129,7 +129,7 @@ fn non_stall_latches_per_engine_and_counts_when_enabled() {
     let mut rig = Rig::new();
     rig.enable_msi();
     rig.gpu.non_stall(5, &mut rig.mock);
-    assert_eq!((rig.rd(0x0025a4), rig.mock.messages()), (0, 0), "not enabled");
+    assert_eq!((rig.rd(0x0025a4), rig.mock.messages()), (0, 0), "the interrupt is not enabled");
     rig.wr(0x002628, 1);
     rig.gpu.non_stall(0, &mut rig.mock);
     assert_eq!((rig.rd(0x0025a4), rig.mock.messages()), (0x21, 1));
@@ -139,7 +139,7 @@ fn non_stall_latches_per_engine_and_counts_when_enabled() {
     rig.wr(0x0025bc, 1);
     assert_eq!(rig.rd(0x002100), 0);
     rig.gpu.non_stall(6, &mut rig.mock);
-    assert_eq!(rig.rd(0x0025a4), 0, "no such engine");
+    assert_eq!(rig.rd(0x0025a4), 0, "the engine does not exist");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn further_faults_of_a_unit_wait_their_turn() {
         rig.wr(0x00259c, 1);
     }
     assert_eq!(seen, [0x1000, 0x2000, 0x3000]);
-    assert_eq!(rig.rd(0x00259c), 1 << 21, "the other unit's fault is unaffected");
+    assert_eq!(rig.rd(0x00259c), 1 << 21, "the fault of the other unit must remain");
 }
 
 #[test]
@@ -207,14 +207,14 @@ fn a_pbdma_error_is_shown_and_acknowledged() {
     let error =
         |data| PbdmaError { unit: 1, channel: VirtualChannelId(6), intr: 1 << 23, subchannel: 7, method: 0x500, data };
     rig.gpu.pbdma_error(error(1), &mut rig.mock);
-    assert_eq!(rig.rd(0x002100), 0, "the unit's own enable is off");
+    assert_eq!(rig.rd(0x002100), 0, "the unit's interrupt is disabled");
     rig.wr(0x04210c, 0x0fff_feff);
     rig.gpu.pbdma_error(error(2), &mut rig.mock);
     assert_eq!((rig.rd(0x002100), rig.rd(0x0025a0)), (0x2000_0000, 2));
     assert_eq!([rig.rd(0x042108), rig.rd(0x0420c0), rig.rd(0x0420c4), rig.rd(0x042120)], [1 << 23, 0x8007_0500, 1, 6]);
     rig.wr(0x0420c0, 0x8060_0008);
     rig.wr(0x042108, 1 << 23);
-    assert_eq!(rig.rd(0x0420c4), 2, "the next error");
+    assert_eq!(rig.rd(0x0420c4), 2, "the next error must be visible");
     rig.wr(0x042108, 1 << 23);
     rig.wr(0x0025a0, 2);
     assert_eq!((rig.rd(0x002100), rig.rd(0x0025a0)), (0, 0));
@@ -263,7 +263,7 @@ fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
         sm: Some(SmError { gpc: 0, tpc: 2, warp: 0xf, global: 0x5 }),
     };
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
-    // If the guest's GPU lacks the unit, the error is reported for the first unit.
+    // If the guest's GPU does not have the unit, the error is shown for the first unit.
     error.sm = Some(SmError { gpc: 9, tpc: 7, warp: 0x9, global: 0 });
     rig.gpu.engine_error(EngineError::Graph(error), &mut rig.mock);
     assert_eq!([rig.rd(0x400100), rig.rd(0x400108), rig.rd(0x400118)], [1 << 21, 1 << 24, 1]);
@@ -274,7 +274,11 @@ fn a_warps_error_is_shown_where_it_happened_and_cleared_by_ones() {
     assert_eq!([0x502c90, 0x505508, 0x505648, 0x505650, 0x400118].map(|register| rig.rd(register)), [0; 5]);
     rig.wr(0x400108, 1 << 24);
     rig.wr(0x400100, 1 << 21);
-    assert_eq!([rig.rd(0x400100), rig.rd(0x400118), rig.rd(0x502c90)], [1 << 21, 1, 1 << 16], "the next one");
+    assert_eq!(
+        [rig.rd(0x400100), rig.rd(0x400118), rig.rd(0x502c90)],
+        [1 << 21, 1, 1 << 16],
+        "the next error must be visible"
+    );
     assert_eq!([rig.rd(0x504508), rig.rd(0x504648)], [2, 9]);
 }
 
@@ -295,12 +299,12 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     rig.gpu.engine_error(error, &mut rig.mock);
     assert_eq!(rig.rd(PENDING), 1 << 6);
     let routed = rig.rd(0x10501c);
-    assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "as the driver computes it");
+    assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "the driver must see a routed interrupt");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
-    // Decode the report like the driver: the error, the method, and its data.
+    // Decode the report like the driver: the error code, the method and its data.
     let report = rig.rd(0x105040);
     assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
-    assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "but not in the other engine's");
+    assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "the other engine must have no report");
     rig.wr(0x105004, 0x40);
     assert_eq!(rig.rd(PENDING), 0);
 }
@@ -312,11 +316,11 @@ fn the_alarm_rings_at_its_time() {
     rig.wr(0x009410, 3);
     rig.wr(0x009400, 0xffff_f000);
     assert_eq!(rig.gpu.alarm_at(), None);
-    // Set the alarm past the end of the low dword: the clock reaches it after wrapping.
+    // The alarm is due after the low dword of the clock has wrapped.
     rig.wr(0x009420, 0x0000_1000);
-    assert_eq!(rig.gpu.alarm_at(), None, "no alarm is set");
+    assert_eq!(rig.gpu.alarm_at(), None, "the alarm interrupt is disabled");
     rig.wr(0x009140, 1);
-    let at = rig.gpu.alarm_at().expect("set");
+    let at = rig.gpu.alarm_at().expect("the alarm is set");
     assert!(at > rig.mock.now && at < rig.mock.now + 0x3000);
     rig.gpu.tick(&mut rig.mock);
     assert_eq!(rig.mock.messages(), 0);

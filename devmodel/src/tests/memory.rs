@@ -1,4 +1,4 @@
-//! Tests of the VRAM window, the memory BARs, and accesses of odd sizes.
+//! Tests of the VRAM window, the apertures, and accesses of unusual sizes.
 
 use super::mock::{Rig, VRAM};
 use crate::backend::{Aperture, NoMemory};
@@ -20,7 +20,7 @@ fn the_window_shows_vram_where_it_is_placed() {
 #[test]
 fn the_window_ends_with_vram() {
     let mut rig = Rig::new();
-    // The second half of the window is beyond the guest's memory.
+    // The second half of the window is beyond the end of the guest's VRAM.
     rig.wr(BAR0_WINDOW, ((VRAM >> 16) - 8) as u32);
     rig.wr(0x77_fffc, 7);
     assert_eq!(rig.rd(0x77_fffc), 7);
@@ -28,8 +28,8 @@ fn the_window_ends_with_vram() {
     assert_eq!(rig.rd(0x78_0000), u32::MAX);
     let mut across = [0; 8];
     rig.gpu.bar0_read(PRAMIN + 0x7_fffc, &mut across, &mut rig.mock);
-    assert_eq!(across, [0xff; 8], "an access that is partly outside reads nothing");
-    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside of VRAM"]);
+    assert_eq!(across, [0xff; 8], "an access that is partly outside VRAM must read all ones");
+    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside VRAM"]);
     assert_eq!(rig.gpu.denials().total(), 3);
 }
 
@@ -39,7 +39,7 @@ fn the_highest_window_does_not_wrap() {
     rig.wr(BAR0_WINDOW, 0x00ff_ffff);
     assert_eq!(rig.rd(0x7f_fffc), u32::MAX);
     rig.wr(0x7f_fffc, 1);
-    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside of VRAM"]);
+    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address outside VRAM"]);
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_window_on_other_memory_shows_nothing() {
         assert_eq!(rig.rd(0x70_0000), u32::MAX, "target {target}");
     }
     assert_eq!(rig.mock.vram[0], 0);
-    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: address target not available"]);
+    assert_eq!(rig.denied(), ["pbus.PRAMIN_WINDOW: unsupported address target"]);
 }
 
 #[test]
@@ -80,9 +80,9 @@ fn apertures_reach_the_backend_within_their_size_only() {
     gpu.aperture_read(Aperture::Bar3, 0x1000, &mut data, mock);
     assert_eq!(data, [1, 2, 3, 0]);
     gpu.aperture_read(Aperture::Bar1, VRAM / 2, &mut data, mock);
-    assert_eq!(data, [0xff; 4], "not mapped");
+    assert_eq!(data, [0xff; 4], "the address is not mapped");
     gpu.aperture_read(Aperture::Bar3, (8 << 20) - 2, &mut data, mock);
-    assert_eq!(data, [0xff; 4], "beyond the BAR");
+    assert_eq!(data, [0xff; 4], "the offset is beyond the BAR");
     gpu.aperture_write(Aperture::Bar3, u64::MAX, &[0; 2], mock).unwrap();
     assert_eq!(rig.denied(), ["BAR1: no mapping", "BAR3: unknown register"]);
 }
@@ -94,7 +94,8 @@ fn write_without_memory_fails_without_denial_or_partial_write() {
     rig.mock.lacks_memory = true;
     let before = rig.rd(BAR0_WINDOW);
     let Rig { gpu, mock } = &mut rig;
-    // These accesses extend from the window into a register, which must not be written if the window write fails.
+    // These accesses extend from the window into a register, which must not be written if the write to the window
+    // fails.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
         assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
     }

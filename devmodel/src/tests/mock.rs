@@ -1,4 +1,4 @@
-//! A mock of the mediator that records its calls.
+//! A mock mediator that records calls.
 
 use crate::backend::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, WriteFailure,
@@ -9,10 +9,10 @@ use nvspec::chip::GF100;
 use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
-/// VRAM size of the tested vGPU in bytes.
+/// Size of the tested vGPU's VRAM in bytes.
 pub const VRAM: u64 = 16 << 20;
 
-/// A call to the backend. Memory accesses and clock reads are not recorded.
+/// A recorded call. Memory accesses and clock reads are not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     BindAperture(Aperture, Option<Place>),
@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls. The mock has real memory, and its apertures identity-map the first half of VRAM.
+/// Records calls. VRAM is implemented, and both apertures identity-map its first half.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,
@@ -57,17 +57,17 @@ impl Default for Mock {
 }
 
 impl Mock {
-    /// Returns the calls since the last use.
+    /// Removes and returns the recorded calls.
     pub fn take(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
 
-    /// Returns the number of messages since the last use, and drops all other calls.
+    /// Removes all recorded calls, and returns the number of MSI messages among them.
     pub fn messages(&mut self) -> usize {
         self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
     }
 
-    /// Fails if no memory is available for writes.
+    /// Returns an error if no memory is available for writes.
     fn memory(&self) -> Result<(), NoMemory> {
         if self.lacks_memory { Err(NoMemory) } else { Ok(()) }
     }
@@ -80,14 +80,14 @@ impl Mock {
 
 impl Backend for Mock {
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied> {
-        let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check bounds itself");
+        let range = self.range(address.0, data.len(), VRAM).expect("the address is outside VRAM");
         data.copy_from_slice(&self.vram[range]);
         Ok(())
     }
 
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.memory()?;
-        let range = self.range(address.0, data.len(), VRAM).expect("devmodel must check bounds itself");
+        let range = self.range(address.0, data.len(), VRAM).expect("the address is outside VRAM");
         self.vram[range].copy_from_slice(data);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Backend for Mock {
     }
 }
 
-/// A vGPU with [`VRAM`] bytes of memory and a VBIOS that starts with 55 aa, and the mock.
+/// A vGPU with [`VRAM`] bytes of VRAM and a VBIOS with a valid signature, and a mock mediator.
 pub struct Rig {
     pub gpu: VGpu,
     pub mock: Mock,
@@ -189,7 +189,7 @@ impl Rig {
     pub fn with(change: impl FnOnce(&mut VGpuConfig)) -> Self {
         let mut config = VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa, 0x02, 0x00, 0x11, 0x22]));
         change(&mut config);
-        Self { gpu: VGpu::new(config).expect("valid description"), mock: Mock::default() }
+        Self { gpu: VGpu::new(config).expect("the configuration is invalid"), mock: Mock::default() }
     }
 
     pub fn rd(&mut self, offset: u32) -> u32 {
@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Reads, modifies and writes a register, like a driver. Returns the old value.
+    /// Modifies the bits of a register in `mask`, like a driver. Returns the previous value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);
@@ -223,7 +223,7 @@ impl Rig {
         self.mock.take();
     }
 
-    /// Returns the denied accesses, each as "site: reason".
+    /// Returns the denied accesses, each in the form "site: reason".
     pub fn denied(&self) -> Vec<String> {
         self.gpu.denials().iter().map(|(site, reason, _)| format!("{site}: {reason}")).collect()
     }

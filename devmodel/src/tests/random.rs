@@ -1,5 +1,5 @@
-//! Sends arbitrary sequences of guest writes. Checks that nothing panics, that no request to the mediator exceeds the
-//! guest's bounds, and that the invariants hold.
+//! Executes arbitrary sequences of guest writes. Checks that nothing panics, that no request to the mediator exceeds
+//! the guest's bounds, and that the invariants hold.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::VGpu;
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 enum Op {
     Read(u64, usize),
     Write(u64, Vec<u8>),
-    /// Accesses a register: its number in the table, its array index, and a value.
+    /// Writes a register: its number in the table, its array index, and the value.
     Register(usize, u32, u32),
     Config(u64, Vec<u8>),
     Aperture(bool, u64, Vec<u8>),
@@ -39,7 +39,8 @@ fn offset() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Generates values that decode to valid requests (valid bits with small or huge addresses), and arbitrary values.
+/// Generates arbitrary values, and values that decode to valid requests (valid bits with small or very large
+/// addresses).
 fn value() -> impl Strategy<Value = u32> {
     prop_oneof![
         any::<u32>(),
@@ -73,10 +74,10 @@ fn apply(rig: &mut Rig, op: &Op) {
     let Rig { gpu, mock } = rig;
     match op {
         Op::Read(at, len) => gpu.bar0_read(*at, &mut vec![0; *len], mock),
-        Op::Write(at, data) => gpu.bar0_write(*at, data, mock).expect("memory"),
+        Op::Write(at, data) => gpu.bar0_write(*at, data, mock).expect("memory is available"),
         Op::Register(which, index, value) => {
             let line = &REGISTERS[*which];
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             let at = info.offset + (index % info.count) * info.stride;
             gpu.bar0_write32(at, *value, mock);
             gpu.bar0_read32(at, mock);
@@ -84,7 +85,7 @@ fn apply(rig: &mut Rig, op: &Op) {
         Op::Config(at, data) => gpu.config_write(*at, data, mock),
         Op::Aperture(bar1, at, data) => {
             let aperture = if *bar1 { Aperture::Bar1 } else { Aperture::Bar3 };
-            gpu.aperture_write(aperture, *at, data, mock).expect("memory");
+            gpu.aperture_write(aperture, *at, data, mock).expect("memory is available");
             gpu.aperture_read(aperture, *at, &mut vec![0; data.len()], mock);
         }
         Op::NonStall(engine) => gpu.non_stall(*engine, mock),
@@ -120,15 +121,15 @@ fn apply(rig: &mut Rig, op: &Op) {
         }
         Op::Reset => gpu.reset(mock),
         Op::Restore => {
-            let bytes = postcard::to_allocvec(&gpu.save()).expect("it can be encoded");
-            let saved = postcard::from_bytes(&bytes).expect("it was just encoded");
-            *gpu = VGpu::restored(saved, gpu.config().clone()).expect("it was just saved");
-            assert_eq!(postcard::to_allocvec(&gpu.save()).expect("it can be encoded"), bytes);
+            let bytes = postcard::to_allocvec(&gpu.save()).expect("cannot encode the saved form");
+            let saved = postcard::from_bytes(&bytes).expect("cannot decode the saved form");
+            *gpu = VGpu::restored(saved, gpu.config().clone()).expect("cannot restore the saved form");
+            assert_eq!(postcard::to_allocvec(&gpu.save()).expect("cannot encode the saved form"), bytes);
         }
     }
 }
 
-/// Checks that each VRAM structure passed to the mediator is within the guest's VRAM.
+/// Checks that all VRAM structures passed to the mediator are within the guest's VRAM.
 fn check(call: &Call) -> Result<(), TestCaseError> {
     let inside = |place: Option<Place>, bytes: u64| {
         let Some(Place::Vram(at)) = place else { return Ok(()) };
@@ -176,7 +177,7 @@ proptest! {
         }
     }
 
-    /// Compares a saved and restored vGPU with one that was not saved.
+    /// Compares a saved and restored vGPU with an identical one that was not saved.
     #[test]
     fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
@@ -188,7 +189,7 @@ proptest! {
             prop_assert_eq!(moved.mock.take(), kept.mock.take());
         }
         for line in REGISTERS {
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             for index in 0..info.count.min(130) {
                 let at = info.offset + index * info.stride;
                 prop_assert_eq!(moved.rd(at), kept.rd(at), "{}.{}[{}]", line.block, line.name, index);
@@ -197,7 +198,8 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edits the bytes of a saved vGPU. It must be rejected, or stay within its bounds after it is restored.
+    /// Modifies the bytes of a saved vGPU. The saved form must either be rejected, or the restored vGPU must respect
+    /// all bounds.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),
@@ -208,7 +210,7 @@ proptest! {
         for op in &before {
             apply(&mut rig, op);
         }
-        let mut bytes = postcard::to_allocvec(&rig.gpu.save()).expect("it can be encoded");
+        let mut bytes = postcard::to_allocvec(&rig.gpu.save()).expect("cannot encode the saved form");
         for (at, value) in edits {
             let at = at.index(bytes.len());
             bytes[at] = value;
@@ -236,7 +238,7 @@ proptest! {
         let mut fresh = Rig::new();
         fresh.mock.now = 0;
         for line in REGISTERS {
-            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("declared");
+            let (_, info, _) = nvspec::regs::lookup(line.offset).expect("the register is declared");
             for index in 0..info.count.min(130) {
                 let at = info.offset + index * info.stride;
                 prop_assert_eq!(rig.rd(at), fresh.rd(at), "{}.{}[{}]", line.block, line.name, index);

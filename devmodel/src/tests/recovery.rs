@@ -1,4 +1,4 @@
-//! Tests hung work and rejected channels: the values that the guest's driver reads, and its reaction. The sequences,
+//! Tests of hung work and rejected channels: the values that guest drivers read, and their reaction. The sequences,
 //! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
@@ -16,7 +16,7 @@ fn instance(channel: u32) -> u32 {
     0x100 + channel
 }
 
-/// Creates a guest with a running driver and channels 5 and 6. Channel 6 runs on every engine that would otherwise be
+/// Creates a guest with an initialized driver and channels 5 and 6. Channel 6 is on all engines that would otherwise be
 /// idle.
 fn rig() -> Rig {
     let mut rig = Rig::new();
@@ -34,16 +34,16 @@ fn hang(rig: &mut Rig, engine: u32, channel: u8) {
     rig.gpu.ctxsw_timeout(engine, VirtualChannelId(channel), &mut rig.mock);
 }
 
-/// Returns the interrupt causes that the driver sees and has enabled.
+/// Returns the pending interrupt causes that the driver has enabled.
 fn causes(rig: &mut Rig) -> u32 {
     rig.rd(0x002100) & rig.rd(0x002140)
 }
 
 fn unit_enable(engine: u32) -> u32 {
-    UNITS.iter().find(|(number, ..)| *number == engine).expect("existing engine").1
+    UNITS.iter().find(|(number, ..)| *number == engine).expect("the engine does not exist").1
 }
 
-/// Resets an engine like every driver.
+/// Resets an engine in the same way as all drivers.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -57,7 +57,7 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// Runs Linux 6.1's interrupt handler, which stops each channel that it finds. Returns these channels and their
+/// Executes the interrupt handler of Linux 6.1, which stops the channels of hung engines. Returns these channels and
 /// engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
@@ -75,7 +75,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Runs the handler's work item for these channels' engines.
+/// Executes the handler's work item for the engines of these channels.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);
@@ -87,14 +87,14 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel on an engine as read by Linux 6.12, and whether the engine is switching.
+/// Returns the channel that Linux 6.12 finds on an engine, and true if a context switch is in progress.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// Handles the scheduler error like Linux 6.12's interrupt handler: triggers a fault on each engine that its channel
-/// does not leave.
+/// Executes the scheduler error handler of Linux 6.12, which triggers a fault on each hung engine. Returns these
+/// engines.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -120,7 +120,7 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// Handles the MMU faults like Linux 6.12's interrupt handler. Returns the channels that its work item must kill.
+/// Executes the MMU fault handler of Linux 6.12. Returns the channels that its work item must kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();
@@ -144,7 +144,7 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Runs Linux 6.12's work item: removes channels, resets the engines that they still occupy, and acknowledges the
+/// Executes the work item of Linux 6.12: removes channels, resets the engines that they occupy, and acknowledges the
 /// errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {
@@ -164,7 +164,7 @@ fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     assert_eq!(rig.rd(0x00227c) & 0x0010_0000, 0);
 }
 
-/// Returns the calls to the mediator, except signals.
+/// Returns the calls of the mediator, except for interrupts.
 fn asked(rig: &mut Rig) -> Vec<Call> {
     rig.mock.take().into_iter().filter(|call| !matches!(call, Call::Interrupt(_))).collect()
 }
@@ -193,7 +193,7 @@ fn linux_6_1_kills_the_channel_that_hangs_and_no_other() {
                 Call::Block(mask, false)
             ]
         );
-        assert_eq!(rig.rd(0x002640 + engine * 4), 0x9000_0006, "the engine belongs to the other channel again");
+        assert_eq!(rig.rd(0x002640 + engine * 4), 0x9000_0006, "the other channel must be on the engine again");
         assert_eq!((rig.rd(0x003004 + 5 * 8) & 1, rig.rd(0x003004 + 6 * 8) & 1), (0, 1));
         assert_eq!(rig.denied(), [""; 0]);
     }
@@ -240,18 +240,18 @@ fn hangs_are_shown_one_at_a_time_and_none_is_lost() {
     hang(&mut rig, 5, 6);
     hang(&mut rig, 5, 6);
     assert_eq!(handler_6_1(&mut rig), [(0, 5)]);
-    assert_eq!(causes(&mut rig), 0, "said once");
+    assert_eq!(causes(&mut rig), 0, "the error must be reported only once");
     work_6_1(&mut rig, &[0]);
     assert_eq!(handler_6_1(&mut rig), [(5, 6)]);
     work_6_1(&mut rig, &[5]);
     assert_eq!(causes(&mut rig), 0);
 
-    // The driver resets the engine before it acknowledges the error, so the acknowledgement must not remove the next
+    // The driver resets the engine before it acknowledges the error. The acknowledgement must not remove the next
     // error.
     hang(&mut rig, 0, 5);
     hang(&mut rig, 4, 6);
     reset_engine(&mut rig, 0);
-    assert_eq!(rig.rd(0x002650), 0x9000_0006, "not shown yet");
+    assert_eq!(rig.rd(0x002650), 0x9000_0006, "the hang must not be visible yet");
     rig.wr(0x002100, SCHED_ERROR);
     assert_eq!((causes(&mut rig), rig.rd(0x002650)), (SCHED_ERROR, 0x9004_1006));
 }
@@ -264,13 +264,13 @@ fn a_hang_ends_with_its_channel() {
     assert_eq!(rig.rd(0x002640), 0x9004_1005);
     rig.wr(0x002100, SCHED_ERROR);
     rig.wr(0x003000 + 5 * 8, 0);
-    assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next one is shown");
+    assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next hang must be visible");
     rig.wr(0x002100, SCHED_ERROR);
-    // A different instance block means a different channel.
+    // A channel with a new instance block is a new channel.
     rig.wr(0x003000 + 6 * 8, 0xc000_0099);
     assert_eq!(rig.rd(0x002650), 0x9000_0006);
 
-    // Unbinding a channel removes its queued hang.
+    // Unbinding a channel removes its queued hangs.
     hang(&mut rig, 0, 6);
     rig.wr(0x003000 + 5 * 8, 0xc000_0105);
     hang(&mut rig, 4, 5);
@@ -314,7 +314,7 @@ fn an_unacknowledged_scheduler_error_keeps_the_reason() {
     assert_eq!(rig.rd(0x00254c), 0x0a);
 }
 
-/// Returns the mediator's report on a channel that it refuses to run because the host could not bind it.
+/// Returns the fault that the mediator reports for a channel that the host could not bind.
 fn refusal(channel: u32) -> MmuFault {
     MmuFault {
         unit: fault::unit::FIFO,
@@ -334,9 +334,13 @@ fn linux_6_1_kills_a_channel_that_is_refused() {
     rig.gpu.mmu_fault(refusal(5), &mut rig.mock);
     assert_eq!((causes(&mut rig), rig.rd(0x00259c)), (0x1000_0000, 1 << 7));
     let words: Vec<u32> = (0..4).map(|word| rig.rd(0x002800 + 7 * 16 + word * 4)).collect();
-    assert_eq!(words, [instance(5), 0, 0, 0x0000_0644], "host client in the hub, no channel is bound");
+    assert_eq!(
+        words,
+        [instance(5), 0, 0, 0x0000_0644],
+        "the fault must name the host client in the hub, and report that no channel is bound"
+    );
     rig.mock.take();
-    // The fault belongs to the host unit, so no engine is reset.
+    // The fault is one of the host unit, so no engine is reset.
     rig.mask(0x003004 + 5 * 8, 1, 0);
     rig.wr(0x00259c, 1 << 7);
     work_6_1(&mut rig, &[]);
@@ -354,6 +358,6 @@ fn linux_6_12_kills_a_channel_that_is_refused() {
     assert_eq!(
         asked(&mut rig),
         [Call::Block(0x3f, true), Call::Enable(5, false), list(), Call::Block(0x3f, false)],
-        "no engine is on it"
+        "no engine must be reset"
     );
 }

@@ -1,4 +1,4 @@
-//! Dispatches accesses to their blocks, and the blocks' interrupts to the interrupt line.
+//! Dispatches accesses to register blocks, and the interrupts of register blocks to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
@@ -16,7 +16,7 @@ use nvspec::fifo::engine;
 use nvspec::regs::{ce0, ce1, pbus, pgraph, pmc as pmc_regs, windows};
 use nvspec::{Access, RegInfo};
 
-/// Splits a vGPU into its blocks and their context.
+/// Splits a vGPU into its register blocks and their context.
 macro_rules! cx {
     ($self:ident, $backend:ident) => {
         Cx { backend: $backend, storage: &mut $self.storage, denials: &mut $self.denials, config: &$self.config }
@@ -116,7 +116,7 @@ impl VGpu {
             Register::Pgraph(reg) => self.graph.write(reg, at, value, &mut cx),
             Register::Fecs(reg) => self.graph.write_fecs(reg, at, value, &mut cx),
             Register::Gpccs(reg) => self.graph.write_gpccs(reg, at, value, &mut cx),
-            // The description determines these registers, which are constant.
+            // These registers are constant, and determined by the configuration.
             Register::Ptop(_)
             | Register::PbfbBcast(_)
             | Register::Pbfb(_)
@@ -134,7 +134,7 @@ impl VGpu {
         }
     }
 
-    /// Resets units, given as bits of PMC's enable register. Only this guest's work is affected.
+    /// Resets the units in `units`, which has the format of PMC's enable register. Affects only this guest's work.
     pub(super) fn reset_units(&mut self, units: u32, backend: &mut dyn Backend) {
         use pmc_regs::ENABLE;
         if ENABLE::PFIFO.is_set(units) {
@@ -168,7 +168,7 @@ impl VGpu {
         }
     }
 
-    /// Returns the interrupt tree: the mask of units with an asserted line.
+    /// Returns the mask of units with a pending interrupt.
     pub(super) fn pending(&self) -> u32 {
         use pmc_regs::INTR_0;
         let level = |on: bool, field: nvspec::Field| if on { field.mask() } else { 0 };
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU does not support function-level reset, because the VMM requests a reset with a message.
+        // A vGPU does not support function-level resets, because the VMM sends reset requests.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -230,7 +230,7 @@ impl VGpu {
         self.pbus.window(offset, bytes as u64, self.config.vram_bytes)
     }
 
-    /// Returns a dword of PROM. Bytes beyond the image read as 0xff.
+    /// Returns a dword of PROM. Bytes beyond the end of the image read as 0xff.
     pub(super) fn prom(&self, offset: u32) -> u32 {
         let at = offset.saturating_sub(windows::prom::BASE) as usize;
         let mut word = [0xff; 4];
@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns a register's value for the bytes not covered by a partial write. Only plain registers preserve such
-    /// bytes; registers with effects ignore them.
+    /// Returns the register value used for the bytes that a partial write does not cover, or 0 if writing them could
+    /// have side effects.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -1,9 +1,9 @@
-//! Formats a vGPU's state as text.
+//! Formats the state of a vGPU as text.
 
 use super::VGpu;
 
 impl VGpu {
-    /// Returns the state as name-value pairs for the operator.
+    /// Returns the state as pairs of name and value.
     #[must_use]
     pub fn inspect(&self) -> Vec<(&'static str, String)> {
         let Self {

@@ -1,6 +1,6 @@
-//! Saved state of a vGPU. The objects that its registers refer to (channels, page tables, memory) are saved separately.
+//! Saved form of a vGPU. Objects to which registers refer (channels, page tables, memory) are saved separately.
 //!
-//! Blocks without invalid states are serialized directly. Adding a field to one of them requires a new version of the
+//! Blocks without invalid states are serialized directly. Adding a field to such a block requires a new version of the
 //! part.
 
 use super::VGpu;
@@ -19,13 +19,13 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Saved state of a VM's GPU.
+/// Saved form of a vGPU.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedVGpu {
     identity: SavedIdentity,
-    /// Configuration space.
+    /// Contents of configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Nonzero plain registers as pairs of BAR0 byte offset and value, in ascending order.
+    /// Byte offsets in BAR0 and values of nonzero plain registers, in ascending order of offsets.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -42,7 +42,7 @@ pub struct SavedVGpu {
 
 first_version!(SavedVGpu, "devmodel");
 
-/// The guest-visible parts of a vGPU's description.
+/// Guest-visible parts of a vGPU's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedIdentity {
     boot0: u32,
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // A machine's firmware reads the VBIOS only once, so another release may have a different VBIOS.
+        // A guest's firmware reads the VBIOS only once, so that another release may have a different VBIOS.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -104,11 +104,11 @@ impl VGpu {
         }
     }
 
-    /// Restores the vGPU with a description that the guest cannot distinguish from the original. Does not repeat calls
-    /// to the backend.
+    /// Restores the vGPU. The guest must not be able to distinguish `config` from the original configuration. Does not
+    /// repeat calls of the backend.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid, or belongs to a different vGPU.
+    /// Returns an error if the saved form is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,
@@ -128,7 +128,7 @@ impl VGpu {
         } = saved;
         let own = SavedIdentity::from_config(&config);
         Invalid::unless(identity == own, || {
-            format!("the vGPU is of another kind: {identity:x?}, and this one is {own:x?}")
+            format!("the saved vGPU has a different configuration: {identity:x?} instead of {own:x?}")
         })?;
         let channels = config.channels;
         let mut gpu = Self::new(config).map_err(Invalid::new)?;
@@ -158,14 +158,15 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound. The backend's state must list each of them as bound or rejected.
+    /// Returns the channels that the guest has bound. In the backend's state, each of them must be either bound or
+    /// rejected.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the mask of engines that the guest has blocked, on which its channels are paused.
+    /// Returns the mask of engines that the guest has blocked, on which its channels are not scheduled.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

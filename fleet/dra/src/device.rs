@@ -16,7 +16,7 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// A request without a capacity gets one of this number of equal parts of the card.
+/// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;

@@ -23,7 +23,7 @@ use crate::events::{Event, Events};
 use crate::metrics::Metrics;
 use crate::parameters::applied;
 use crate::share::{self, Body, Claim};
-use crate::store::{KeptClaim, KeptShare, Store};
+use crate::store::{KeptClaim, KeptDevice, KeptShare, Store};
 
 /// Maximum number of shares of a claim.
 const MAX_SHARES: usize = 32;
@@ -34,7 +34,7 @@ const KUBE: Duration = Duration::from_secs(15);
 /// The driver's paths and names.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the node, and of the pool of its devices.
+    /// Name of the node and of its device pool.
     pub node: String,
     /// Parent folder of the socket folders.
     pub sockets: PathBuf,
@@ -202,16 +202,22 @@ impl Driver {
         let who = Claim { namespace: &claim.namespace, name: &claim.name, uid: &claim.uid, pods };
         let offers = self.offers.borrow().clone();
         let mut shares = Vec::new();
-        for (number, result) in ours.into_iter().enumerate() {
-            let offer = offer(&offers, result)?;
+        let given = ours.into_iter().map(|result| Ok((result, offer(&offers, result)?)));
+        for (number, group) in share::grouped(given.collect::<Result<_, String>>()?)?.iter().enumerate() {
+            let [(result, _), others @ ..] = group.as_slice() else { continue };
             let applied = applied(&sets, &result.request)?;
-            let body = share::body(&who, number, result, offer, &applied, &self.settings.sockets)?;
+            let body = share::body(&who, number, group, &applied, &self.settings.sockets)?;
+            let other = |(result, _): &share::Given<'_>| KeptDevice {
+                device: result.device.clone(),
+                share_id: result.share_id.clone(),
+            };
             shares.push(KeptShare {
                 body,
                 request: result.request.clone(),
                 pool: result.pool.clone(),
                 device: result.device.clone(),
                 share_id: result.share_id.clone(),
+                others: others.iter().map(other).collect(),
             });
         }
         Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
@@ -283,7 +289,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the pipe folder of the MPS server of a share's group, if the group has such a server.
+    /// Returns the pipe folder of the MPS server in a share's group, if the group has such a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {
@@ -298,27 +304,32 @@ impl Driver {
         let Settings { sockets, library, driver_library, .. } = &self.settings;
         match body {
             Body::Tenant(spec) => {
-                let socket = share::socket(sockets, &spec.name, true);
-                let driver = driver_library.as_deref();
-                Cuda { tenant: &spec.name, socket: &socket, sockets: &[], library, driver, place, mps }.edits()
+                let (all, driver) = (spec.socket_paths(sockets), driver_library.as_deref());
+                let socket = spec.socket_path(sockets);
+                Cuda { tenant: &spec.name, socket: &socket, sockets: &all, library, driver, place, mps }.edits()
             }
             Body::Vm(spec) => Vgpu { socket: &share::socket(sockets, &spec.name, false), place }.edits(),
         }
         .map_err(said)
     }
 
-    /// Creates the kubelet's response for a prepared claim.
+    /// Creates the kubelet's response for a prepared claim. The first device of a tenant with several cards has the
+    /// tenant's CDI device, and the others have none, because a container gets the CDI devices of all of them.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
-        let one = |(number, share): (usize, &KeptShare)| {
+        let all = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
                 // Insert the operator's devices before this driver's devices, so that this driver's devices take
                 // precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
-            Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
+            let others = share.others.iter().map(|other| (other.device.clone(), Vec::new()));
+            let devices = std::iter::once((share.device.clone(), cdi)).chain(others);
+            let (request, pool) = (share.request.clone(), share.pool.clone());
+            let one = |(device, cdi)| Prepared { request: request.clone(), pool: pool.clone(), device, cdi };
+            devices.map(one).collect::<Vec<_>>()
         };
-        kept.shares.iter().enumerate().map(one).collect()
+        kept.shares.iter().enumerate().flat_map(all).collect()
     }
 
     /// Removes all parts of a claim. Succeeds if the claim has no parts.
@@ -365,8 +376,8 @@ impl Driver {
             }
             // Even if the daemon has lost the share, the share's folder exists and must be removed.
             let name = share.body.name();
-            sockets::remove_folder(&self.settings.sockets, name)
-                .map_err(|error| format!("the folder of `{name}` cannot be removed: {error}"))?;
+            sockets::remove_folder(&self.settings.sockets, name, &share.body.cards())
+                .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
         }
         Ok(())
     }

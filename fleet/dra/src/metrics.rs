@@ -58,14 +58,16 @@ impl Metrics {
             for share in &kept.shares {
                 let labels = share.body.labels().iter();
                 let pod = labels.filter(|(key, _)| *key == "pod").map(|(_, pod)| pod).next().unwrap_or_default();
-                lines.push(format!(
-                    "gpu_mediator_dra_share{{namespace=\"{}\",claim=\"{}\",claim_uid=\"{uid}\",pod=\"{}\",share=\"{}\",card=\"{}\"}} 1",
-                    escaped(&kept.namespace),
-                    escaped(&kept.name),
-                    escaped(pod),
-                    escaped(share.body.name()),
-                    escaped(share.body.card()),
-                ));
+                lines.extend(share.body.cards().into_iter().map(|card| {
+                    format!(
+                        "gpu_mediator_dra_share{{namespace=\"{}\",claim=\"{}\",claim_uid=\"{uid}\",pod=\"{}\",share=\"{}\",card=\"{}\"}} 1",
+                        escaped(&kept.namespace),
+                        escaped(&kept.name),
+                        escaped(pod),
+                        escaped(share.body.name()),
+                        escaped(card),
+                    )
+                }));
             }
         }
         *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = lines;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::Offer;
 use crate::parameters::Applied;
-use crate::{MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
+use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE, quantity};
 
 /// The claim that a share belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,12 +45,12 @@ impl Body {
         }
     }
 
-    /// Returns the card that the tenant or virtual machine uses.
+    /// Returns the cards that the tenant or virtual machine uses.
     #[must_use]
-    pub fn card(&self) -> &str {
+    pub fn cards(&self) -> Vec<&str> {
         match self {
-            Self::Tenant(spec) => &spec.card,
-            Self::Vm(spec) => &spec.card,
+            Self::Tenant(spec) => spec.card_names(),
+            Self::Vm(spec) => vec![&spec.card],
         }
     }
 
@@ -79,10 +79,40 @@ pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Returns the path of a share's socket. Each socket has its own folder.
+/// Returns the path of the socket of a share of one card. Each share has its own folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
+}
+
+/// A device that was allocated, and the card's offer.
+pub type Given<'a> = (&'a DeviceRequestAllocationResult, &'a Offer);
+
+/// Combines the devices of a claim that become one tenant: all devices of a request for CUDA cards. Every other device
+/// is a share of its own.
+///
+/// # Errors
+/// Returns an error if a request for several CUDA cards got the same card twice.
+pub fn grouped<'a>(given: Vec<Given<'a>>) -> Result<Vec<Vec<Given<'a>>>, String> {
+    let mut groups: Vec<Vec<Given<'a>>> = Vec::new();
+    for (result, offer) in given {
+        let is_same = |group: &&mut Vec<Given<'a>>| {
+            group.iter().all(|(first, card)| first.request == result.request && card.tenants && offer.tenants)
+        };
+        let Some(group) = groups.iter_mut().find(is_same) else {
+            groups.push(vec![(result, offer)]);
+            continue;
+        };
+        if group.iter().any(|(_, card)| card.card == offer.card) {
+            return Err(format!(
+                "request `{}`: several of its devices are the card `{}`, which is one device for programs; request one \
+                 device with more capacity, or different cards with the constraint `distinctAttribute: {DRIVER}/card`",
+                result.request, offer.card
+            ));
+        }
+        group.push((result, offer));
+    }
+    Ok(groups)
 }
 
 /// The part of a card allocated to a share.
@@ -90,6 +120,26 @@ pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
 struct Allocated {
     memory_mib: u64,
     time_permille: u32,
+}
+
+/// The part of a card that a share gets.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    vram_mib: u64,
+    memory: Map<String, Value>,
+    time: Value,
+}
+
+/// Returns the part of a card according to the allocation and the parameters.
+fn part((result, offer): Given<'_>, applied: &Applied) -> Result<Part, String> {
+    let place = |what: String| format!("request `{}`, device `{}`: {what}", result.request, result.device);
+    if result.admin_access == Some(true) {
+        return Err(place("adminAccess gives no share of a card, expected a request without it".to_owned()));
+    }
+    let allocated = allocated(result, offer).map_err(place)?;
+    let (vram_mib, memory) = memory(&allocated, offer, applied).map_err(place)?;
+    let time = time(&allocated, applied).map_err(place)?;
+    Ok(Part { vram_mib, memory, time })
 }
 
 /// Parses the allocation. If the cluster does not support partial capacities, the whole card is allocated.
@@ -113,37 +163,49 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Creates the daemon request for a claim's share with this number.
+/// Creates the daemon request for a claim's share with this number, which has at least one device.
 ///
 /// # Errors
-/// Returns an error if a field of the request is too large or invalid. The message names the field.
+/// Returns an error if a field of the request is too large or invalid, or if the devices have different parts. The
+/// message names the field or the devices.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
-    result: &DeviceRequestAllocationResult,
-    offer: &Offer,
+    given: &[Given<'_>],
     applied: &Applied,
     sockets: &Path,
 ) -> Result<Body, String> {
+    let [(result, offer), others @ ..] = given else { return Err("a share without a device".to_owned()) };
     let place = |what: String| format!("request `{}`, device `{}`: {what}", result.request, result.device);
-    if result.admin_access == Some(true) {
-        return Err(place("adminAccess does not allocate a share of a card, expected a request without it".to_owned()));
-    }
     let name = name(claim.uid, number);
-    let allocated = allocated(result, offer).map_err(place)?;
-    let (vram_mib, memory) = memory(&allocated, offer, applied).map_err(place)?;
-    let time = time(&allocated, applied).map_err(place)?;
+    let part = part((result, offer), applied)?;
+    for (other, of_other) in others {
+        if self::part((other, of_other), applied)? != part {
+            return Err(format!(
+                "request `{}`: the parts of the devices `{}` and `{}` differ, expected equal parts, because a tenant has the same part \
+                 of each of its cards; set capacity.requests to amounts that all cards have",
+                result.request, result.device, other.device
+            ));
+        }
+    }
+    let Part { vram_mib, memory, time } = part;
     let mut body = json!({
         "name": name,
-        "card": offer.card,
         "vram_mib": vram_mib,
         "memory": memory,
         "time": time,
-        "socket": socket(sockets, &name, offer.tenants),
         // Only containers that use the claim can access the folder. Inside such a container, any user can connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
+    if others.is_empty() {
+        body["card"] = offer.card.as_str().into();
+        body["socket"] = json!(socket(sockets, &name, offer.tenants));
+    } else {
+        body["cards"] = given.iter().map(|(_, offer)| offer.card.as_str()).collect();
+        // Each card has a socket in this folder.
+        body["socket"] = json!(sockets.join(&name));
+    }
     if let Some(group) = &applied.parameters.segment_group {
         if offer.tenants {
             return Err(place("segmentGroup, expected no such parameter for a CUDA card".to_owned()));
@@ -155,6 +217,9 @@ pub fn body(
     if let Some(group) = &parameters.share_group {
         if !offer.tenants {
             return Err(place("shareGroup, expected no such parameter for a card of virtual machines".to_owned()));
+        }
+        if !others.is_empty() {
+            return Err(place("shareGroup, expected no such parameter for a request of several cards".to_owned()));
         }
         body["share_group"] = format!("{}.{group}", claim.namespace).into();
     }

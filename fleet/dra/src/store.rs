@@ -31,6 +31,20 @@ pub struct KeptShare {
     /// Identifier of the allocation. Set if a device can have several allocations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
+    /// Further devices of a tenant with several cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<KeptDevice>,
+}
+
+/// A further device of a share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeptDevice {
+    /// The device, from the same pool and for the same request.
+    pub device: String,
+    /// Identifier of the allocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
 }
 
 /// A claim that is prepared or in preparation.
@@ -162,6 +176,7 @@ mod tests {
             pool: "node".to_owned(),
             device: "card0".to_owned(),
             share_id: Some("s".to_owned()),
+            others: vec![KeptDevice { device: "card1".to_owned(), share_id: None }],
         };
         KeptClaim { namespace: "prod".to_owned(), name: name.to_owned(), prepared: true, shares: vec![share] }
     }

@@ -166,7 +166,7 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         ),
         (
             Box::new(with(parameters("FromClaim", json!({ "memory": { "guarantee": "128Mi" } })))),
-            "memory.guarantee: 128Mi, expected at most 64Mi: what was allocated",
+            "memory.guarantee: 128Mi, expected at most 64Mi: the allocated memory",
         ),
         (
             Box::new(with(parameters("FromClaim", json!({ "time": { "weight": 900 } })))),
@@ -174,7 +174,7 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         ),
         (
             Box::new(with(parameters("FromClaim", json!({ "time": { "class": "interactive" } })))),
-            "only a device class gives",
+            "only a device class can set",
         ),
         (Box::new(with(parameters("FromClaim", json!({ "speed": "high" })))), "unknown field `speed`"),
         (
@@ -183,12 +183,12 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         ),
         (
             Box::new(|name: &str| allocated(name, &[("gpu", "card9", "64Mi", "250")], Value::Null)),
-            "no device `card9` here",
+            "this node has no device `card9`",
         ),
         (Box::new(plain(|claim| claim["status"] = json!({}))), "the claim is not allocated"),
         (
             Box::new(plain(|claim| claim["status"]["allocation"]["devices"]["results"][0]["pool"] = "node-b".into())),
-            "nothing of driver `gpu-mediator.internal` and pool `node-a`",
+            "the claim has no allocation from driver `gpu-mediator.internal` and pool `node-a`",
         ),
         (Box::new(plain(|claim| claim["metadata"]["uid"] = "uid-another".into())), "another claim of that name"),
     ];
@@ -417,7 +417,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
         // A restarted kubelet repeats its request.
         assert_eq!(kubelet.good(&named(name)).await, devices);
         kubelet.back(&named(name)).await;
-        assert_eq!(node.shares().await, Vec::<String>::new(), "the returned share is gone");
+        assert_eq!(node.shares().await, Vec::<String>::new(), "the returned share no longer exists");
     }
     node.assert_clean().await;
 }
@@ -488,7 +488,7 @@ async fn junk_is_refused_and_changes_nothing() {
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));
     let error = kubelet.bad(&named("mine")).await;
-    assert!(error.contains("not this claim's"), "{error}");
+    assert!(error.contains("belongs to another owner"), "{error}");
     kubelet.back(&named("mine")).await;
     assert_eq!(node.shares().await, ["k8s-uid-mine-0"], "it stays");
 }

@@ -33,7 +33,7 @@ fn unknown_kubernetes_fields_are_detected() {
     };
     assert_eq!(slice(("allNodes", true.into())), Ok(()));
     let text = slice(("partitionTypeAttribute", "kind".into())).unwrap_err();
-    assert!(text.contains("fields that the type has not"), "{text}");
+    assert!(text.contains("fields that the type does not have"), "{text}");
 }
 
 #[test]

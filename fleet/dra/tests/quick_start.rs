@@ -107,7 +107,7 @@ impl Cluster {
                 .await;
                 format!("resourceslice.resource.k8s.io/{name} condition met\n")
             }
-            _ => panic!("this cluster knows no {words:?}"),
+            _ => panic!("this cluster does not support {words:?}"),
         }
     }
 

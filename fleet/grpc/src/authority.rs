@@ -26,7 +26,7 @@ const PREFACE_LEN: usize = 24;
 const HEAD: usize = 9;
 /// Maximum payload of a frame in bytes. The server does not change the initial limit.
 const MAX_FRAME: usize = 16 << 10;
-/// Maximum size in bytes of a header block, and of the decoded list of headers.
+/// Maximum size in bytes of a header block, and of its decoded headers.
 const MAX_BLOCK: usize = 64 << 10;
 /// Size of the client's table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
@@ -88,7 +88,7 @@ pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// The received part of the payload of a header frame.
+    /// The received part of a header frame's payload.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,

@@ -68,7 +68,7 @@ async fn domain_gets_vgpus_from_annotation_or_arguments() {
 
     for (vmi, word) in [
         ("no json", "not JSON"),
-        (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":"../../etc"}}}"#, "not a name of a request"),
+        (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":"../../etc"}}}"#, "not a request name"),
         (r#"{"metadata":{"annotations":{"gpu-mediator.internal/requests":",,,,,,,,,,,,,,,,"}}}"#, "at most 16"),
     ] {
         let error = new.on_define_domain(params(vmi)).await.unwrap_err();

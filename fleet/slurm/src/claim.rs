@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::granted::{Gpu, Granted};
 use crate::options::{Arguments, Cap, Given};
 
 /// Maximum weight.
@@ -22,11 +23,16 @@ pub struct Card {
     pub shared_mib: u64,
 }
 
-/// Returns the card that a job's shards belong to.
+/// Returns the cards that a job's shards belong to, in Slurm's order.
 ///
 /// # Errors
-/// Returns an error if no card has the required kind, or if the shards are on several cards.
-pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
+/// Returns an error if a card is unknown or has another kind, or if the shards of a vGPU are on several cards.
+pub fn cards_of<'a>(
+    arguments: &Arguments,
+    given: &Given,
+    gpus: &[Gpu],
+    cards: &'a [Card],
+) -> Result<Vec<&'a Card>, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
@@ -41,16 +47,31 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
             )?
         }
     };
-    let number = match *gpus {
-        [] => 0,
-        [one] => one,
-        _ => return Err(format!("the shards are on cards {gpus:?}, expected one card; request fewer")),
+    let numbers: Vec<usize> = match gpus {
+        [] => vec![0],
+        gpus => gpus.iter().map(|gpu| gpu.index).collect(),
     };
-    let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
-    card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
+    if given.vgpu && numbers.len() > 1 {
+        return Err(format!("--vgpu: the shards are on cards {numbers:?}, expected one card; request fewer"));
+    }
+    let card = |number: usize| {
+        let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
+        card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
+    };
+    numbers.into_iter().map(card).collect()
 }
 
-/// Creates the table for a job's tenant or virtual machine.
+/// Returns the number of shards that count on each of a job's cards: all of them on one card. A tenant has the same
+/// part of each of its cards, so on several cards the smallest number counts.
+#[must_use]
+pub fn shards_per_card(granted: &Granted) -> u32 {
+    match granted.gpus.as_slice() {
+        [] | [_] => granted.shards,
+        gpus => gpus.iter().map(|gpu| gpu.shards).min().unwrap_or(0),
+    }
+}
+
+/// Creates the table for a job's tenant or virtual machine with this number of shards on each of its cards.
 ///
 /// # Errors
 /// Returns an error if the job does not have any shards or makes an invalid request.
@@ -58,10 +79,12 @@ pub fn table(
     arguments: &Arguments,
     given: &Given,
     shards: u32,
-    card: &Card,
+    cards: &[&Card],
     name: &str,
     user: u32,
 ) -> Result<Map<String, Value>, String> {
+    // The smallest card limits the part of each card.
+    let card = cards.iter().min_by_key(|card| card.shared_mib).ok_or("the job has no card")?;
     let all = arguments.shards;
     if shards == 0 {
         return Err("options for GPUs need shards: request some with --gres=shard:N".to_owned());
@@ -106,17 +129,30 @@ pub fn table(
     if given.sharing.is_some() && given.share_group.is_none() {
         return Err("--gpu-sharing, expected it together with --gpu-share-group".to_owned());
     }
+    if cards.len() > 1 && given.share_group.is_some() {
+        return Err("--gpu-share-group, expected shards of one card: a group shares one card".to_owned());
+    }
     let mut table = json!({
         "name": name,
-        "card": card.name,
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
         // Only the daemon can connect until ownership of the socket passes to the job's user.
         "mode": "0600",
-        // The socket has its own folder. The daemon creates this folder, and containers of the job mount it.
-        "socket": arguments.sockets.join(name).join(socket),
     });
+    // The sockets have their own folder. The daemon creates this folder, and containers of the job mount it.
+    let folder = arguments.sockets.join(name);
+    match cards {
+        [card] => {
+            table["card"] = card.name.as_str().into();
+            table["socket"] = json!(folder.join(socket));
+        }
+        cards => {
+            table["cards"] = cards.iter().map(|card| card.name.as_str()).collect();
+            // Each card has a socket in the folder.
+            table["socket"] = json!(folder);
+        }
+    }
     if let Some(group) = &given.share_group {
         // Jobs of different users do not trust each other.
         table["share_group"] = format!("u{user}-{group}").into();
@@ -140,7 +176,7 @@ mod tests {
     }
 
     fn made(given: &Given, shards: u32, card: &Card) -> Result<Map<String, Value>, String> {
-        table(&Arguments { chunk_mib: 16, ..Arguments::default() }, given, shards, card, "slurm-7", 1000)
+        table(&Arguments { chunk_mib: 16, ..Arguments::default() }, given, shards, &[card], "slurm-7", 1000)
     }
 
     #[test]
@@ -206,21 +242,26 @@ mod tests {
     fn cards_are_counted_as_slurm_counts() {
         let cards = cards();
         let find = |named: &[&str], vgpu, gpus: &[usize]| {
+            let gpus: Vec<_> = gpus.iter().map(|&index| Gpu { index, shards: 5 }).collect();
             let arguments =
                 Arguments { cards: named.iter().map(|&name| name.to_owned()).collect(), ..Arguments::default() };
-            card(&arguments, &Given { vgpu, ..Given::new() }, gpus, &cards).map(|card| card.name.clone())
+            let found = cards_of(&arguments, &Given { vgpu, ..Given::new() }, &gpus, &cards);
+            found.map(|found| found.iter().map(|card| card.name.as_str()).collect::<Vec<_>>().join(","))
         };
         assert_eq!(find(&[], false, &[]).as_deref(), Ok("a"));
         assert_eq!(find(&[], false, &[1]).as_deref(), Ok("b"));
         assert_eq!(find(&[], true, &[0]).as_deref(), Ok("s"));
         assert_eq!(find(&["b", "s", "a"], false, &[2]).as_deref(), Ok("a"));
-        for (named, gpus, told) in [
-            (&[][..], &[2][..], "no card number 2 for CUDA programs"),
-            (&[], &[0, 1], "on cards [0, 1], expected one card"),
-            (&["z"], &[0], "`cards` names a card"),
-            (&["s"], &[0], "no card number 0 for CUDA programs"),
+        assert_eq!(find(&[], false, &[0, 1]).as_deref(), Ok("a,b"));
+        assert_eq!(find(&["b", "s", "a"], false, &[0, 2]).as_deref(), Ok("b,a"));
+        for (named, vgpu, gpus, told) in [
+            (&[][..], false, &[2][..], "no card number 2 for CUDA programs"),
+            (&[], false, &[0, 2], "no card number 2 for CUDA programs"),
+            (&[], true, &[0, 1], "--vgpu: the shards are on cards [0, 1], expected one card"),
+            (&["z"], false, &[0], "`cards` names a card"),
+            (&["s"], false, &[0], "no card number 0 for CUDA programs"),
         ] {
-            let error = find(named, false, gpus).unwrap_err();
+            let error = find(named, vgpu, gpus).unwrap_err();
             assert!(error.contains(told), "{error}");
         }
     }
@@ -236,5 +277,27 @@ mod tests {
         let error = made(&Given { sharing: Some("auto".into()), ..Given::new() }, 25, &cards[0]).unwrap_err();
         assert!(error.contains("expected it together with --gpu-share-group"), "{error}");
         assert!(!made(&Given::new(), 25, &cards[0]).unwrap().contains_key("share_group"));
+    }
+
+    #[test]
+    fn job_on_several_cards_gets_the_same_part_of_each() {
+        let mut cards = cards();
+        cards[1].shared_mib = cards[0].shared_mib / 2;
+        let both = [&cards[0], &cards[1]];
+        let granted = |gpus: &[(usize, u32)]| Granted {
+            shards: gpus.iter().map(|(_, shards)| shards).sum(),
+            gpus: gpus.iter().map(|&(index, shards)| Gpu { index, shards }).collect(),
+        };
+        assert_eq!(shards_per_card(&granted(&[(0, 30), (1, 10)])), 10);
+        assert_eq!(shards_per_card(&granted(&[(1, 30)])), 30);
+        assert_eq!(shards_per_card(&Granted { shards: 7, gpus: Vec::new() }), 7);
+        let arguments = Arguments { chunk_mib: 4, sockets: "/run/n1".into(), ..Arguments::default() };
+        let made = |given: &Given| table(&arguments, given, 25, &both, "slurm-7", 1000);
+        let found = made(&Given::new()).unwrap();
+        assert_eq!((&found["cards"], found.get("card")), (&json!(["a", "b"]), None));
+        assert_eq!((&found["socket"], &found["time"]["guarantee_permille"]), (&"/run/n1/slurm-7".into(), &250.into()));
+        assert_eq!(found["vram_mib"], json!(cards[1].shared_mib / 4 / 4 * 4));
+        let grouped = Given { share_group: Some("g".into()), ..Given::new() };
+        assert!(made(&grouped).unwrap_err().contains("expected shards of one card"));
     }
 }

@@ -1,7 +1,7 @@
 //! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
 //! A step's environment also contains the shards. However, Slurm keeps variables that it does not set, so the step's
-//! user can write them. The environment is therefore only a hint.
+//! user can write them. Therefore, the environment is only a hint.
 //!
 //! The controller's response also contains text from the user, such as the job's name. Ambiguous responses are
 //! rejected.
@@ -26,8 +26,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Number of shards.
     pub shards: u32,
-    /// Indices of the GPUs with the shards, in the order of `gres.conf`. Empty if Slurm does not report them.
-    pub gpus: Vec<usize>,
+    /// The GPUs with the shards. Empty if Slurm does not report them.
+    pub gpus: Vec<Gpu>,
+}
+
+/// Shards of a job on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Index of the GPU, in the order of `gres.conf`.
+    pub index: usize,
+    /// Number of shards.
+    pub shards: u32,
 }
 
 /// The numbers that identify a job.
@@ -153,12 +162,14 @@ fn shards(list: &str) -> Option<Granted> {
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
         // Each GPU has two numbers: the job's shards and the GPU's total.
-        for (gpu, part) in details.split(',').enumerate() {
-            if let Some((given, _)) = part.split_once('/')
-                && given.parse::<u64>().ok()? > 0
-                && !granted.gpus.contains(&gpu)
-            {
-                granted.gpus.push(gpu);
+        for (index, part) in details.split(',').enumerate() {
+            let Some((given, _)) = part.split_once('/') else { continue };
+            let shards = given.parse::<u32>().ok()?;
+            match granted.gpus.iter_mut().find(|gpu| gpu.index == index) {
+                _ if shards == 0 => {}
+                // Another type of shards of the same GPU.
+                Some(gpu) => gpu.shards = gpu.shards.checked_add(shards)?,
+                None => granted.gpus.push(Gpu { index, shards }),
             }
         }
     }
@@ -174,9 +185,13 @@ mod tests {
         JOB_GRES=shard:25\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:25(25/100)\n     Nodes=n[2-3] CPU_IDs=1 Mem=0 GRES=\n   \
         WorkDir=/jobs\n\n";
 
+    fn on_first(shards: u32) -> Granted {
+        Granted { shards, gpus: vec![Gpu { index: 0, shards }] }
+    }
+
     #[test]
     fn the_controllers_word_counts() {
-        assert_eq!(read(TEXT, 7, "n1"), Ok(Granted { shards: 25, gpus: vec![0] }));
+        assert_eq!(read(TEXT, 7, "n1"), Ok(on_first(25)));
         assert_eq!(read(TEXT, 7, "n3"), Ok(Granted::default()));
         assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not report"));
         for (text, job) in [(TEXT, 8), (TEXT, 70), ("", 7)] {
@@ -204,19 +219,22 @@ mod tests {
         for name in names {
             for text in [TEXT.replace("wrap", &name), TEXT.replace("/jobs", &name)] {
                 let got = read(&text, 7, "n1");
-                assert!(got.as_ref().is_err() || got == Ok(Granted { shards: 25, gpus: vec![0] }), "{name:?}: {got:?}");
+                assert!(got.as_ref().is_err() || got == Ok(on_first(25)), "{name:?}: {got:?}");
             }
         }
     }
 
     #[test]
     fn lists_of_gres_are_read() {
-        let granted = |shards, gpus: &[usize]| Some(Granted { shards, gpus: gpus.to_vec() });
+        let granted = |shards, gpus: &[(usize, u32)]| {
+            Some(Granted { shards, gpus: gpus.iter().map(|&(index, shards)| Gpu { index, shards }).collect() })
+        };
         for (list, expected) in [
             ("", granted(0, &[])),
             ("gpu:1(IDX:0)", granted(0, &[])),
-            ("gpu:1(IDX:0),shard:a:25(0/100,25/75)", granted(25, &[1])),
-            ("shard:30(20/80,10/90)", granted(30, &[0, 1])),
+            ("gpu:1(IDX:0),shard:a:25(0/100,25/75)", granted(25, &[(1, 25)])),
+            ("shard:30(20/80,10/90)", granted(30, &[(0, 20), (1, 10)])),
+            ("shard:a:20(20/80,0/90),shard:b:15(5/80,10/90)", granted(35, &[(0, 25), (1, 10)])),
             ("shard(CNT:5)", granted(5, &[])),
             ("shard:5", granted(5, &[])),
             ("shards:100(1/1)", granted(0, &[])),

@@ -39,7 +39,7 @@ const NOTE: Duration = Duration::from_secs(10);
 /// A job that starts a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Number of the job.
+    /// ID of the job.
     pub id: u32,
     /// User of the job.
     pub uid: u32,
@@ -54,7 +54,7 @@ pub struct Usage {
     pub job: u32,
     /// The node.
     pub node: String,
-    /// The card.
+    /// The card, or the cards separated by commas.
     pub card: String,
     /// `tenant` or `vgpu`.
     pub kind: &'static str,
@@ -149,8 +149,9 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
                 return Ok(Vec::new());
             }
             let cards = cards(arguments)?;
-            let card = claim::card(arguments, given, &granted.gpus, &cards)?;
-            let table = claim::table(arguments, given, granted.shards, card, &name, job.uid)?;
+            let of_job = claim::cards_of(arguments, given, &granted.gpus, &cards)?;
+            let shards = claim::shards_per_card(&granted);
+            let table = claim::table(arguments, given, shards, &of_job, &name, job.uid)?;
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
@@ -163,12 +164,20 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
         }
         Err(error) => return Err(told(&error)),
     };
-    let socket = made["socket"].as_str().ok_or("the daemon does not report a socket")?;
-    let socket = PathBuf::from(socket);
-    sockets::give(&arguments.sockets, &socket, job.uid).map_err(|error| {
-        format!("{}: {error}; `sockets` in plugstack.conf must be the daemon's socket folder", socket.display())
-    })?;
-    let socket = socket.display().to_string();
+    // A tenant with several cards has a socket for each.
+    let all: Vec<&str> = match made["sockets"].as_array() {
+        Some(all) => all.iter().filter_map(serde_json::Value::as_str).collect(),
+        None => made["socket"].as_str().into_iter().collect(),
+    };
+    if all.is_empty() {
+        return Err("the daemon names no socket".to_owned());
+    }
+    for socket in &all {
+        sockets::give(&arguments.sockets, Path::new(socket), job.uid).map_err(|error| {
+            format!("{socket}: {error}; `sockets` in plugstack.conf names the daemon's folder of sockets")
+        })?;
+    }
+    let socket = all.join(":");
     if given.vgpu {
         return Ok(vec![(VGPU_VARIABLE.to_owned(), socket)]);
     }
@@ -183,7 +192,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).chain(mps).collect())
 }
 
-/// Returns the pipe folder of the MPS server of a job's group, if the group has such a server. Waits until the server
+/// Returns the pipe folder of the MPS server in a job's group, if the group has such a server. Waits until the server
 /// accepts clients, because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {
@@ -210,7 +219,7 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
             return Ok(Some(Usage {
                 job,
                 node,
-                card: tenant.card,
+                card: tenant.all_cards(),
                 kind: "tenant",
                 weight: tenant.time.weight,
                 memory_mib: tenant.memory.quota_mib.unwrap_or(tenant.vram_mib),

@@ -70,7 +70,7 @@ pub(crate) fn invalid(why: impl Into<String>) -> Failure {
     Failure(libc::EINVAL, why.into())
 }
 
-/// Result of a function of the C interface.
+/// Result of a C interface function.
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 thread_local! {

@@ -166,7 +166,7 @@ pub unsafe extern "C" fn gsync(handle: Ghandle, id: u64, timeout: *const libc::t
             (Ok(true), _) => return 0,
             (Err(failure), _) => return status(Err(failure)),
             (Ok(false), Some(limit)) if began.elapsed() >= limit => {
-                return status(Err(Failure(libc::ETIMEDOUT, format!("work {id} has not ended in time"))));
+                return status(Err(Failure(libc::ETIMEDOUT, format!("work {id} did not complete in time"))));
             }
             (Ok(false), _) => std::thread::sleep(POLL_INTERVAL),
         }

@@ -9,7 +9,7 @@
 //! valid for the given number of bytes, and strings must be NUL-terminated.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
-#![expect(clippy::missing_safety_doc, reason = "the crate's description has the conditions of all functions")]
+#![expect(clippy::missing_safety_doc, reason = "the crate documentation states the conditions of all functions")]
 
 mod handle;
 mod launch;

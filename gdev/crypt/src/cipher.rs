@@ -141,9 +141,7 @@ impl Cipher {
     /// Logs a card failure, and schedules another attempt to open the card.
     fn fail(self: &Arc<Self>, error: &anyhow::Error) {
         let seconds = REOPEN_INTERVAL.as_secs();
-        eprintln!(
-            "gdev-crypt: the card failed: {error:#}; the CPU continues, and the card is opened again in {seconds} s"
-        );
+        eprintln!("gdev-crypt: the card failed: {error:#}; the CPU continues, and the card is reopened in {seconds} s");
         self.counters.card_failures.fetch_add(1, Ordering::Relaxed);
         let cipher = Arc::downgrade(self);
         let reopen = move || {
@@ -153,7 +151,7 @@ impl Cipher {
             }
         };
         if let Err(error) = std::thread::Builder::new().spawn(reopen) {
-            eprintln!("gdev-crypt: the card is not opened again: {error}");
+            eprintln!("gdev-crypt: the card cannot be reopened: {error}");
         }
     }
 

@@ -70,7 +70,7 @@ fn main() -> Result<()> {
             let (volume, served) = (Arc::clone(&volume), Arc::clone(&clients));
             let serve = move || {
                 if let Err(error) = nbd::serve(stream, &volume) {
-                    eprintln!("gdev-crypt: a client is disconnected: {error}");
+                    eprintln!("gdev-crypt: a client was disconnected: {error}");
                 }
                 served.fetch_sub(1, Ordering::Relaxed);
             };
@@ -79,7 +79,7 @@ fn main() -> Result<()> {
             })
         });
         if let Err(error) = served {
-            eprintln!("gdev-crypt: a client is refused: {error}");
+            eprintln!("gdev-crypt: a client was rejected: {error}");
             // The process may be out of descriptors or memory until other clients disconnect.
             std::thread::sleep(REFUSED_INTERVAL);
         }
@@ -103,6 +103,6 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
     // Prevent other users from connecting before the permissions are set.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let listener = UnixListener::bind(path).with_context(|| format!("the socket {name}"))?;
-    fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| format!("the rights of {name}"))?;
+    fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| format!("the permissions of {name}"))?;
     Ok(listener)
 }

@@ -16,8 +16,9 @@ const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 
-/// Handshake flags of both sides: fixed newstyle, and no padding after the export size.
+/// Handshake flag of both sides: fixed newstyle negotiation.
 const FIXED_NEWSTYLE: u16 = 1;
+/// Handshake flag of both sides: no padding after the export size.
 const NO_ZEROES: u16 = 2;
 /// Transmission flags of the export: flags present, flush, FUA, multiple connections.
 const EXPORT_FLAGS: u16 = 1 | 4 | 8 | 1 << 8;
@@ -52,8 +53,9 @@ mod option {
     pub const INVALID: u32 = 1 << 31 | 3;
     pub const UNKNOWN: u32 = 1 << 31 | 6;
     pub const TOO_BIG: u32 = 1 << 31 | 9;
-    /// Information types: the export, and block sizes.
+    /// Information type: the export.
     pub const INFO_EXPORT: u16 = 0;
+    /// Information type: block sizes.
     pub const INFO_BLOCK_SIZE: u16 = 3;
 }
 

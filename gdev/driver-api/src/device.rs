@@ -12,8 +12,9 @@ use crate::error::{Code, Outcome, Status, status, store};
 const DRIVER_VERSION: c_int = 4000;
 /// Environment variable that replaces the device list with one device.
 const TARGET_VARIABLE: &str = "GDEV_TARGET";
-/// Folder of the render nodes, and the prefix of their names.
+/// Folder of the render nodes.
 const NODES: &str = "/dev/dri";
+/// Name prefix of the render nodes.
 const NODE_PREFIX: &str = "renderD";
 /// Name reported for every device: the card model that the mediator shares.
 const NAME: &[u8] = b"NVIDIA GF100 (gdev)\0";

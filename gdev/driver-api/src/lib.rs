@@ -5,7 +5,7 @@
 //! host with a vGPU. Devices are the nouveau render nodes, unless the environment variable `GDEV_TARGET` names another
 //! device. Modules are sm_20 cubins, or assembly for the crate `sm20`.
 //!
-//! A context executes all of its work in order. Streams therefore have no effect on the order, and an event marks all
+//! A context executes all of its work in order. Therefore, streams have no effect on the order, and an event marks all
 //! earlier work of its context. An event with timing waits for that work when it is recorded.
 //!
 //! Calls on one context are serialized, including waits, so use a separate context for each thread. The code of an
@@ -19,7 +19,7 @@
 //! UNSAFETY: reads and writes memory through pointers from the program, as declared in NVIDIA's `cuda.h`.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
-#![expect(clippy::missing_safety_doc, reason = "the crate's description has the conditions of all functions")]
+#![expect(clippy::missing_safety_doc, reason = "the crate documentation states the conditions of all functions")]
 
 mod context;
 mod device;

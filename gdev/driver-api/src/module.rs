@@ -11,9 +11,11 @@ use crate::error::{Code, Outcome, Status, status, store};
 const MAX_IMAGE_BYTES: usize = 64 << 20;
 /// Size of an ELF header in bytes; the image length is computed from the header.
 const ELF_HEADER_BYTES: usize = 64;
-/// Keys in the `extra` list of `cuLaunchKernel`.
+/// Key in the `extra` list of `cuLaunchKernel`: the end of the list.
 const EXTRA_END: usize = 0;
+/// Key of the parameter buffer's address.
 const EXTRA_BUFFER: usize = 1;
+/// Key of the parameter buffer's size.
 const EXTRA_SIZE: usize = 2;
 /// Maximum length of the `extra` list.
 const MAX_EXTRA: usize = 16;
@@ -90,7 +92,7 @@ pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     }))
 }
 
-/// Stores the handle of a kernel of a module.
+/// Stores the handle of a module's kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) -> Status {
     status(with(|state| {

@@ -14,7 +14,7 @@ struct Late {
     submitted: u64,
     /// Number of direct CPU accesses to card memory.
     direct: u64,
-    /// Maximum number of copies that were in flight at once.
+    /// Maximum number of copies that were concurrently in flight.
     most_in_flight: usize,
     segments: HashMap<u64, u32>,
 }

@@ -63,7 +63,7 @@ impl CopyChannel {
         if u32::from_le_bytes(stamp) == number as u32 {
             return Ok(());
         }
-        Err(Error::Lost(format!("a copy on {} did not end: the kernel's log says why", self.engine.name())))
+        Err(Error::Lost(format!("a copy on {} did not complete: see the kernel log", self.engine.name())))
     }
 }
 

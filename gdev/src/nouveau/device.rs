@@ -55,7 +55,7 @@ impl Device {
     /// Returns the value of a parameter, one of [`uapi::param`].
     ///
     /// # Errors
-    /// Returns an error if the driver does not know the parameter.
+    /// Returns an error if the driver does not support the parameter.
     pub fn parameter(&self, param: u64) -> Result<u64> {
         let mut argument = uapi::GetParam { param, value: 0 };
         self.call(&mut argument).map_err(|source| driver(format!("parameter {param}"), source))?;
@@ -209,9 +209,9 @@ impl Buffer {
     /// Returns an error if the driver fails.
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
-        self.device.call(&mut info).map_err(|source| driver("the place of a buffer", source))?;
+        self.device.call(&mut info).map_err(|source| driver("the location of a buffer", source))?;
         if info.offset != self.address {
-            return Err(driver("the place of a buffer", io::Error::other("its GPU address changed")));
+            return Err(driver("the location of a buffer", io::Error::other("its GPU address changed")));
         }
         Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
     }
@@ -254,7 +254,7 @@ impl Buffer {
         match self.prepare(&mut uapi::GemCpuPrep { handle: self.handle, flags }) {
             Ok(()) => Ok(false),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
-            Err(error) => Err(driver("asking for the state of a buffer", error)),
+            Err(error) => Err(driver("querying the state of a buffer", error)),
         }
     }
 

@@ -14,8 +14,9 @@ const WARPS: u64 = 48;
 const LANES: u64 = 32;
 /// Granularity of the local memory size in bytes.
 const LOCAL_UNIT: u64 = 0x2_0000;
-/// Upper byte of the windows in which a generic address refers to local and shared memory.
+/// Start of the window in which a generic address refers to local memory.
 const LOCAL_WINDOW: u32 = 0xff << 24;
+/// Start of the window in which a generic address refers to shared memory.
 const SHARED_WINDOW: u32 = 0xfe << 24;
 /// Generic addresses that refer to local or shared memory.
 pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);

@@ -21,11 +21,13 @@ const MSI: u32 = 1;
 const CONFIG: u32 = RegionIndex::Config as u32;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 const BAR1: u32 = RegionIndex::Bar1 as u32;
-/// Offset of the command register in configuration space, and its bits that enable memory and DMA.
+/// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
+/// Command register bits that enable memory decoding and bus mastering.
 const COMMAND_ENABLE: u16 = 6;
-/// Offset of the MSI control register, and its bit that enables MSI.
+/// Offset of the MSI control register in configuration space.
 const MSI_CONTROL: u64 = 0x6a;
+/// MSI control register bit that enables MSI.
 const MSI_ENABLE: u16 = 1;
 /// Maximum size of a VRAM access in bytes. Small accesses delay other work of the device less.
 const VRAM_ACCESS_BYTES: usize = 4096;

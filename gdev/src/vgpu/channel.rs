@@ -40,11 +40,13 @@ const SPINS: u32 = 100;
 struct Memory {
     /// VRAM address of the instance block.
     instance: u64,
-    /// VRAM address and virtual address of the PGRAPH context.
+    /// VRAM address of the PGRAPH context.
     image: u64,
+    /// Virtual address of the PGRAPH context.
     image_address: u64,
-    /// The GPFIFO, the fence and the push buffers, with their virtual address.
+    /// The GPFIFO, the fence and the push buffers.
     pinned: PinnedMemory,
+    /// Virtual address of `pinned`.
     pinned_address: u64,
 }
 

@@ -20,19 +20,21 @@ use crate::{Error, Place, Result};
 const FIRST_VRAM_ADDRESS: u64 = 0x10_0000;
 /// Number of channels. Channel 0 is not used.
 const CHANNELS: u8 = 128;
-/// Start and end of the guest-physical addresses for RAM.
+/// First guest-physical address for RAM.
 const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
+/// End of the guest-physical addresses for RAM.
 const END_RAM_ADDRESS: u64 = 1 << 40;
 /// Maximum number of faults handled per call. A unit reports the next fault once the previous one is acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Time limit for retries of a connection to a busy vGPU. The daemon resets the vGPU after its last client disconnects.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval between two attempts to connect to a busy vGPU.
 const BUSY_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of register polls after which the device is considered unresponsive.
 const MAX_POLLS: u32 = 2_000;
 /// Interval between register polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Size of a runlist entry in bytes: channel number and type.
+/// Size of a runlist entry (channel number and type) in bytes.
 const RUNLIST_ENTRY_BYTES: u64 = 8;
 const RUNLIST_ENTRY_CHANNEL: u32 = 4;
 
@@ -221,7 +223,7 @@ impl State {
         let wrong = |why: String| Error::Open {
             device: "the vGPU".into(),
             why,
-            remedy: "see the daemon's log for accesses that it refused",
+            remedy: "see the daemon's log for rejected accesses",
         };
         let partitions = bus.read32(ptop::FBP_COUNT::OFFSET)?.min(pbfb::MEM_AMOUNT::COUNT);
         let disabled = bus.read32(ptop::PART_DISABLED::OFFSET)?;
@@ -301,7 +303,7 @@ impl State {
         let at = self.vram.take(bytes).ok_or_else(|| Error::Allocation {
             place: Place::Vram,
             bytes,
-            why: format!("{} bytes of the vGPU's VRAM are free, possibly in pieces", self.vram.free_bytes()),
+            why: format!("{} bytes of the vGPU's VRAM are free, possibly fragmented", self.vram.free_bytes()),
         })?;
         self.least_free_vram_bytes = self.least_free_vram_bytes.min(self.vram.free_bytes());
         Ok(at)
@@ -440,7 +442,7 @@ impl State {
             let errors = self.bus.read32(pbdma::INTR_0::at(unit))?;
             if errors != 0 {
                 let id = pbdma::CHANNEL::CHANNEL.get(self.bus.read32(pbdma::CHANNEL::at(unit))?);
-                self.lose(id as u8, format!("the PBDMA refused its commands ({errors:#x})"));
+                self.lose(id as u8, format!("the PBDMA rejected its commands ({errors:#x})"));
                 self.bus.write32(pbdma::INTR_0::at(unit), errors)?;
             }
         }

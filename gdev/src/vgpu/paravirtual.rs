@@ -18,16 +18,21 @@ use crate::{Error, Result};
 const CONFIG_BYTES: usize = 256;
 /// Number of queue entries: a request and its reply.
 const ENTRIES: u16 = 2;
-/// Page offsets of the descriptors, the rings, the request, and the reply.
+/// Offset of the descriptors in the page.
 const DESCRIPTORS: u64 = 0;
+/// Offset of the ring of available chains in the page.
 const AVAILABLE: u64 = 0x100;
+/// Offset of the ring of used chains in the page.
 const USED: u64 = 0x200;
+/// Offset of the request in the page.
 const REQUEST: u64 = 0x400;
+/// Offset of the reply in the page.
 const REPLY: u64 = 0x800;
 /// Maximum size of a request or a reply in bytes.
 const PART_BYTES: u64 = 0x400;
-/// Descriptor flags: another descriptor follows, and the device writes the memory.
+/// Descriptor flag: another descriptor follows.
 const NEXT: u16 = 1;
+/// Descriptor flag: the device writes the memory.
 const DEVICE_WRITES: u16 = 2;
 /// Features that this driver uses if the device offers them.
 const FEATURES: u32 = feature::SHARE | feature::SHARE_ABROAD;

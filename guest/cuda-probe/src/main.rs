@@ -93,7 +93,7 @@ fn check() -> Result<()> {
         for value in begin + 1..=begin + THREADS * ROUNDS {
             ring(transport, control, value)?;
         }
-        waits.into_iter().try_for_each(|wait| wait.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?)
+        waits.into_iter().try_for_each(|wait| wait.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
     })?;
     println!("{} waits of {THREADS} threads", THREADS * ROUNDS);
 
@@ -118,7 +118,7 @@ fn hold() -> Result<()> {
 fn lose() -> Result<()> {
     let (transport, control) = open()?;
     ring(&transport, &control, u64::MAX)?;
-    ensure!(reached(&transport, &control, 1).is_err(), "the worker goes on");
+    ensure!(reached(&transport, &control, 1).is_err(), "the worker keeps running");
     println!("lost");
     Ok(())
 }
@@ -126,7 +126,7 @@ fn lose() -> Result<()> {
 fn refused() -> Result<()> {
     let transport = RenderTransport::open().context("no CUDA here")?;
     match transport.create(BlobKind::Control, control::BYTES, None) {
-        Ok(_) => bail!("there is room"),
+        Ok(_) => bail!("the device accepted another program"),
         Err(error) => println!("refused: {error}"),
     }
     Ok(())

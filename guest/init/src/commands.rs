@@ -17,21 +17,21 @@ use crate::{kmsg, modules, pci, reaper};
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
-load [name=value ...]   load the modules of /etc/modules.list, nouveau with the parameters
+load [name=value ...]   load the modules in /etc/modules.list; the parameters are nouveau's
 unload                  remove nouveau
-unbind | bind           take the cards away from nouveau | give them to it
-rescan                  look for new PCI functions
-dmesg                   the kernel's log, <level>[time] text
-interrupts, meminfo     the files of /proc
+unbind | bind           unbind the cards from nouveau | bind them to it
+rescan                  detect new PCI functions
+dmesg                   kernel log, as <level>[time] text
+interrupts, meminfo     the files in /proc
 modules                 /proc/modules
-lspci                   PCI functions, regions of the cards
+lspci                   PCI functions, and the cards' regions
 nodes                   names in /dev/dri
 cat PATH | ls PATH | write PATH TEXT
 sleep SECONDS
-run PROGRAM [ARG ...]   exit code of the program, 128 + signal
-sh COMMAND              the same of a command of the shell, where there is one
-kill ID [SIGNAL]        signal the program that command ID runs (9)
-uname                   release and version of the kernel
+run PROGRAM [ARG ...]   run a program; exit code 128 + N for signal N
+sh COMMAND              run a shell command, if the guest has a shell
+kill ID [SIGNAL]        signal command ID's program (default: 9)
+uname                   kernel release and version
 poweroff | reboot";
 
 /// Process IDs of running programs, keyed by command ID.

@@ -60,31 +60,31 @@ const WORKLOAD: [&str; 10] =
 
 #[rustfmt::skip]
 const TESTS: [Test; 25] = [
-    Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
-    Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
-    Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
+    Test { name: "query", options: &[], help: "the kernel's description of the card", run: tests::query::run },
+    Test { name: "copy", options: &COPY, help: "one type of copy", run: tests::copy::run },
+    Test { name: "sweep", options: &["quick"], help: "copies with all engines, domains, sizes and shapes", run: tests::sweep::run },
     Test { name: "map", options: &["quick"], help: "CPU accesses through BAR1", run: tests::map::run },
-    Test { name: "move", options: &["quick", "pressure"], help: "buffers that the kernel moves", run: tests::moves::run },
+    Test { name: "move", options: &["quick", "pressure"], help: "buffers that the kernel migrates", run: tests::moves::run },
     Test { name: "fences", options: &["quick", "count="], help: "many small submissions", run: tests::fences::run },
-    Test { name: "channels", options: &["quick", "n=", "rounds="], help: "channels at once", run: tests::channels::run },
-    Test { name: "procs", options: &["quick", "n="], help: "processes at once", run: tests::procs::run },
+    Test { name: "channels", options: &["quick", "n=", "rounds="], help: "concurrent channels", run: tests::channels::run },
+    Test { name: "procs", options: &["quick", "n="], help: "concurrent processes", run: tests::procs::run },
     Test { name: "fill", options: &["pattern="], help: "all VRAM filled with a pattern", run: tests::residue::fill },
     Test { name: "scan", options: &["pattern="], help: "all VRAM searched for a pattern", run: tests::residue::scan },
-    Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a time", run: tests::stress::run },
-    Test { name: "stream", options: &STREAM, help: "one copy again and again for a time", run: tests::stream::run },
+    Test { name: "stress", options: &["seconds=", "max="], help: "random copies for a given time", run: tests::stress::run },
+    Test { name: "stream", options: &STREAM, help: "repeated copies for a given time", run: tests::stream::run },
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
-    Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
+    Test { name: "workload", options: &WORKLOAD, help: "compute kernels", run: tests::workload::run },
     Test { name: "compare", options: &COMPARE, help: "times of workloads with the library and with raw ioctls", run: tests::compare::run },
-    Test { name: "dataflow", options: &DATAFLOW, help: "graphs of kernels, each in a context", run: tests::dataflow::run },
+    Test { name: "dataflow", options: &DATAFLOW, help: "graphs of kernels with one context per kernel", run: tests::dataflow::run },
     Test { name: "gdev", options: &["quick"], help: "the library: copies, fences, references, errors", run: tests::library::run },
     Test { name: "tuning", options: &TUNING, help: "times of the library's copies", run: tests::library::tuning },
     Test { name: "share", options: &SHARE, help: "segments of device memory", run: tests::share::run },
-    Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
-    Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
+    Test { name: "faulty", options: &["what="], help: "work that the card rejects", run: tests::faulty::run },
+    Test { name: "rogue", options: &["what=", "duration="], help: "work intended to harm other VMs", run: tests::rogue::run },
     Test { name: "phases", options: &["name=", "marks"], help: "a workload that stops between its phases", run: tests::counted::phases },
-    Test { name: "launches", options: &["name=", "count=", "side="], help: "launches of a set number", run: tests::counted::launches },
-    Test { name: "yardstick", options: &[], help: "how fast the processor is", run: tests::counted::yardstick },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, compare, dataflow, tuning, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
+    Test { name: "launches", options: &["name=", "count=", "side="], help: "a given number of launches", run: tests::counted::launches },
+    Test { name: "yardstick", options: &[], help: "speed of the CPU", run: tests::counted::yardstick },
+    Test { name: "all", options: &["quick"], help: "all of these except fill, stress, stream, timed, workload, compare, dataflow, tuning, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
 ];
 
 impl Test {
@@ -97,7 +97,7 @@ impl Test {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((name, rest)) = arguments.split_first() else {
-        return usage("a command is needed");
+        return usage("a command is required");
     };
     if name == "bar" {
         return bar::main(rest);
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     };
     let options = match Options::parse(rest, test.options) {
         Ok(options) if options.words().is_empty() => options,
-        Ok(options) => return usage(&format!("{name} takes no words, not {:?}", options.words())),
+        Ok(options) => return usage(&format!("{name} takes no arguments, found {:?}", options.words())),
         Err(error) => return usage(&format!("{name}: {error:#}")),
     };
     let node = options.text("node").unwrap_or(DEFAULT_NODE).to_owned();

@@ -1,8 +1,8 @@
-//! The golden context: the image of an unused context that PGRAPH's firmware saves.
+//! The golden context: the image of an unused context, as saved by PGRAPH's firmware.
 //!
-//! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
-//! once, when the card is taken over and no channels exist yet. FECS creates it on command, using the first channel's
-//! instance block and image, and page tables in the work areas. All of these structures are freed afterwards.
+//! Every channel's context image starts as a copy of the golden context ([`channels::Channels`]). The golden context is
+//! created once, when the card is taken over and no channels exist. FECS saves it on command, using the first channel's
+//! instance block and context image, and page tables in the work areas. All of these are zeroed afterwards.
 
 use super::CardError;
 use super::layout::Layout;
@@ -13,18 +13,18 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Maximum number of polls for a response from FECS. Saving a context takes tens of microseconds, and each poll is a
-/// bus read of about a microsecond.
+/// Maximum number of polls for a response of FECS. Saving a context takes tens of microseconds, and a poll is a bus
+/// read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
-/// First small page of the image's mapping. Address 0 stays unmapped.
+/// First small page of the image's mapping. Address 0 remains unmapped.
 const FIRST_PAGE: u64 = 16;
-/// Size code of the table: one eighth, which is the minimum size.
+/// Size code of the page table: one eighth, which is the minimum size.
 const SIZE_CODE: u8 = 3;
 
-/// Makes PGRAPH create and save a context, and returns its image.
+/// Makes PGRAPH create and save a context, and returns the context's image.
 ///
 /// # Errors
-/// Returns an error if the firmware does not respond or saves an empty image.
+/// Returns an error if the firmware does not respond, or saves an empty image.
 pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
@@ -66,7 +66,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
-/// Converts an address to its form in entries and registers, in units of 4 KiB.
+/// Converts an address to the frame number in entries and registers, in units of 4 KiB.
 fn frame(address: VramAddr) -> u32 {
     (address.0 / SMALL_PAGE) as u32
 }

@@ -1,5 +1,5 @@
-//! Addresses of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks, USERD,
-//! rings, context images.
+//! Layout of the mediator's fixed structures in VRAM: page tables of the apertures, runlists, instance blocks, USERD,
+//! rings, and context images.
 
 use super::CardError;
 use channels::GRAPH_IMAGE_MAX;
@@ -8,53 +8,53 @@ use nvspec::fifo::CHANNELS;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 
-/// Addresses of the fixed structures, which are consecutive and start at `base`.
+/// Addresses of the fixed structures, which are consecutive from `base`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Start address of the structures, a multiple of 128 KiB.
+    /// Start of the structures, aligned to 128 KiB.
     pub base: VramAddr,
-    /// BAR1's instance block.
+    /// Instance block of BAR1.
     pub bar1_instance: VramAddr,
-    /// BAR3's instance block.
+    /// Instance block of BAR3.
     pub bar3_instance: VramAddr,
-    /// BAR1's page directory.
+    /// Page directory of BAR1.
     pub bar1_directory: VramAddr,
-    /// BAR3's page directory.
+    /// Page directory of BAR3.
     pub bar3_directory: VramAddr,
-    /// BAR1's large-page table.
+    /// Large-page table of BAR1.
     pub bar1_table: VramAddr,
-    /// BAR3's large-page table.
+    /// Large-page table of BAR3.
     pub bar3_table: VramAddr,
-    /// Addresses of two runlist pages, which are used alternately.
+    /// Two runlist pages, which are used alternately.
     pub runlists: [VramAddr; 2],
-    /// Address of the instance blocks of all physical channels.
+    /// Instance blocks of all physical channels.
     pub instances: VramAddr,
-    /// Address of the USERD pages of all physical channels; a multiple of 128 KiB.
+    /// USERD pages of all physical channels, aligned to 128 KiB.
     pub userd: VramAddr,
-    /// Address of the rings and completion records of all physical channels.
+    /// Rings and completion records of all physical channels.
     pub work: VramAddr,
-    /// Address of the context images of all physical channels.
+    /// Context images of all physical channels.
     pub images: VramAddr,
-    /// Size of PGRAPH's image in bytes.
+    /// Size of a PGRAPH context image in bytes.
     pub graph_image: u64,
     end: VramAddr,
 }
 
 impl Layout {
-    /// Returns the size of the structures in bytes on a card with PGRAPH contexts of `graph_image` bytes, for any start
-    /// address.
+    /// Returns the total size of the structures in bytes for PGRAPH contexts of `graph_image` bytes. The size does not
+    /// depend on the start address.
     ///
     /// # Errors
-    /// Returns an error if such contexts are too large.
+    /// Returns an error if the contexts are too large.
     pub fn needed(graph_image: u64) -> Result<u64, CardError> {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures within the `bytes` bytes at `base`. `graph_image` is the size of a PGRAPH context in
+    /// Lays out the structures in the `bytes` bytes from `base`. `graph_image` is the size of a PGRAPH context in
     /// bytes.
     ///
     /// # Errors
-    /// Returns an error if the structures do not fit, or if such contexts are too large.
+    /// Returns an error if the structures do not fit, or if the contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
@@ -98,26 +98,26 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the part of the layout used by channels.
+    /// Returns the part of the layout that channels use.
     #[must_use]
     pub fn channels(&self) -> channels::Layout {
         let Self { instances, userd, runlists, work, images, graph_image, .. } = *self;
         channels::Layout { instances, userd, runlists, work, images, graph_image }
     }
 
-    /// Returns the total number of bytes, a multiple of 128 KiB.
+    /// Returns the total size in bytes, a multiple of 128 KiB.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.base.0
     }
 
-    /// Returns the number of bytes that must be zero before BAR3 can be used, which are all bytes before USERD.
+    /// Returns the number of bytes that must be zeroed before BAR3 is used, which are all bytes before USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 
-    /// Returns the size of all channels' USERD in bytes.
+    /// Returns the size of all USERD pages in bytes.
     #[must_use]
     pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES

@@ -1,10 +1,10 @@
 //! Brings up a card, from power-on to the point where channels can be bound.
 //!
-//! Modules: [`start`] (starts units, in the order of a driver's probe), `load` (loads firmware), [`layout`] (the
-//! mediator's fixed structures in VRAM), [`memory`] (windows to VRAM, and barriers), [`golden`] (initial contents of a
-//! context), [`CardError`].
+//! Modules: [`start`] (starts units in the order of a driver's probe), `load` (loads firmware), [`layout`] (the
+//! mediator's fixed structures in VRAM), [`memory`] (VRAM access through windows, and barriers), [`golden`] (the
+//! initial context image), [`CardError`].
 //!
-//! The crate does not manage VMs, channels in use, or the owners of resources; `card-manager` does.
+//! The crate does not manage VMs, active channels, or resource ownership; `card-manager` does.
 
 mod error;
 pub mod golden;

@@ -6,15 +6,16 @@ use firmware::{Image, Set};
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, Falcon};
 use nvspec::regs::fecs::{self, DMEM_CONTROL, HWCFG, IMEM_CONTROL};
 
-/// Returns the falcon's register that corresponds to a register of FECS.
+/// Returns a falcon's register that corresponds to `register` of FECS.
 fn at(falcon: Falcon, register: u32) -> u32 {
     falcon.base() + (register - fecs::BASE)
 }
 
-/// Writes an image into a falcon's memories, page by page with their tags. The falcon must be stopped.
+/// Loads an image into a falcon's memories. The code is written page by page, each with its tag. The falcon must be
+/// stopped.
 ///
 /// # Errors
-/// Returns an error if the falcon's memory is too small for the image.
+/// Returns an error if the image is too large for the falcon's memory.
 pub fn load(card: &dyn Card, set: &Set, falcon: Falcon) -> Result<(), CardError> {
     let image: &Image = set.image(falcon);
     let room = HWCFG::IMEM_BLOCKS.get(card.read32(at(falcon, HWCFG::OFFSET)));
@@ -29,7 +30,7 @@ pub fn load(card: &dyn Card, set: &Set, falcon: Falcon) -> Result<(), CardError>
     card.write32(at(falcon, IMEM_CONTROL::OFFSET), IMEM_CONTROL::WRITE_INCREMENT.mask());
     for (page, tag) in image.code().chunks(CODE_PAGE_WORDS).zip(0u32..) {
         card.write32(at(falcon, fecs::IMEM_TAG::OFFSET), tag);
-        // A page becomes valid once it has been written completely.
+        // A page is valid only if it is written completely.
         for word in page.iter().copied().chain(std::iter::repeat(0)).take(CODE_PAGE_WORDS) {
             card.write32(at(falcon, fecs::IMEM_DATA::OFFSET), word);
         }

@@ -1,9 +1,9 @@
-//! The mediator's access to VRAM, through windows in BAR1 that are moved over VRAM on demand.
+//! The mediator's access to VRAM, through BAR1 windows that are remapped on demand.
 //!
-//! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD; each other
-//! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. On a miss, the clock algorithm selects a
-//! window that was not used recently; its sixteen entries are rewritten through BAR3, and the card's BAR TLBs are
-//! invalidated. BAR3 maps the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
+//! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD. Each other
+//! window maps an aligned 2 MiB block of VRAM with sixteen large pages. On a miss, the clock algorithm selects a window
+//! that was not used recently. Its sixteen entries are rewritten through BAR3, and the card's BAR TLBs are invalidated.
+//! BAR3 maps the mediator's own [`Layout`] linearly, so the page tables are always accessible.
 
 use super::CardError;
 use super::layout::Layout;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush, after which the flush fails. A flush takes microseconds, and each
-/// poll is a bus read of about a microsecond. An unresponsive card delays other callers by 2 ms.
+/// Maximum number of polls for the completion of a flush. A flush takes microseconds, and a poll is a bus read of about
+/// a microsecond. An unresponsive card therefore delays other callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -28,12 +28,13 @@ pub struct CardMemory {
     card: Arc<dyn Card>,
     layout: Layout,
     vram_bytes: u64,
-    /// Window that maps each 2 MiB of VRAM.
+    /// Window that maps each 2 MiB block of VRAM.
     window_of: Vec<u16>,
-    /// Block of VRAM that each window maps, and whether the window was used since the clock hand passed it.
+    /// VRAM block that each window maps, and a flag that is true if the window was used since the last pass of the
+    /// clock hand.
     windows: Vec<Window>,
     hand: usize,
-    /// Number of window moves since startup.
+    /// Number of window remaps since startup.
     pub moves: u64,
 }
 
@@ -44,8 +45,8 @@ struct Window {
 }
 
 impl CardMemory {
-    /// Takes over BAR1 and BAR3 of `card`: writes instance blocks and page tables to `layout` through PRAMIN, and
-    /// points the card at them.
+    /// Takes over BAR1 and BAR3 of `card`: writes instance blocks and page tables to `layout` through PRAMIN, and makes
+    /// both BARs use them.
     ///
     /// # Errors
     /// Returns an error if the card does not respond to a TLB invalidation.
@@ -71,14 +72,14 @@ impl CardMemory {
         Ok(memory)
     }
 
-    /// Takes over BAR1 and BAR3 of a `card` that an earlier process has [taken over](Self::take_over) with this layout.
-    /// Writes nothing until VRAM is accessed.
+    /// Takes over BAR1 and BAR3 of a `card` that a previous process has [taken over](Self::take_over) with the same
+    /// layout. Writes nothing until VRAM is accessed.
     #[must_use]
     pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates the accessor without mapped windows.
+    /// Creates the accessor with all windows unmapped.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
@@ -133,7 +134,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Zeroes VRAM.
+    /// Zeroes a VRAM range.
     ///
     /// # Errors
     /// Returns an error if the card does not respond to a TLB invalidation.
@@ -148,14 +149,14 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns the reason if the card has lost its state since bring-up. BAR1's instance block register keeps its value
-    /// until another program resets the card.
+    /// If the card has lost its state since bring-up, returns the reason. BAR1's instance block register keeps its
+    /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
         let expected = pbus::BAR1_BLOCK::ADDRESS.encode((self.layout.bar1_instance.0 >> 12) as u32);
         match block {
-            u32::MAX => Some("it no longer responds: its registers read as ones"),
+            u32::MAX => Some("it no longer responds: its registers read as all ones"),
             _ if block != pbus::BAR1_BLOCK::VALID.mask() | expected => {
                 Some("another program has reset it: its registers do not have the values that the mediator wrote")
             }
@@ -163,7 +164,7 @@ impl CardMemory {
         }
     }
 
-    /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
+    /// Invalidates the card's TLBs for the address space of page directory `directory`, and waits for completion.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -191,14 +192,14 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Sets the system memory page for barriers. Without it, barriers do not cover engines' writes to system memory.
+    /// Sets the system memory page for barriers. Without it, barriers do not order engine writes to system memory.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
-    /// Waits for the completion of all earlier writes by the CPU to card memory and by engines to system memory. Memory
-    /// may be reused only after the barrier, because an engine may have written until the moment when it switched
-    /// channels or lost its translations.
+    /// Waits for the completion of all previous writes by the CPU to card memory and by engines to system memory.
+    /// Memory may be reused only after a barrier, because an engine may write until it switches channels or its TLBs
+    /// are invalidated.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -209,9 +210,9 @@ impl CardMemory {
         if done { Ok(()) } else { Err(CardError::Unresponsive("its writes do not arrive")) }
     }
 
-    /// Returns the BAR1 offset of `addr`, and how many of the `len` bytes are in the same window.
+    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that are in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
-        assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
+        assert!(addr.0 < self.vram_bytes, "{addr} is beyond the end of VRAM");
         let block = addr.0 / WINDOW_BYTES;
         let within = addr.0 % WINDOW_BYTES;
         let mut slot = self.window_of[block as usize];
@@ -226,7 +227,7 @@ impl CardMemory {
     fn move_window(&mut self, block: u64) -> Result<u16, CardError> {
         let slot = loop {
             let slot = self.hand;
-            // Window 0 belongs to USERD.
+            // Skip window 0, which maps USERD.
             self.hand = if slot + 1 < self.windows.len() { slot + 1 } else { 1 };
             if !std::mem::take(&mut self.windows[slot].used) {
                 break slot;
@@ -250,13 +251,13 @@ impl CardMemory {
         Ok(slot as u16)
     }
 
-    /// Writes to the mediator's layout through BAR3.
+    /// Writes to the mediator's own structures through BAR3.
     fn write_own(&self, addr: VramAddr, data: &[u8]) {
         self.card.aperture_write(Aperture::Bar3, addr.0 - self.layout.base.0, data);
     }
 
     fn bind(&self, register: u32, instance: VramAddr) {
-        // Both registers have the same fields.
+        // Both registers have the same layout.
         let block = pbus::BAR1_BLOCK::VALID.mask() | pbus::BAR1_BLOCK::ADDRESS.encode((instance.0 >> 12) as u32);
         self.card.write32(register, block);
     }
@@ -310,7 +311,7 @@ impl CardMemory {
 impl channels::Host for CardMemory {
     fn vram_read(&mut self, address: VramAddr, data: &mut [u8]) {
         if let Err(error) = self.read(address, data) {
-            tracing::error!(%error, "a channel structure could not be read");
+            tracing::error!(%error, "cannot read a channel structure");
             data.fill(0);
         }
     }
@@ -325,7 +326,7 @@ impl channels::Host for CardMemory {
 
     fn vram_write(&mut self, address: VramAddr, data: &[u8]) {
         if let Err(error) = self.write(address, data) {
-            tracing::error!(%error, "a channel structure could not be written");
+            tracing::error!(%error, "cannot write a channel structure");
         }
     }
 
@@ -347,7 +348,7 @@ impl channels::Host for CardMemory {
     }
 }
 
-/// Returns a valid entry for a large page of VRAM.
+/// Returns a valid entry for a large VRAM page.
 fn large_entry(addr: VramAddr) -> u64 {
     Pte::new().with_valid(true).with_frame((addr.0 >> 12) as u32).into()
 }

@@ -1,8 +1,8 @@
-//! Initialises a card the way its driver does: checks its identity, reads its memory size, and starts units, the
-//! scheduler and context switching.
+//! Initializes a card like its driver: checks its identity, reads its memory size, and starts units, the scheduler and
+//! context switching.
 //!
-//! The order follows nouveau's probe, reduced to the steps that the mediator needs. A card whose falcons do not report
-//! ready with the approved firmware is rejected.
+//! Follows the order of nouveau's probe, reduced to the steps that the mediator needs. If a falcon does not report
+//! ready with the approved firmware, the card is rejected.
 
 use crate::CardError;
 use crate::load::load;
@@ -15,11 +15,11 @@ use nvspec::regs::windows::prom;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbfb, pfb, pfifo, pgraph, pmc, ppci, ptop};
 use std::sync::Arc;
 
-/// Maximum number of polls until a falcon reports ready. Startup takes milliseconds; each poll is a bus read of about a
-/// microsecond.
+/// Maximum number of polls until a falcon reports ready. Startup takes milliseconds, and a poll is a bus read of about
+/// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// Bit of each non-stall nibble that channel work sets.
+/// Bit in each nibble of the non-stall interrupt mask that channel work sets.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Card properties read during bring-up.
@@ -33,14 +33,14 @@ pub struct CardInfo {
     pub context_bytes: u32,
     /// Number of PBDMA units.
     pub pbdmas: u32,
-    /// The card's VBIOS image, which is also the VBIOS that guests see on their vGPUs.
+    /// The VBIOS image, which guests also see on their vGPUs.
     pub vbios: Arc<[u8]>,
 }
 
-/// Resets `card` and initialises it to the point where channels can be bound. USERD is at offset 0 of BAR1.
+/// Resets and initializes `card`. Channels can be bound afterwards, and USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// Returns an error if the chip is unknown or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -52,7 +52,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
-    // MMU debug mode is meant for driver development; disable it.
+    // Disable the MMU debug mode, which is meant for driver development.
     card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
     let vram_bytes = memory_size(card)?;
     let pbdmas = start_fifo(card);
@@ -62,11 +62,11 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
-/// Reads the properties of a card that another process has initialised with [`bring_up`], without changing the card.
-/// `context_bytes` is the size of a PGRAPH context, which only bring-up can read.
+/// Reads the properties of a card that another process has initialized with [`bring_up`], without modifying the card.
+/// `context_bytes` is the size of a PGRAPH context, which can be read only during bring-up.
 ///
 /// # Errors
-/// Returns an error if the chip is unknown or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -75,15 +75,15 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the image in PROM, whose header contains its length in units of 512 bytes. Returns an empty image if there is
-/// no valid header.
+/// Reads the VBIOS image from PROM. Its header contains its length in units of 512 bytes. Returns an empty image if the
+/// header is invalid.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);
     vbios(card)
 }
 
-/// Reads the image in PROM, which must be accessible.
+/// Reads the VBIOS image from PROM, which must be accessible.
 fn vbios(card: &dyn Card) -> Arc<[u8]> {
     let header = card.read32(prom::BASE).to_le_bytes();
     let bytes = match header {
@@ -113,7 +113,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
     card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // Exclude each engine from all PBDMAs except one, so that a wait on one engine's channel does not block the other
+    // Assign each engine to a single PBDMA, so that a channel of one engine that waits does not block the other
     // engines.
     let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
     for (engine, unit) in spread {
@@ -140,8 +140,8 @@ fn start_fifo(card: &dyn Card) -> u32 {
     pbdmas
 }
 
-/// Resets and restarts one engine, which loses its work and context; other engines and memory are unaffected. Does not
-/// restart engines that the mediator does not start.
+/// Resets and restarts an engine, which loses its work and context. Other engines and memory are unaffected. Ignores
+/// engines that the mediator does not start.
 ///
 /// # Errors
 /// Returns an error if the engine does not start.
@@ -154,7 +154,7 @@ pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<()
     };
     let enabled = card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled & !unit);
-    // Reading the register flushes the write, and gives the unit enough time to reset.
+    // The read flushes the write, and takes long enough for the unit to reset.
     card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled | unit);
     card.read32(pmc::ENABLE::OFFSET);
@@ -182,7 +182,7 @@ fn start_graph(card: &dyn Card, firmware: &Set) -> Result<u32, CardError> {
     card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
     card.write32(pgraph::INTR::OFFSET, u32::MAX);
     card.write32(pgraph::INTR_EN::OFFSET, u32::MAX);
-    // Stop the front end while its falcons are loaded.
+    // Stop the front end while the falcons are being loaded.
     card.write32(pmc::ELPG_GATE::OFFSET, 0);
     load(card, firmware, Falcon::Fecs)?;
     load(card, firmware, Falcon::Gpccs)?;

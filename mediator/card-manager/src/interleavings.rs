@@ -105,8 +105,8 @@ fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
 
 /// Returns a random configuration that charges all completions by the card's clock, even late ones.
 fn any_config() -> Config {
-    let policy = *choose(&PolicyKind::ALL).expect("some");
-    let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
+    let policy = *choose(&PolicyKind::ALL).expect("the list is not empty");
+    let queues = *choose(&[Queues::Separate, Queues::Single]).expect("the list is not empty");
     Config { policy, queues, stamp_slack_ns: u64::MAX, ..Config::default() }
 }
 

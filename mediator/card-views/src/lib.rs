@@ -1,5 +1,5 @@
-//! Converts both kinds of cards to their admin API form: their memory ([`memory`]), their time ([`scheduler`],
-//! [`history`]), and the tenants of CUDA cards ([`tenant`]).
+//! Converts the state of cards to the form of the admin API: memory ([`memory`]) and time ([`scheduler`], [`history`])
+//! of both kinds of cards, and the tenants of CUDA cards ([`tenant`]).
 //!
 //! The owners of both kinds describe memory and time with the same types, [`tenancy::MemoryView`] and
 //! [`tenancy::TimeView`]. The caller adds values that only one kind of card has.
@@ -22,7 +22,7 @@ use vram::TenantId;
 /// Names of a card's tenants, by ID.
 pub type Names = BTreeMap<TenantId, String>;
 
-/// Number of nanoseconds in a millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;

@@ -14,7 +14,7 @@ use super::time::{state, wait_reason, waits_for};
 
 mod gang;
 
-/// Engine to which slices are charged, although a slice grants the whole card.
+/// Engine that slices are charged to. A slice actually grants the whole card.
 const ENGINE: Engine = Engine::Compute;
 
 /// Converts a process that uses a card without its owner to an API object.
@@ -23,7 +23,7 @@ pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stra
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts a program that the owner has given up on to an API object.
+/// Converts an abandoned program to an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }
@@ -38,7 +38,7 @@ fn program((pid, name): (u32, String)) -> api::Program {
     api::Program { pid, name, guest: None }
 }
 
-/// Adds the guest programs that workers serve to the programs of a tenant that is a VM.
+/// Adds the guest program that each worker serves to a VM tenant's list of programs.
 pub fn add_guest_programs(tenant: &mut api::Tenant, served: &[api::GuestProgram]) {
     for program in &mut tenant.programs {
         let found = served.iter().find(|one| one.worker == Some(program.pid));
@@ -78,7 +78,7 @@ fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>
     api::Tenant {
         name: spec.name.clone(),
         card: card.to_owned(),
-        cards: spec.cards.clone(),
+        cards: spec.cards.to_vec(),
         profile: spec.profile.clone(),
         served: view.is_some(),
         socket: spec.socket_on(card, socket_dir),

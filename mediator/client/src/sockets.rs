@@ -114,11 +114,12 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
 /// Removes a socket's folder from the folder `all`, with the sockets in it. A missing folder is not an error.
 ///
 /// # Errors
-/// Returns an error if the path is another kind of file, or if the folder contains other files. Such files are kept.
-pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
+/// Returns an error if the path is another kind of file, or if the folder contains other files, which are kept.
+pub fn remove_folder(all: &Path, name: &str, cards: &[&str]) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    if Path::new(name).components().collect::<Vec<_>>() != [Component::Normal(name.as_ref())] {
+    let is_name = |name: &str| Path::new(name).components().collect::<Vec<_>>() == [Component::Normal(name.as_ref())];
+    if !is_name(name) || !cards.iter().all(|card| is_name(card)) {
         return Err(refused("it is not a name".to_owned()));
     }
     let opened = rustix::fs::open(all, flags, Mode::empty())
@@ -128,7 +129,8 @@ pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
         Err(error) if missing(&error) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    for socket in ["cuda.sock", "cuda.new", "vgpu.sock"] {
+    let of_cards = cards.iter().flat_map(|card| [format!("{card}.sock"), format!("{card}.new")]);
+    for socket in ["cuda.sock", "cuda.new", "vgpu.sock"].map(str::to_owned).into_iter().chain(of_cards) {
         match rustix::fs::unlinkat(&folder, socket, AtFlags::empty()) {
             Err(error) if !missing(&error) => return Err(error.into()),
             _ => {}
@@ -280,20 +282,20 @@ mod tests {
         let own = folder.path().join("k8s-u-0");
         fs::create_dir(&own).unwrap();
         drop(UnixListener::bind(own.join("cuda.sock")).unwrap());
-        remove_folder(folder.path(), "k8s-u-0").unwrap();
-        remove_folder(folder.path(), "k8s-u-0").unwrap();
+        remove_folder(folder.path(), "k8s-u-0", &["a"]).unwrap();
+        remove_folder(folder.path(), "k8s-u-0", &["a"]).unwrap();
         assert!(!own.exists());
         fs::write(other.path().join("cuda.sock"), "").unwrap();
         symlink(other.path(), &own).unwrap();
-        assert!(remove_folder(folder.path(), "k8s-u-0").is_err());
+        assert!(remove_folder(folder.path(), "k8s-u-0", &["a"]).is_err());
         for bad in ["..", ".", "", "a/b", "/"] {
-            assert!(remove_folder(folder.path(), bad).is_err(), "{bad}");
+            assert!(remove_folder(folder.path(), bad, &[]).is_err(), "{bad}");
         }
         assert!(other.path().join("cuda.sock").exists());
         fs::remove_file(&own).unwrap();
         fs::create_dir(&own).unwrap();
         fs::write(own.join("notes"), "").unwrap();
-        assert!(remove_folder(folder.path(), "k8s-u-0").is_err());
+        assert!(remove_folder(folder.path(), "k8s-u-0", &["a"]).is_err());
         assert!(own.join("notes").exists());
     }
 }

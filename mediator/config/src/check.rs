@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
+use super::cuda::placement_order;
 use super::labels::MAX_LABELS;
 pub use super::refusal::{Refusal, RefusalKind};
-use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec};
+use super::{
+    CardKind, CardSpec, Config, DaemonSpec, Links, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec,
+};
 
 pub mod place;
 
-/// Maximum length of the name of a card or virtual machine, in bytes.
+/// Maximum name length of a card or virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Maximum length of a UNIX socket path, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
@@ -56,12 +59,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key whose value is wrong, with a description of the error and of the expected value.
+/// A key with a wrong value, a description of the error, and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The key with the wrong value.
     pub key: Key,
-    /// Description of the error and of the expected value.
+    /// Description of the error and the expected value.
     pub what: String,
 }
 
@@ -159,16 +162,31 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     }
     let vms: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
     let mut placed: Vec<TenantSpec> = Vec::new();
-    for (index, tenant) in config.tenants.iter().enumerate() {
+    for index in placement_order(&config.tenants) {
         let mut table = Table { name: "tenant", index: Some(index), mistakes: &mut mistakes };
         let others: Vec<&TenantSpec> = placed.iter().collect();
-        let spec = tenant.clone().placed(&config.cards, &vms, &others);
+        // The daemon knows the links between cards; without them, other cards are chosen, with the same memory.
+        let policy = (config.daemon.placement, &Links::default());
+        let spec = config.tenants[index].clone().placed(policy, &config.cards, &vms, &others);
         for Refusal { field, what, .. } in self::tenant(&spec, &config.daemon, &config.cards, &vms, &others) {
             table.say(field, what);
         }
         placed.push(spec);
     }
     mistakes
+}
+
+/// Returns the errors in the changeable settings of a card.
+#[must_use]
+pub fn card_settings(card: &CardSpec) -> Vec<String> {
+    let told = |(key, what): (&str, String)| format!("{key}: {what}");
+    if card.kind == CardKind::Cuda {
+        let memory = super::cuda::memory(card);
+        return super::cuda::scheduler(&card.scheduler).into_iter().chain(memory).map(told).collect();
+    }
+    let scheduler = card.scheduler.check().err().map(|error| format!("scheduler.{error}"));
+    let memory = card.memory.check(card.chunk_kib, card.shared_mib()).into_iter().map(told);
+    scheduler.into_iter().chain(memory).collect()
 }
 
 /// Returns the folder of a socket if it is named after the tenant or virtual machine, and therefore exclusive to it.
@@ -223,7 +241,10 @@ pub fn tenant(
     if let Err(what) = tenant.labels.check() {
         say(RefusalKind::Invalid, "labels", what);
     }
-    if !tenant.cards.is_empty() && daemon.socket_dir.as_os_str().as_encoded_bytes().contains(&b':') {
+    if !tenant.cards.is_absent()
+        && tenant.socket.is_none()
+        && daemon.socket_dir.as_os_str().as_encoded_bytes().contains(&b':')
+    {
         let what = format!(
             "programs get the sockets of several cards separated by `:`, expected a `daemon.socket_dir` without \
              `:` instead of `{}`",
@@ -231,7 +252,7 @@ pub fn tenant(
         );
         say(RefusalKind::Invalid, "cards", what);
     }
-    for card in &tenant.cards {
+    for card in tenant.cards.iter() {
         if let Err(what) = socket_path_is_good(&daemon.socket_dir.join(super::cuda::owner_socket(card))) {
             say(RefusalKind::Invalid, "cards", what);
         }
@@ -240,7 +261,9 @@ pub fn tenant(
         if let Err(what) = socket_path_is_good(&socket) {
             say(RefusalKind::Invalid, "socket", what);
         }
-        if tenant.cards.is_empty() && socket.as_os_str().as_encoded_bytes().contains(&b':') {
+        if (tenant.cards.is_absent() || tenant.socket.is_some())
+            && socket.as_os_str().as_encoded_bytes().contains(&b':')
+        {
             let what = format!("`{}` contains `:`, which separates sockets for programs", socket.display());
             say(RefusalKind::Invalid, "socket", what);
         }

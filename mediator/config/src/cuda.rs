@@ -8,10 +8,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vram::victim::VictimPolicy;
 
-use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
+use super::{CardSpec, Labels, Placement, SocketMode, TimeShare, VmMemory};
 
+mod cards;
+mod place;
 mod tenant;
 
+pub use cards::TenantCards;
+pub(crate) use place::TOO_FEW;
+pub use place::placement_order;
 pub use tenant::tenant;
 
 /// Maximum number of users for the workers of a card.
@@ -94,13 +99,16 @@ impl Default for CudaSpec {
 pub struct TenantSpec {
     /// Name of the tenant. No virtual machine may have the same name.
     pub name: String,
-    /// Name of the card, of `kind = "cuda"`; by default, the card with the most free capacity.
+    /// Name of the card, of `kind = "cuda"`; by default, the policy `placement` chooses one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Names of the cards of a tenant with several CUDA cards, instead of `card`. The tenant's turns begin on all of
-    /// them together.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cards: Vec<String>,
+    /// Names of the cards of a tenant with several CUDA cards, or the number of cards to choose, instead of `card`. The
+    /// tenant's turns begin on all of them together.
+    #[serde(default, skip_serializing_if = "TenantCards::is_absent")]
+    pub cards: TenantCards,
+    /// Policy that chooses cards that are not named; by default, `daemon.placement`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
     /// Name of the profile that provides keys missing here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
@@ -129,7 +137,8 @@ pub struct TenantSpec {
     #[serde(default)]
     pub on_remove: OnRemove,
     /// Path of the socket; by default, `tenants/NAME/cuda.sock` in the daemon's socket folder. The daemon creates the
-    /// folder with the tenant's name. A tenant with several cards has a socket `CARD.sock` per card in that folder.
+    /// folder with the tenant's name. A tenant with several cards has a socket `CARD.sock` per card in that folder, or
+    /// in the folder that this key names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// File mode of the socket. Users that can connect act as the tenant.
@@ -184,39 +193,14 @@ impl TenantSpec {
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         let time = self.time.params(None).into();
-        let socket = self.cards.is_empty().then(|| self.socket_path(socket_dir));
+        let socket = self.cards.is_absent().then(|| self.socket_path(socket_dir)).or_else(|| self.socket.clone());
         Self { time, socket, ..self.clone() }
-    }
-
-    /// Assigns a tenant without a card to the CUDA card with the most free capacity among those that accept it, given
-    /// `others`.
-    #[must_use]
-    pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
-        if !self.card.is_empty() || !self.cards.is_empty() {
-            return self;
-        }
-        // VRAM that the tenants of a card see, in permille of the card's memory. Overcommitment is possible.
-        let load = |card: &CardSpec| {
-            let there = others.iter().filter(|other| other.uses(&card.name)).map(|other| other.vram_mib);
-            there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
-        };
-        let fits = |card: &&CardSpec| {
-            let here = Self { card: card.name.clone(), ..self.clone() };
-            !card.drained && tenant(&here, cards, vms, others).is_empty()
-        };
-        let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
-        // If no card accepts the tenant, the first card's refusal is reported.
-        let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));
-        if let Some(card) = found.or(cards.iter().find(kind)) {
-            self.card.clone_from(&card.name);
-        }
-        self
     }
 
     /// Returns the names of the tenant's cards, in the order of the configuration.
     #[must_use]
     pub fn card_names(&self) -> Vec<&str> {
-        match self.cards.as_slice() {
+        match &*self.cards {
             [] => vec![&self.card],
             cards => cards.iter().map(String::as_str).collect(),
         }
@@ -246,8 +230,12 @@ impl TenantSpec {
     /// Returns the path of the tenant's socket for one of its cards.
     #[must_use]
     pub fn socket_on(&self, card: &str, socket_dir: &Path) -> PathBuf {
-        let file = if self.cards.is_empty() { "cuda.sock".to_owned() } else { format!("{card}.sock") };
-        self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join(file))
+        let folder = || socket_dir.join(TENANTS).join(&self.name);
+        match (self.cards.is_absent(), &self.socket) {
+            (true, Some(path)) => path.clone(),
+            (true, None) => folder().join("cuda.sock"),
+            (false, path) => path.clone().unwrap_or_else(folder).join(format!("{card}.sock")),
+        }
     }
 
     /// Returns the path of the tenant's socket for each of its cards, in their order.
@@ -499,7 +487,8 @@ mod tests {
             ("card = \"b\"\n", "tenant[0].card: `b`, expected no such key with `cards`"),
             ("on_stuck = \"suspend\"\n", "tenant[0].on_stuck: `suspend`, expected `kill` with `cards`"),
             ("share_group = \"g\"\n", "tenant[0].share_group: `g`, expected no such key with `cards`"),
-            ("socket = \"/run/a.sock\"\n", "tenant[0].socket: expected no such key with `cards`"),
+            ("socket = \"sockets\"\n", "tenant[0].socket: `sockets/h100.sock` is not an absolute path"),
+            ("socket = \"/run/a:b\"\n", "tenant[0].socket: `/run/a:b/h100.sock` contains `:`"),
             ("memory.guarantee_mib = 32768\n", "expected at most the 20480 MiB of card `b`"),
             (
                 "memory.guarantee_mib = 16384\n\
@@ -519,6 +508,13 @@ mod tests {
         let paths = ["/run/tenants/a/y.sock", "/run/tenants/a/x.sock"].map(std::path::PathBuf::from);
         assert_eq!(spec.socket_paths("/run".as_ref()), paths);
         assert_eq!((spec.uses("x"), spec.uses(""), spec.whole("/run".as_ref()).socket), (true, false, None));
+        // The key names the folder of the sockets.
+        let spec = crate::TenantSpec { socket: Some("/jobs/a".into()), ..spec };
+        assert_eq!(
+            spec.socket_paths("/run".as_ref()),
+            ["/jobs/a/y.sock", "/jobs/a/x.sock"].map(std::path::PathBuf::from)
+        );
+        assert_eq!(spec.whole("/run".as_ref()).socket, Some("/jobs/a".into()));
     }
 
     #[test]
@@ -540,7 +536,7 @@ mod tests {
         let mut placed: Vec<crate::TenantSpec> = Vec::new();
         for tenant in config.tenants {
             let others: Vec<_> = placed.iter().collect();
-            let tenant = tenant.placed(&config.cards, &[], &others);
+            let tenant = tenant.placed((crate::Placement::Room, &crate::Links::default()), &config.cards, &[], &others);
             placed.push(tenant);
         }
         // The first tenant would take 40 % of `h100` or 80 % of `small`. The second tenant would fill either card to 80

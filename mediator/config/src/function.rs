@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cuda::{self, OnRemove, OnStuck, TENANTS};
 use super::refusal::{Refusal, RefusalKind};
-use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantSpec, VmSpec};
+use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantCards, TenantSpec, VmSpec};
 
 /// Minimum window size in MiB. Firmware places a smaller window where the guest maps it uncached.
 const MIN_WINDOW_MIB: u64 = 1 << 10;
@@ -41,7 +41,8 @@ impl VmSpec {
         TenantSpec {
             name: self.name.clone(),
             card: self.card.clone(),
-            cards: Vec::new(),
+            cards: TenantCards::default(),
+            placement: None,
             profile: None,
             vram_mib: self.vram_mib.unwrap_or(0),
             memory: self.memory.clone(),

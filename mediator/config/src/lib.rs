@@ -45,11 +45,12 @@ mod tests;
 
 pub use check::place::{self, Placement};
 pub use check::{Key, Mistake, own_folder};
-pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TENANTS, TenantSpec};
+pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TENANTS, TenantCards, TenantSpec};
 pub use function::{FunctionSpec, windows_mib, workers_socket};
 pub use labels::{LabelMatch, Labels};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
+pub use placement::Links;
 pub use profile::ProfileSpec;
 pub use rebalance::RebalanceSpec;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
@@ -115,7 +116,7 @@ pub struct DaemonSpec {
     pub log_format: LogFormat,
     /// Folder that stores changes made at run time. By default, they are lost at a restart.
     pub state_dir: Option<PathBuf>,
-    /// Policy that chooses cards for virtual machines without a configured card.
+    /// Policy that chooses cards for virtual machines and tenants without configured cards.
     pub placement: Placement,
     /// Automatic moves of virtual machines from busy cards to idle ones. Disabled by default.
     pub rebalance: Option<RebalanceSpec>,

@@ -53,6 +53,7 @@ fn kind(schema: &Value) -> &'static str {
         Some("integer" | "number") => "integer",
         Some("array") => "list",
         Some("object") => "table",
+        None if schema["oneOf"][0]["type"] == "array" => "list or integer",
         // Enumerations list their constants.
         _ => "string",
     }
@@ -131,7 +132,7 @@ fn table(name: &str, texts: &BTreeMap<String, Row>, facts: &[(String, Fact)]) ->
         let default = match default {
             Some(default) if text.is_empty() => default.clone(),
             Some(default) => {
-                assert!(!is_literal(text), "{name}, {key}: reference.toml says {text}, the code {default}");
+                assert!(!is_literal(text), "{name}, {key}: reference.toml contains {text}, but the code {default}");
                 text.clone()
             }
             None if text.is_empty() => "none".to_owned(),

@@ -1,5 +1,7 @@
 //! Reasons to reject a virtual machine or a tenant.
 
+use super::CardSpec;
+
 /// Kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
@@ -20,6 +22,16 @@ pub struct Refusal {
     pub kind: RefusalKind,
     /// The rejected key.
     pub field: &'static str,
-    /// Description of the error and of the expected value.
+    /// Description of the error and the expected value.
     pub what: String,
+}
+
+/// Returns the refusal by a card that does not accept new virtual machines and tenants.
+#[must_use]
+pub fn drained(card: &CardSpec) -> Option<Refusal> {
+    let what = format!(
+        "card `{}` is drained, expected another card; `mediatorctl card undrain {}` makes it accept VMs and tenants again",
+        card.name, card.name
+    );
+    card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }

@@ -29,7 +29,7 @@ pub(super) struct Cdi {
     /// Removes the CDI file; the tenant need not exist
     #[arg(long)]
     remove: bool,
-    /// Folder in which container runtimes look for CDI files
+    /// Folder that container runtimes search for CDI files
     #[arg(long, value_name = "DIR", default_value = cdi_spec::FOLDER)]
     folder: PathBuf,
     /// Folder with gpu-mediator's `libcuda.so.1`

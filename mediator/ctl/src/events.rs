@@ -120,7 +120,7 @@ impl Events {
     /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// Returns a [`ClientError`]. The exit of a daemon that has responded before is not an error.
+    /// Returns a [`ClientError`] if a request fails. The exit of a daemon that has responded before is not an error.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;

@@ -125,7 +125,7 @@ fn refused(error: StoreError) -> ClientError {
         StoreError::Image { error: ImageError::Form, .. } => {
             (ErrorCode::Invalid, "import a file written by this command or by the daemon")
         }
-        StoreError::Image { .. } => (ErrorCode::Invalid, "the file is damaged: get a new copy"),
+        StoreError::Image { .. } => (ErrorCode::Invalid, "the file is corrupt: get a new copy"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove the image and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => {

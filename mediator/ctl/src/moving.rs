@@ -28,8 +28,8 @@ pub(super) fn move_tenant(client: Client, form: Form, name: &str, card: Option<S
     Ok(form.render(&done, tenant_moved))
 }
 
-/// Restarts a virtual machine's workers. Returns the output, and an exit code that says if all programs continue in new
-/// workers.
+/// Restarts a virtual machine's workers. Returns the output, and an exit code that indicates whether all programs
+/// continue in new workers.
 pub(super) fn restart_workers(
     client: Client,
     form: Form,

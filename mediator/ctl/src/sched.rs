@@ -301,7 +301,10 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
     Ok(match command {
         SchedCommand::Show { card: None, .. } => {
             let list: api::SchedulerList = client.get("/v1/schedulers")?;
-            form.render(&list, |list| output::scheduler::cards(&list.schedulers))
+            // The table of each card has its part of a tenant with several cards, and one table has the whole tenant.
+            let api::TenantList { tenants } = client.get("/v1/tenants")?;
+            let text = |list: &api::SchedulerList| output::scheduler::cards(&list.schedulers);
+            form.render(&list, |list| text(list) + &output::scheduler::gangs(&tenants))
         }
         SchedCommand::Show { card: Some(card), .. } => {
             let scheduler: api::CardScheduler = client.get(&scheduler_path(&card))?;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use api::{Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
-use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
+use config::{OnRemove, OnStuck, Placement, SocketMode, TenantCards, TenantSpec, VmMemory};
 
 use super::cdi;
 use super::client::{self, Client, ClientError};
@@ -63,12 +63,15 @@ pub(super) enum TenantCommand {
 pub(super) struct Add {
     /// Name of the tenant
     name: String,
-    /// CUDA card of the tenant; by default, the card with the most free capacity
+    /// CUDA card of the tenant; by default, the daemon chooses one
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
-    /// Cards of a tenant with several cards, separated by commas
-    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', conflicts_with = "card")]
-    cards: Vec<String>,
+    /// Cards of a tenant with several cards, separated by commas, or the number of cards to choose
+    #[arg(long, value_name = "NAME,NAME|NUMBER", conflicts_with = "card")]
+    cards: Option<TenantCards>,
+    /// Policy that chooses cards that are not named: room, pack, spread or nvlink; by default, the daemon's policy
+    #[arg(long, value_name = "POLICY", value_parser = named::<Placement>)]
+    placement: Option<Placement>,
     /// Profile that provides the values of omitted options
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
@@ -83,7 +86,8 @@ pub(super) struct Add {
     group_sharing: GroupSharing,
     #[command(flatten)]
     policies: Policies,
-    /// Path of the socket; by default, tenants/NAME/cuda.sock in the daemon's socket folder
+    /// Path of the socket, or with several cards of the sockets' folder; by default, in tenants/NAME in the daemon's
+    /// socket folder
     #[arg(long, help_heading = "Socket", value_name = "PATH")]
     socket_path: Option<PathBuf>,
     /// File mode of the socket, in octal; users that can connect act as the tenant
@@ -122,6 +126,7 @@ impl From<Add> for TenantSpec {
             name,
             card,
             cards,
+            placement,
             profile,
             vram_mib,
             memory,
@@ -137,7 +142,8 @@ impl From<Add> for TenantSpec {
         Self {
             name,
             card,
-            cards,
+            cards: cards.unwrap_or_default(),
+            placement,
             profile,
             vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),

@@ -58,7 +58,7 @@ impl Top {
         let VmList { mut vms } = client.get("/v1/vms")?;
         match &self.card {
             Some(card) => {
-                tenants.retain(|tenant| tenant.card == *card);
+                tenants.retain(|tenant| tenant.all_cards().split(',').any(|one| one == card));
                 vms.retain(|vm| vm.card == *card);
                 let path = format!("/v1/cards/{}", client::segment(card));
                 Ok(Look {

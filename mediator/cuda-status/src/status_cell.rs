@@ -1,4 +1,5 @@
-//! The latest status of a card's owner. The thread that communicates with the owner writes it; readers never wait.
+//! The latest status of a card's owner. The thread that communicates with the owner writes it. Readers never block on
+//! the owner.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use sched::{History, Nanos, TenantId};
 use tenancy::Window;
 
 /// Time without a response after which an owner counts as unresponsive.
-// TIMEOUT: the owner responds immediately; this limit allows for a very busy host.
+// TIMEOUT: the owner responds immediately; the limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A card as described by its owner, with the complete recent usage of its time.
@@ -21,14 +22,15 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Replaces the description with a new one, which contains only the last usage intervals.
+    /// Replaces the description with a new one, which contains only the most recent usage intervals. Keeps the older
+    /// intervals.
     fn renew(&mut self, mut card: Card) {
-        // A new owner has a different clock.
+        // A new owner's clock starts again.
         let is_same = card.time.now >= self.card.time.now;
         for (id, time) in card.time.tenants.iter_mut().filter(|_| is_same) {
             let Some(before) = self.card.time.tenants.get_mut(id) else { continue };
             let mut recent = std::mem::take(&mut before.recent);
-            // Intervals that were incomplete in the last report are reported again.
+            // Intervals that were incomplete in the last report are repeated in this one.
             let first = time.recent.first().map_or(Nanos(u64::MAX), |sample| sample.from);
             recent.retain(|sample| sample.from < first);
             recent.append(&mut time.recent);
@@ -38,7 +40,7 @@ impl Seen {
         self.card = card;
     }
 
-    /// Returns the start of the first interval that must be reported again.
+    /// Returns the start of the first interval that the owner must report again.
     fn since(&self) -> u64 {
         Window::last(self.card.time.now, History::INTERVAL_NS).from.0
     }
@@ -58,8 +60,7 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The card and its recent usage; `None` until the first owner has responded, and from the end of an owner until
-    /// the next one has responded.
+    /// The card and its recent usage, or `None` if no owner is running or the owner has not responded yet.
     seen: Option<Arc<Seen>>,
     /// Send time of the outstanding request to the owner.
     asked: Option<Instant>,
@@ -133,7 +134,7 @@ impl StatusCell {
         self.state.lock().asked = None;
     }
 
-    /// Returns the start of the first interval that must be reported again.
+    /// Returns the start of the first interval that the owner must report again.
     #[must_use]
     pub fn since(&self) -> u64 {
         self.state.lock().seen.as_ref().map_or(0, |seen| seen.since())
@@ -191,7 +192,7 @@ mod tests {
         status_cell.described(card(410, &[(100, 60), (200, 80), (300, 40), (400, 1)]));
         assert_eq!((received(&seen(), 200), starts()), (600, vec![0, 100, 200, 300, 400]));
         status_cell.described(card(450, &[]));
-        assert_eq!(starts(), [0, 100, 200, 300, 400], "there was no usage since then");
+        assert_eq!(starts(), [0, 100, 200, 300, 400], "no usage since then");
         status_cell.described(card(150, &[(0, 100)]));
         assert_eq!(starts(), [0]);
     }

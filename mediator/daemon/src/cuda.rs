@@ -41,7 +41,7 @@ const CHANGES: usize = 16;
 /// A CUDA card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
-    identity: CardIdentity,
+    pub(super) identity: CardIdentity,
     commands: Sender<Command>,
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
@@ -84,7 +84,7 @@ impl CudaCard {
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
-        let CardIdentity { model, uuid } = &identity;
+        let CardIdentity { model, uuid, .. } = &identity;
         tracing::info!(card = spec.name, model, uuid, "the owner of the CUDA card is ready");
         let card = Self::with(spec, identity, supervisor, status_cell, stop, None);
         card.begin().map_err(BackendError::failed)?;
@@ -227,7 +227,7 @@ impl Drop for CudaCard {
 /// The card as a [`CardBackend`], for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
-    /// Directory of the sockets of the card's tenants, which include VMs.
+    /// Directory of the sockets of the card's tenants, including VMs.
     pub(super) socket_dir: PathBuf,
 }
 

@@ -15,7 +15,7 @@ use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, EventKi
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
-use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
+use config::{CardSpec, TenantSpec, VmSpec, live};
 use events::NewEvent;
 use listening::account;
 use overrides::Tuning;
@@ -163,7 +163,7 @@ impl Daemon {
             let now = state.tuning(spec).on(spec);
             let (step, wanted) = plan.compared(Kind::Card, &name, &now, patch, CardSpec::whole);
             if let Some(card) = wanted {
-                for what in card_mistakes(&card) {
+                for what in check::card_settings(&card) {
                     plan.say(ErrorCode::Invalid, described(Kind::Card, &name), what);
                 }
             }
@@ -239,7 +239,7 @@ impl Daemon {
                 continue;
             };
             let whole = |tenant: &TenantSpec| tenant.whole(&self.spec.socket_dir);
-            let (step, tenant) = plan.compared(Kind::Tenant, &name, now, &patch, whole);
+            let (step, tenant) = plan.compared(Kind::Tenant, &name, now, &now.without_number(patch), whole);
             plan.items.extend(step.map(|step| Item { tenant, ..Item::new(step) }));
         }
     }
@@ -255,14 +255,14 @@ impl Daemon {
             _ => Some(now),
         });
         let new = plan.items.iter().filter(|item| item.step.action == Action::Create);
-        let cards = plan.marked(state.marked(&self.specs));
+        let (cards, links) = (plan.marked(state.marked(&self.specs)), self.links());
         let mut there: Vec<TenantSpec> = Vec::new();
         let mut obstacles = Vec::new();
         let staying = staying.map(|tenant| (Arrival::Configured, tenant));
         let new = new.filter_map(|item| item.tenant.as_ref()).map(|tenant| (Arrival::New, tenant));
         for (arrival, tenant) in staying.chain(new) {
             let others: Vec<&TenantSpec> = there.iter().collect();
-            let tenant = tenant.clone().placed(&cards, &vms, &others);
+            let tenant = tenant.clone().placed((self.spec.placement, &links), &cards, &vms, &others);
             let of = described(Kind::Tenant, &tenant.name);
             let mut refusals = check::tenant(&tenant, &self.spec, &cards, &vms, &others);
             refusals.extend(tenant.card_names().iter().filter_map(|card| arrival.refused(card, &cards)));
@@ -512,18 +512,6 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
         RefusalKind::Conflict => ErrorCode::Conflict,
         RefusalKind::Quota => ErrorCode::Quota,
     }
-}
-
-/// Returns the errors in a card's changeable settings.
-fn card_mistakes(card: &CardSpec) -> Vec<String> {
-    let told = |(key, what): (&str, String)| format!("{key}: {what}");
-    if card.kind == CardKind::Cuda {
-        let memory = config::cuda::memory(card);
-        return config::cuda::scheduler(&card.scheduler).into_iter().chain(memory).map(told).collect();
-    }
-    let scheduler = card.scheduler.check().err().map(|error| format!("scheduler.{error}"));
-    let memory = card.memory.check(card.chunk_kib, card.shared_mib()).into_iter().map(told);
-    scheduler.into_iter().chain(memory).collect()
 }
 
 /// Returns true if a step drains a card, false if it undrains one, and `None` otherwise.

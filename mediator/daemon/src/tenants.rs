@@ -18,8 +18,9 @@ use super::scheduling::RELEASED;
 use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{EventKind, TenantPatch};
 use config::check::{self, MAX_TENANTS, Refusal};
+use config::cuda::placement_order;
 use config::patch::{patched, table};
-use config::{CardSpec, OnRemove, TenantSpec};
+use config::{CardSpec, Links, OnRemove, TenantSpec};
 use events::{NewEvent, changed};
 use listening::folders;
 use overrides::Tuning;
@@ -46,15 +47,20 @@ impl Drop for ChangingCards<'_> {
 }
 
 impl State {
-    /// Returns all reasons to reject a tenant, given all other tenants.
-    fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
+    /// Calls `then` with the names of VMs and the tenants next to which a tenant must fit.
+    fn beside<T>(&self, spec: &TenantSpec, then: impl FnOnce(&[&str], &[&TenantSpec]) -> T) -> T {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).filter(|name| !is_it(name)).collect();
         let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
         let others = self.tenants.values().chain(&on_cards).filter(|other| other.name != spec.name);
-        let others: Vec<&TenantSpec> = others.collect();
-        check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
+        then(&vms, &others.collect::<Vec<_>>())
+    }
+
+    /// Returns all reasons to reject a tenant, given all other tenants.
+    fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
+        let cards = self.marked(&daemon.specs);
+        self.beside(spec, |vms, others| check::tenant(spec, &daemon.spec, &cards, vms, others))
     }
 
     /// Returns the VMs on CUDA cards, as tenants of their cards.
@@ -92,13 +98,10 @@ impl State {
         }
     }
 
-    /// Assigns the card with the most free memory to a tenant that names no card.
-    fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
-        let vms: Vec<&str> = self.vms.keys().map(String::as_str).filter(|vm| *vm != spec.name).collect();
-        let on_cards: Vec<TenantSpec> = self.cuda_vms().collect();
-        let others = self.tenants.values().chain(&on_cards).filter(|other| other.name != spec.name);
-        let others: Vec<&TenantSpec> = others.collect();
-        spec.placed(cards, &vms, &others)
+    /// Assigns cards to a tenant that does not name them.
+    fn placed(&self, spec: TenantSpec, daemon: &Daemon, links: &Links, cards: &[CardSpec]) -> TenantSpec {
+        let policy = (daemon.spec.placement, links);
+        self.beside(&spec.clone(), |vms, others| spec.placed(policy, cards, vms, others))
     }
 }
 
@@ -108,10 +111,17 @@ impl Daemon {
     /// # Errors
     /// Returns an error if a tenant is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
-        for spec in tenants {
-            self.put_tenant(spec, None, Arrival::Configured)?;
+        for at in placement_order(&tenants) {
+            self.put_tenant(tenants[at].clone(), None, Arrival::Configured)?;
         }
-        Ok(())
+        // The next daemon must find the chosen cards.
+        self.keep()
+    }
+
+    /// Returns the NVLink connections between the CUDA cards, as their owners report them.
+    pub(super) fn links(&self) -> Links {
+        let identities = self.cards.iter().filter_map(|(name, card)| Some((name, &card.cuda.as_deref()?.identity)));
+        Links::from_reports(identities.map(|(name, identity)| (name.as_str(), identity.uuid.as_str(), &identity.links)))
     }
 
     fn cuda(&self, card: &str) -> Result<&CudaCard, DaemonError> {
@@ -288,7 +298,7 @@ impl Daemon {
         // Choose a card before waiting for the right to change it, and check again afterwards.
         let spec = {
             let state = self.state.lock();
-            state.placed(spec, &state.marked(&self.specs))
+            state.placed(spec, self, &self.links(), &state.marked(&self.specs))
         };
         let refused = |refusals| DaemonError::TenantRefused { tenant: spec.name.clone(), refusals };
         let Ok(card) = self.cuda(spec.first_card()) else {
@@ -456,7 +466,7 @@ impl Daemon {
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
         // A tenant with one card keeps the right to change it until the settings are stored.
-        let (_turn, _changing) = match spec.cards.as_slice() {
+        let (_turn, _changing) = match &*spec.cards {
             [] => (Some(turn), None),
             _ => {
                 let changing = self.changing_cards(name);

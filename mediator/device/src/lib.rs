@@ -1,7 +1,7 @@
-//! Common parts of all VM devices (virtual GPUs and passed-through cards): their status ([`DeviceStatus`]), creation
-//! errors ([`DeviceError`]), client memory as host memory for a card ([`memory_of`]), memory that clients map for a BAR
-//! ([`WindowMemory`]), and a rate limit for page moves in this memory ([`Pace`]). The crate does not serve accesses;
-//! the crates `vgpu` and `passthrough` do.
+//! Common parts of vGPUs and passed-through cards: device status ([`DeviceStatus`]), creation errors ([`DeviceError`]),
+//! client memory as host memory of a card ([`memory_of`]), memory that clients map for a BAR ([`WindowMemory`]), and a
+//! rate limit for page moves in this memory ([`Pace`]). The crate does not handle accesses; `vgpu` and `passthrough`
+//! do.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Makes client memory available to a card as host memory.
+//! Makes client memory accessible to a card as host memory.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use card::{DmaMemory, HostMemory};
 use vm_memory::{VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_glue::Mapping;
 
-/// A client's mapping as host memory for a card.
+/// A client's mapping as host memory of a card.
 #[derive(Debug)]
 struct ClientMemory(Arc<Mapping>);
 
@@ -26,7 +26,7 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
-/// Returns a whole mapping as memory for a card. The card may write it if `writable` is true.
+/// Returns a whole mapping as host memory of a card, which the card may write if `writable` is true.
 ///
 /// # Errors
 /// Returns an error if the mapping is shorter than its declared length.

@@ -1,29 +1,29 @@
-//! Rate limit for the pages that a VM moves in its mapped apertures.
+//! Rate limit for page moves in a VM's mapped apertures.
 //!
-//! A single register write or flush by a guest can move all pages of an aperture. Each page costs other VMs time on the
-//! card's lock and bus bandwidth. Therefore, each VM has a page budget, which suffices for starting a driver. Once the
-//! budget is exhausted, the guest's next move waits in the VM's own thread, without a lock.
+//! A single register write or flush by a guest can move all pages of an aperture. Each page occupies the card's lock
+//! and the bus, which other VMs need. Therefore, each VM has a page budget, which suffices for the start of a driver.
+//! Once the budget is exhausted, the next move waits in the VM's own thread, without holding a lock.
 
-/// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times, which is
-/// sufficient for several starts of a driver.
+/// Number of pages that a VM can move in a burst: all of its apertures, plus about 60 moves of the window. This
+/// suffices for several driver starts.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second. It permits 64 moves of the window per second, each with 256 pages out and
-/// 256 pages in.
+/// Growth of the budget in pages per second. Permits 64 window moves per second, each with 256 pages out and 256 pages
+/// in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
-/// Maximum wait for one move, in ns. Moving all apertures costs less.
+/// Maximum wait time of one move in ns. Moving all apertures takes less time.
 // TIMEOUT: QEMU times out a request after 5 s, and a daemon upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A VM's page budget. A single move may overrun it.
+/// A VM's page budget, which a single move can overdraw.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Time at which the budget will be full if no more pages move, in ns.
+    /// Time in ns at which the budget will be full if no more pages are moved.
     full_at: u64,
 }
 
 impl Pace {
-    /// Returns the earliest start time of the next move; `None` if it may start now.
+    /// Returns the earliest start time of the next move, or `None` if it may start now.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));
@@ -37,7 +37,7 @@ impl Pace {
     }
 }
 
-/// Returns the time in which the budget grows by `pages`, in ns.
+/// Returns the time in ns in which the budget grows by `pages`.
 fn cost_ns(pages: u64) -> u64 {
     pages.saturating_mul(SECOND_NS / PAGES_PER_SECOND)
 }
@@ -55,7 +55,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
-        // For ten seconds, the guest moves its window as often as the budget permits.
+        // The guest moves its window as often as the budget permits, for ten seconds.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);
@@ -63,7 +63,7 @@ mod tests {
             moves += 1;
         }
         assert!((638..=642).contains(&moves), "{moves}");
-        assert_eq!(pace.wait_until(now + 60 * SECOND_NS), None, "an idle guest regains its burst");
+        assert_eq!(pace.wait_until(now + 60 * SECOND_NS), None, "the budget of an idle guest is full");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Status of a VM's device, and errors of its creation.
+//! Status of a VM's device, and device creation errors.
 
 use card_manager::ManagerError;
 use card_manager::shortage::Shortage;
@@ -7,7 +7,7 @@ use devmodel::pci::{BadBar, BadRom};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Interrupt mode selected by the guest's driver.
+/// Interrupt mode selected by the guest driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
     /// No interrupts.
@@ -19,12 +19,12 @@ pub enum InterruptKind {
     Msi,
 }
 
-/// Denied accesses to one location, for one reason.
+/// Denied accesses to one location for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAccess {
     /// Name of the register or other location.
     pub place: String,
-    /// Offset in BAR0, in bytes, for a register.
+    /// Offset in BAR0 in bytes, if the location is a register.
     pub offset: Option<u32>,
     /// Reason for the denial.
     pub reason: String,
@@ -34,44 +34,44 @@ pub struct DeniedAccess {
     pub writes: u64,
 }
 
-/// The status of a VM's device.
+/// Status of a VM's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// Guest-visible VRAM in MiB.
     pub vram_mib: u64,
-    /// Number of channels that the guest uses on the card.
+    /// Number of channels that the guest uses.
     pub channels_used: u32,
     /// PCI vendor ID and device ID.
     pub pci_id: (u16, u16),
-    /// Set if the guest permits the device to access its memory.
+    /// True if the guest has enabled bus mastering.
     pub bus_master: bool,
-    /// Interrupt mode selected by the guest's driver.
+    /// Interrupt mode selected by the guest driver.
     pub interrupts: InterruptKind,
-    /// Denied accesses, by location and reason.
+    /// Denied accesses by location and reason.
     pub denied: Vec<DeniedAccess>,
-    /// Counters, with names that are valid for metrics (`snake_case`).
+    /// Counters, whose names are also metric names (`snake_case`).
     pub counters: BTreeMap<String, u64>,
 }
 
 /// Reason why a device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A memory limit prevents the creation.
+    /// A memory limit would be exceeded.
     #[error(transparent)]
     Shortage(Shortage),
     /// The card's owner rejected the creation.
     #[error(transparent)]
     Host(ManagerError),
-    /// A value in the device's description is out of range.
+    /// A value in the device's configuration is out of range.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The sizes of the card's apertures are invalid for a PCI function.
+    /// The sizes of the card's apertures are invalid for PCI BARs.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// The size of the card's ROM is invalid for a PCI function.
+    /// The size of the card's ROM is invalid for a PCI expansion ROM.
     #[error(transparent)]
     Rom(#[from] BadRom),
-    /// The operating system cannot provide an event file descriptor or a thread.
+    /// Creating an eventfd or a thread failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -1,5 +1,5 @@
-//! Host memory behind part of an aperture: either a file that is mapped by the VMM, by this process and for the card,
-//! or pages that a Xen domain has mapped.
+//! Host memory that backs part of an aperture: either a file that the VMM, this process and the card map, or pages that
+//! a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,43 +16,43 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Block of zeros to write per call.
+/// Zeros for one write call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Memory behind an aperture, starting at byte `start`. Offsets in the file equal offsets in the aperture.
+/// Memory that backs an aperture from byte `start`. Offsets in the file equal offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// True if the memory belongs to the file; false if it consists of pages lent by a client.
+    /// True if a file provides the memory, false if a client has lent the pages.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for bytes `start` to `end` of an aperture, which the card can read and write. `name`
-    /// appears in `/proc`.
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture, which the card can read and write. `name` is
+    /// the file's name in `/proc`.
     ///
     /// # Errors
-    /// Returns an error if the host has too little memory, or if the card has no I/O addresses left.
+    /// Returns an error if the host is out of memory, or if no I/O addresses are free.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
         let file = region_memory(name, end)
-            .map_err(|error| ManagerError::host("no memory file is available for an aperture", error))?;
+            .map_err(|error| ManagerError::host("cannot create a memory file for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
-    /// Maps the same memory for another card, or a second time for the same card. Existing mappings stay valid.
+    /// Maps the same memory for another card, or again for the same card. Existing mappings remain valid.
     ///
     /// # Errors
-    /// Returns an error if the card rejects the memory or has no I/O addresses left.
+    /// Returns an error if the card rejects the memory, or if no I/O addresses are free.
     pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
     }
 
-    /// Maps the memory for a card at unused I/O addresses.
+    /// Maps the memory for a card at free I/O addresses.
     fn placed(self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let size = self.area.size;
         let iova =
@@ -65,21 +65,21 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Maps the memory in `file` for bytes `start` to `end` of an aperture, at its former I/O address `iova`. The
-    /// caller must have reserved these addresses.
+    /// Maps the memory in `file` for bytes `start` to `end` of an aperture at its previous I/O address `iova`, which
+    /// the caller must have reserved.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain this memory, or if the card rejects it.
+    /// Returns an error if the file does not contain the range, or if the card rejects the memory.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
     }
 
-    /// Maps the memory in `file` for the same part of the aperture at unused I/O addresses, and zeroes it.
+    /// Maps the memory in `file` for the same part of the aperture at free I/O addresses, and zeroes it.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain this memory, or if the card rejects it.
+    /// Returns an error if the file does not contain the range, or if the card rejects the memory.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -90,26 +90,26 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Returns the memory in a file from another process, not yet mapped for a card.
+    /// Validates a memory file from another process. The memory is not mapped for a card yet.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let look = |error| ManagerError::host("the state of an aperture's memory file cannot be read", error);
+        let look = |error| ManagerError::host("cannot query an aperture's memory file", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
         Invalid::unless(sound, || {
             format!(
-                "memory of an aperture of {end:#x} bytes was handed over in a file of {:#x}, or in one that can be truncated",
+                "an aperture of {end:#x} bytes was handed over in a file of {:#x} bytes, or in a file that can shrink",
                 stat.st_size
             )
         })?;
         Self::mapped(file, start, end)
     }
 
-    /// Returns the memory in a file, not yet mapped for a card.
+    /// Wraps a memory file. The memory is not mapped for a card yet.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let own = file.try_clone().map_err(|error| {
-            ManagerError::host("no file descriptor is available for an aperture's memory file", error)
+            ManagerError::host("cannot duplicate the file descriptor of an aperture's memory", error)
         })?;
-        let refused = |error| ManagerError::host("an aperture's memory cannot be mapped", error);
+        let refused = |error| ManagerError::host("cannot map an aperture's memory", error);
         let size = usize::try_from(end - start).map_err(|error| refused(io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| refused(io::Error::other(error)))?;
@@ -122,48 +122,49 @@ impl WindowMemory {
         self.iova
     }
 
-    /// Returns the file and the part of the aperture that it backs.
+    /// Returns the file, and the part of the aperture that it backs.
     pub fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns the I/O address of a page, given its number in the aperture.
+    /// Returns the I/O address of the aperture's page number `page`.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
 
-    /// Returns the memory and the offset of a page in it.
+    /// Returns the memory that contains a page, and the page's offset in it.
     pub fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
         (Arc::clone(&self.region), self.at(page, 0))
     }
 
-    /// Reads `data` at byte `offset` of a page. All bytes must be within the page.
+    /// Reads memory at byte `offset` of a page. The range must be within the page.
     pub fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
         if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
-            tracing::error!(%error, page, "memory under an aperture could not be read");
+            tracing::error!(%error, page, "cannot read an aperture's memory");
             data.fill(0);
         }
     }
 
-    /// Writes `data` at byte `offset` of a page. All bytes must be within the page.
+    /// Writes memory at byte `offset` of a page. The range must be within the page.
     pub fn write(&self, page: u32, offset: u64, data: &[u8]) {
         if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
-            tracing::error!(%error, page, "memory under an aperture could not be written");
+            tracing::error!(%error, page, "cannot write an aperture's memory");
         }
     }
 
     /// Replaces the file with pages lent by the client, both for this process and for the card. The memory must be
-    /// unused and inaccessible to the card. The new pages are zeroed.
+    /// unused and inaccessible to the card. Zeroes the new pages.
     ///
     /// # Errors
-    /// Returns an error if the number of pages differs, or if the card rejects the pages. The memory is then unchanged.
+    /// Returns an error if the number of pages differs, or if the card rejects the pages. In this case, the memory is
+    /// unchanged.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
-            let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
-            return Err(ManagerError::host("memory of the wrong size for an aperture", error));
+            let error = io::Error::other(format!("{:#x} bytes instead of {:#x}", pages.len(), self.area.size));
+            return Err(ManagerError::host("the size of an aperture's new memory is wrong", error));
         }
         if !self.take_back(host) {
-            return Err(ManagerError::host("memory under an aperture cannot be released", io::ErrorKind::ResourceBusy));
+            return Err(ManagerError::host("cannot replace an aperture's memory", io::ErrorKind::ResourceBusy));
         }
         let old =
             (std::mem::replace(&mut self.region, shared_memory(pages)), std::mem::replace(&mut self.is_files, false));
@@ -171,33 +172,33 @@ impl WindowMemory {
         self.lend(host).inspect_err(|_| {
             (self.region, self.is_files) = old;
             if let Err(error) = self.lend(host) {
-                tracing::error!(%error, "the card has lost memory under an aperture");
+                tracing::error!(%error, "an aperture's memory is no longer mapped for the card");
             }
         })
     }
 
-    /// Zeroes all memory, including data that the client wrote to unmapped parts. The card must not access the memory
-    /// during this call.
+    /// Zeroes all memory, including memory that the client wrote outside the mapped parts. The card must not access the
+    /// memory in the meantime.
     ///
-    /// The memory is zeroed in place. With an IOMMU, unmapping and remapping the memory would need a call per page, and
-    /// QEMU waits only 5 s for a reset.
+    /// The memory is zeroed in place. Behind an IOMMU, remapping it instead would take a call per page, and QEMU waits
+    /// only 5 s for a reset.
     ///
     /// # Errors
-    /// Returns an error if the file cannot report which parts of it were written.
+    /// Returns an error if the file's allocated ranges cannot be determined.
     pub fn blank(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         barrier(host);
         if !self.is_files {
             self.zero(0, self.area.size);
             return Ok(());
         }
-        // Parts that were never written have no pages, and this loop does not allocate any.
+        // Skip holes in the file, which read as zeros, so that no pages are allocated for them.
         let end = self.area.offset + self.area.size;
         let mut at = self.area.offset;
         loop {
             let next = |from| match seek(&*self.file, from) {
                 Ok(found) => Ok(found.min(end)),
                 Err(Errno::NXIO) => Ok(end),
-                Err(error) => Err(ManagerError::host("memory under an aperture cannot be zeroed", error)),
+                Err(error) => Err(ManagerError::host("cannot zero an aperture's memory", error)),
             };
             let first: u64 = next(SeekFrom::Data(at))?;
             if first >= end {
@@ -215,7 +216,7 @@ impl WindowMemory {
         while at < end {
             let piece = &ZEROS[..ZEROS.len().min(end - at)];
             if let Err(error) = memory.write_slice(piece, at) {
-                tracing::error!(%error, at, "memory under an aperture could not be zeroed");
+                tracing::error!(%error, at, "cannot zero an aperture's memory");
                 return;
             }
             at += piece.len();
@@ -223,7 +224,7 @@ impl WindowMemory {
     }
 
     /// Unmaps the memory from the card. If `reachable` is true, its I/O addresses are never reused, because the card's
-    /// TLBs may still translate to it.
+    /// TLBs may still contain translations to them.
     pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {
             host.lock().memory_mut().iova_mut().free(self.iova);
@@ -239,7 +240,7 @@ impl WindowMemory {
     fn take_back(&self, host: &ManagedCard) -> bool {
         barrier(host);
         let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
-        unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
+        unmapped.inspect_err(|error| tracing::error!(%error, "cannot unmap an aperture's memory from the card")).is_ok()
     }
 
     fn at(&self, page: u32, offset: u64) -> usize {
@@ -247,9 +248,9 @@ impl WindowMemory {
     }
 }
 
-/// Waits until the card's writes have arrived.
+/// Waits until all writes of the card have arrived.
 fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
-        tracing::error!(%error, "the last writes under an aperture are lost");
+        tracing::error!(%error, "the card's last writes to an aperture's memory may be lost");
     }
 }

@@ -1,6 +1,6 @@
 //! Derives events by comparing successive states of the daemon in API form: long overruns, long waits, failures,
-//! connections. For virtual machines, it also derives kills and strikes, which have counters, and quarantines, which
-//! last for at least a second.
+//! connections. For virtual machines, it also derives kills and strikes (from counters), and quarantines (which last
+//! for at least a second).
 //!
 //! Comparing states misses changes that begin and end between two states, so the code that makes such changes adds its
 //! own events: the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and quarantines of

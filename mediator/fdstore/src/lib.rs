@@ -36,7 +36,7 @@ const CAPACITY: &str = "FDSTORE";
 /// Number of descriptors that journals must leave free: two for the daemon's sockets, and two for each virtual
 /// machine's socket and connection.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
-/// Mask of all storable descriptors of a journal; see [`bit`].
+/// Mask of all descriptors that a journal can store; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The service manager's store, if it has one.

@@ -1,46 +1,46 @@
-//! Image of one falcon, and the set of images for a card.
+//! A falcon firmware image, and a card's set of images.
 
 use nvspec::falcon::{CODE_PAGE_WORDS, CODE_WORDS_MAX, DATA_WORDS_MAX, Falcon};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
-/// First bytes of a file, which identify format and version.
+/// Magic number of a file, which identifies the format and its version.
 const MAGIC: [u8; 8] = *b"GMFALC01";
-/// Size of a file's header in bytes: magic, falcon, and the lengths of code and data in words.
+/// Size of a file header in bytes: magic number, falcon, and the lengths of code and data in words.
 const HEADER_BYTES: usize = 20;
 /// Maximum size of a file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
 
-/// Reason why bytes are not an image.
+/// Reason why bytes are not a valid image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The bytes do not start with the magic number.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
-    /// The image is for an unknown falcon.
+    /// The falcon is unknown.
     #[error("the image is for falcon {0}, expected falcon 0 to 3")]
     Falcon(u32),
-    /// A part is too long, or the code is missing.
+    /// A section is too long, or the code is missing.
     #[error(
-        "the image has {code} words of code and {data} of data; at least 1 and at most {CODE_WORDS_MAX}, and at most {DATA_WORDS_MAX}"
+        "the image has {code} words of code and {data} words of data, expected 1 to {CODE_WORDS_MAX} and at most {DATA_WORDS_MAX}"
     )]
     Size {
-        /// Number of words of code.
+        /// Code length in words.
         code: usize,
-        /// Number of words of data.
+        /// Data length in words.
         data: usize,
     },
-    /// The file's length differs from the length in its header.
+    /// The file length does not match the header.
     #[error("the image has {found} bytes, but its header says {wanted}")]
     Length {
-        /// Actual size in bytes.
+        /// Actual length in bytes.
         found: usize,
-        /// Expected size in bytes.
+        /// Expected length in bytes.
         wanted: usize,
     },
 }
 
-/// SHA-256 of an image file, by which an operator approves it.
+/// SHA-256 digest of an image file, which an operator uses to approve the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
@@ -56,7 +56,7 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// Code and data for one falcon.
+/// Code and data of one falcon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     falcon: Falcon,
@@ -65,10 +65,11 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an image of `code` and `data`. Drops trailing zeros from the code, with which drivers pad the last page.
+    /// Creates an image from `code` and `data`. Removes trailing zeros from the code, which drivers use to pad the last
+    /// page.
     ///
     /// # Errors
-    /// Returns [`ImageError::Size`] if a part is too long or the code is missing.
+    /// Returns [`ImageError::Size`] if a section is too long, or the code is missing.
     pub fn new(falcon: Falcon, code: &[u32], data: &[u32]) -> Result<Self, ImageError> {
         let used = code.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let code = code.get(..used).unwrap_or_default();
@@ -78,14 +79,14 @@ impl Image {
         Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
     }
 
-    /// Creates an image for cards that do not execute firmware. Real falcons cannot execute it.
+    /// Creates a placeholder image for cards that do not execute firmware.
     #[must_use]
     pub fn stand_in(falcon: Falcon) -> Self {
         let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;
         Self { falcon, code: (0..CODE_PAGE_WORDS).map(word).collect(), data: (0..16).map(word).collect() }
     }
 
-    /// Returns the image's falcon.
+    /// Returns the falcon that executes the image.
     #[must_use]
     pub fn falcon(&self) -> Falcon {
         self.falcon
@@ -114,7 +115,7 @@ impl Image {
     /// Parses an image file.
     ///
     /// # Errors
-    /// Returns an [`ImageError`] if the bytes are not an image.
+    /// Returns an [`ImageError`] if the bytes are not a valid image.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(ImageError::Form)?;
         let mut words = rest.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -135,7 +136,7 @@ impl Image {
         Ok(Self { falcon, code, data: words.collect() })
     }
 
-    /// Returns the digest by which an operator approves the image.
+    /// Returns the digest of the image file.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.to_bytes()).into())
@@ -147,7 +148,7 @@ impl Image {
 pub struct Set([Arc<Image>; 4]);
 
 impl Set {
-    /// Creates a set from these images if they include one for each falcon.
+    /// Creates a set from `images`. Returns `None` if a falcon has no image.
     #[must_use]
     pub fn new(mut images: Vec<Image>) -> Option<Self> {
         images.sort_by_key(Image::falcon);
@@ -156,7 +157,7 @@ impl Set {
         whole.then_some(Self(images))
     }
 
-    /// Creates a set of [stand-ins](Image::stand_in).
+    /// Creates a set of [placeholder images](Image::stand_in).
     #[must_use]
     pub fn stand_in() -> Self {
         Self(Falcon::ALL.map(|falcon| Arc::new(Image::stand_in(falcon))))

@@ -1,4 +1,4 @@
-//! Queue for guests' images on their way to a store, so that virtual CPUs never wait for a disk.
+//! Queue of guest firmware images to store, so that virtual CPUs never wait for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};
@@ -7,19 +7,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk. More are dropped; they are offered again when their falcon is next
-/// started.
+/// Maximum number of queued images. Further images are dropped, and are offered again when their falcon is restarted.
 const WAITING_MAX: usize = 8;
-/// Maximum number of new candidates accepted per guest while the daemon runs.
+/// Maximum number of new candidates accepted from each guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
-/// Queue for images from guests.
+/// Queue of guest firmware images.
 #[derive(Clone, Debug)]
 pub struct Inbox(Arc<SyncSender<(u32, Image)>>);
 
 impl Inbox {
-    /// Creates an inbox. A separate thread adds the images to `store`, and exits when the last clone of the inbox is
-    /// dropped.
+    /// Creates a queue, and a thread that adds queued images to `store`. The thread exits when the last clone of the
+    /// queue is dropped.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be created.
@@ -29,8 +28,8 @@ impl Inbox {
         Ok(Self(Arc::new(sender)))
     }
 
-    /// Adds the image that guest number `guest` has started on a falcon. Drops invalid images, and images beyond the
-    /// limit.
+    /// Queues the image with which guest number `guest` has started a falcon. Drops invalid images, and images beyond
+    /// the limits.
     pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Ok(image) = Image::new(falcon, code, data) {
             let _dropped = self.0.try_send((guest, image));
@@ -55,10 +54,10 @@ fn record(store: &Store, images: &Receiver<(u32, Image)>) {
             }
             Err(error @ StoreError::Full) => {
                 if !std::mem::replace(&mut told_full, true) {
-                    tracing::warn!(guest, %error, "a guest's firmware could not be stored");
+                    tracing::warn!(guest, %error, "cannot store a guest's firmware");
                 }
             }
-            Err(error) => tracing::warn!(guest, %error, "a guest's firmware could not be stored"),
+            Err(error) => tracing::warn!(guest, %error, "cannot store a guest's firmware"),
         }
     }
 }

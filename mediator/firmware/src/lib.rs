@@ -1,13 +1,13 @@
-//! Firmware for cards' falcons.
+//! Firmware for the falcons of cards.
 //!
-//! The PGRAPH and copy engines of a real card need programs on their falcons, and these programs control the card.
-//! Therefore, the mediator loads only images approved by the operator, and a guest's images are confined to its virtual
-//! falcons. Firmware is not shipped; instead, images from stock guest drivers are stored as candidates.
+//! The PGRAPH and copy engines of a real card need firmware on their falcons, which then controls the card. Therefore,
+//! the mediator loads only images approved by the operator, and runs a guest's images only on its virtual falcons. No
+//! firmware is shipped; instead, the images that stock guest drivers load are stored as candidates.
 //!
-//! Modules: [`Image`] (one falcon's code and data, with its own file format), [`Set`] (a card's images), [`Store`] (a
-//! folder of images and the list of approved ones), [`Inbox`] (a queue for guests' images to the store).
+//! Contents: [`Image`] (code and data of a falcon, with a file format), [`Set`] (the images of a card), [`Store`] (a
+//! folder of images and the list of approved ones), [`Inbox`] (a queue of guest images for the store).
 //!
-//! The crate does not interpret, modify or load programs; `bringup` loads them.
+//! The crate does not interpret, modify or load firmware; `bringup` loads it.
 
 mod image;
 mod inbox;

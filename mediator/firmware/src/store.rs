@@ -1,8 +1,8 @@
-//! A folder with candidate images and approved images.
+//! A folder of candidate and approved images.
 //!
-//! Each image is a file named after its digest. The file `approved` has one line per falcon, with the digest of its
-//! image. Every file is first written to a temporary file, which is then renamed. The daemon reads the folder and adds
-//! candidates; `mediatorctl` does everything else, and works without a daemon.
+//! Each image is a file named after its digest. The file `approved` has one line per falcon, with the digest of the
+//! approved image. Files are replaced atomically, by renaming a temporary file. The daemon reads the folder and adds
+//! candidates. `mediatorctl` performs all other operations, and does not need the daemon.
 
 use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
 use nvspec::falcon::Falcon;
@@ -10,58 +10,58 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of unapproved images. Limited because guests determine the contents.
+/// Maximum number of unapproved images, which are limited because guests determine their contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of image file names.
 const SUFFIX: &str = ".falcon";
-/// Name of the file with the approved digests.
+/// Name of the file that lists the approved digests.
 const APPROVED: &str = "approved";
 /// Maximum size of that file in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
-/// Reason why an operation of a store failed.
+/// Reason why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Access to a file or the folder failed.
+    /// A file or the folder could not be accessed.
     #[error("{}: {error}; check that it exists and that this user has access to it", path.display())]
     File {
-        /// Path of the file or folder.
+        /// Path of the file or the folder.
         path: PathBuf,
-        /// Error of the host.
+        /// I/O error.
         error: std::io::Error,
     },
-    /// A file is not an image.
+    /// A file is not a valid image.
     #[error("{}: {error}", path.display())]
     Image {
         /// Path of the file.
         path: PathBuf,
-        /// Reason why the file is not an image.
+        /// Reason why the file is invalid.
         error: ImageError,
     },
-    /// A file's name differs from its contents' digest.
-    #[error("{}: its contents have the digest {digest}; the file was modified: remove it", path.display())]
+    /// A file's name does not match the digest of its contents.
+    #[error("{}: the file was modified: its digest is {digest}; remove it", path.display())]
     Changed {
         /// Path of the file.
         path: PathBuf,
         /// Digest of the file's contents.
         digest: Digest,
     },
-    /// A digest prefix does not match exactly one image.
-    #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` lists all")]
+    /// A digest prefix does not identify exactly one image.
+    #[error("{found} images have a digest that begins with `{prefix}`; see `mediatorctl card firmware list`")]
     Which {
         /// The requested prefix.
         prefix: String,
         /// Number of matching images.
         found: usize,
     },
-    /// The maximum number of candidates has been reached.
+    /// The store contains the maximum number of candidates.
     #[error(
-        "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
+        "there are already {CANDIDATES_MAX} unapproved images; remove some with `mediatorctl card firmware remove`"
     )]
     Full,
 }
 
-/// Firmware for these falcons is not approved.
+/// No firmware is approved for these falcons.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
@@ -73,30 +73,31 @@ pub struct Missing(pub Vec<Falcon>);
 /// An image in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Digest by which an operator approves the image.
+    /// Digest of the image.
     pub digest: Digest,
-    /// Falcon of the image.
+    /// Falcon that executes the image.
     pub falcon: Falcon,
-    /// Number of words of code.
+    /// Code length in words.
     pub code_words: usize,
-    /// Number of words of data.
+    /// Data length in words.
     pub data_words: usize,
     /// True if the image is approved for its falcon.
     pub approved: bool,
 }
 
-/// A folder with images.
+/// A folder of images.
 #[derive(Clone, Debug)]
 pub struct Store(PathBuf);
 
 impl Store {
-    /// Returns the store of a daemon with state folder `state_dir`. The first write creates the store's folder.
+    /// Returns the store of the daemon whose state folder is `state_dir`. The store's folder is created on the first
+    /// write.
     #[must_use]
     pub fn within(state_dir: &Path) -> Self {
         Self(state_dir.join("firmware"))
     }
 
-    /// Returns all images, ordered by falcon. Incomplete files are logged and skipped.
+    /// Returns all images, ordered by falcon. Logs and skips invalid files.
     ///
     /// # Errors
     /// Returns [`StoreError::File`] if the folder cannot be read.
@@ -111,14 +112,14 @@ impl Store {
                     let (code_words, data_words) = (image.code().len(), image.data().len());
                     entries.push(Entry { digest, falcon, code_words, data_words, approved });
                 }
-                Err(error) => tracing::warn!(%error, "a firmware image was skipped"),
+                Err(error) => tracing::warn!(%error, "skipping an invalid firmware image"),
             }
         }
         entries.sort_by_key(|entry| (entry.falcon, entry.digest));
         Ok(entries)
     }
 
-    /// Adds an image as a candidate. Returns true if the image is new.
+    /// Adds a candidate image. Returns true if the image is new.
     ///
     /// # Errors
     /// Returns [`StoreError::Full`] or [`StoreError::File`].
@@ -135,7 +136,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Adds an image from a file.
+    /// Adds an image file as a candidate.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be added.
@@ -145,8 +146,8 @@ impl Store {
         Ok(image.digest())
     }
 
-    /// Approves the image whose digest starts with `prefix` for its falcon. Applies to cards that are started
-    /// afterwards.
+    /// Approves the image whose digest starts with `prefix` for its falcon. The approval affects only cards that are
+    /// started afterwards.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be approved.
@@ -160,7 +161,7 @@ impl Store {
         Ok(entry)
     }
 
-    /// Removes the image whose digest starts with `prefix`, and its approval.
+    /// Removes the image whose digest starts with `prefix`, and revokes its approval.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be removed.
@@ -171,10 +172,10 @@ impl Store {
         Ok(entry)
     }
 
-    /// Reads the approved images.
+    /// Loads the approved images.
     ///
     /// # Errors
-    /// Returns a [`StoreError`] if the images cannot be read. The inner error is [`Missing`] if a falcon has no
+    /// Returns a [`StoreError`] if the images cannot be loaded. The inner error is [`Missing`] if a falcon has no
     /// approved image.
     pub fn approved(&self) -> Result<Result<Set, Missing>, StoreError> {
         let approved = self.approvals()?;
@@ -201,7 +202,7 @@ impl Store {
         }
     }
 
-    /// Reads the approved digest of each falcon, ignoring invalid lines.
+    /// Reads the approved digest of each falcon. Ignores invalid lines.
     fn approvals(&self) -> Result<BTreeMap<Falcon, String>, StoreError> {
         let path = self.0.join(APPROVED);
         let text = match read_bounded(&path, APPROVED_BYTES_MAX) {
@@ -265,7 +266,7 @@ fn load(path: &Path) -> Result<Image, StoreError> {
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 
-/// Reads a file up to `most` + 1 bytes.
+/// Reads at most `most` + 1 bytes of a file.
 fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -297,7 +298,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.image(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // A new approval replaces the previous one. After a removal, no image is approved.
+        // A new approval replaces the previous one. After its image has been removed, the falcon has no approved image.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().image(Falcon::Fecs), &numbered(7));
@@ -329,7 +330,7 @@ mod tests {
         assert!(matches!(store.add(&numbered(99)), Err(StoreError::Full)));
         assert!(matches!(store.approve(""), Err(StoreError::Which { found: CANDIDATES_MAX, .. })));
         assert!(matches!(store.approve("xyz"), Err(StoreError::Which { found: 0, .. })));
-        // An approved image is no longer a candidate.
+        // Approved images do not count as candidates.
         store.approve(&numbered(3).digest().to_string()).unwrap();
         assert!(store.add(&numbered(99)).unwrap());
         let file = folder.path().join("large");

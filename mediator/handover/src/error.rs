@@ -12,22 +12,22 @@ pub enum Error {
     Protocol(String),
     /// The other process uses a different protocol version.
     #[error(
-        "the other process uses version {0} of the protocol, this one {1}: upgrade through an intermediate version"
+        "the other process uses protocol version {0}, this process uses {1}; upgrade through an intermediate version"
     )]
     Version(u32, u32),
     /// The other process rejected the package.
-    #[error("the next process did not take over: {0}")]
+    #[error("the next process rejected the handover: {0}")]
     Refused(String),
-    /// The other process has exited or disconnected.
-    #[error("the other process exited, or closed the connection, {0}")]
+    /// The other process exited or disconnected.
+    #[error("the other process exited or disconnected {0}")]
     Ended(&'static str),
     /// The other process did not send a message in time.
-    #[error("the other process sent nothing for {0:?}, {1}")]
+    #[error("the other process sent no message for {0:?} {1}")]
     Silent(Duration, &'static str),
     /// The package exceeds a limit.
-    #[error("{0} cannot be handed over: {1} exceed the limit of {2}")]
+    #[error("too much to hand over: {1} {0}, at most {2}")]
     TooMuch(&'static str, u64, u64),
-    /// The operating system reported an error.
+    /// A system call failed.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
 }

@@ -1,20 +1,19 @@
-//! Hands over state from one process to the next: a file of saved state, and named descriptors.
+//! Hands over state from one process to the next, as a file with the saved state and named file descriptors.
 //!
-//! The processes communicate over their own socket. At any time, exactly one of them owns the package:
-//! 1. The receiver introduces itself and announces the parts that it supports ([`Receiver::connect`],
-//!    [`Sender::meet`]).
-//! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]), but still owns
-//!    it.
-//! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
-//!    is ready, or why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
-//! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
-//!    ([`Receiver::wait`]).
+//! The processes communicate over a dedicated socket. At any time, exactly one of them owns the package:
+//! 1. The receiver introduces itself and lists the parts that it supports ([`Receiver::connect`], [`Sender::meet`]).
+//! 2. The sender saves its state for this receiver and sends it, but retains ownership ([`Sender::give`],
+//!    [`Receiver::take`]).
+//! 3. The receiver rebuilds everything without accessing the objects described by the state. It then reports that it is
+//!    ready, or the reason why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`],
+//!    [`Sender::await_ready`]).
+//! 4. The sender transfers ownership to the receiver ([`Sender::let_go`], [`Receiver::wait`]).
 //!
-//! If the receiver rejects the package, does not respond in time, exits, or cannot read the state before step 4, the
-//! sender can continue as before. Neither process trusts received data: sizes are bounded, and contents are checked.
+//! Before step 4, the sender can always resume: if the receiver rejects the package, cannot read the state, does not
+//! respond in time, or exits. Neither process trusts received data: sizes are bounded, and contents are validated.
 //!
-//! The crate defines the daemon's own part of the state ([`Roster`]). It does not interpret the package, and does not
-//! start processes.
+//! The crate defines the daemon's own part of the state ([`Roster`]). It neither interprets the package nor starts
+//! processes.
 
 #![forbid(unsafe_code)]
 
@@ -37,23 +36,23 @@ use std::time::{Duration, SystemTime};
 use saved_state::Known;
 use serde::{Deserialize, Serialize};
 
-/// A receiver's introduction to the sender.
+/// The receiver's introduction to the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
-    /// Version of the receiver's program, for the log.
+    /// Version of the receiver's program, for logging.
     pub program: String,
-    /// The parts that the receiver can read.
+    /// Parts that the receiver can read.
     pub reads: Vec<Known>,
 }
 
-/// Record of the upgrade by which a daemon took over.
+/// Record of the upgrade in which a daemon took over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takeover {
-    /// Time for which virtual machines were paused.
+    /// Duration for which the VMs were paused.
     pub pause: Duration,
-    /// Number of upgrades since the first daemon.
+    /// Number of upgrades since the first daemon started.
     pub upgrades: u64,
-    /// Time of day at which the upgrade ended.
+    /// Wall-clock time at which the upgrade ended.
     pub at: SystemTime,
 }
 

@@ -1,43 +1,43 @@
-//! The package to hand over: a file and named descriptors.
+//! The package to hand over: a file and named file descriptors.
 
 use crate::Error;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::io::{pread, write};
 use std::os::fd::OwnedFd;
 
-/// Maximum size of a file in bytes.
+/// Maximum size of the file in bytes.
 pub(crate) const FILE_MAX: u64 = 1 << 30;
-/// Maximum number of descriptors.
+/// Maximum number of file descriptors.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
-/// Maximum length of a descriptor's name in bytes.
+/// Maximum length of a file descriptor's name in bytes.
 pub(crate) const NAME_MAX: usize = 128;
 /// Seals that make a file immutable.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// A file and descriptors that are handed over together.
+/// A file and file descriptors that are handed over together.
 #[derive(Debug, Default)]
 pub struct Package {
-    /// A file of saved state.
+    /// Saved state.
     pub file: Vec<u8>,
-    /// Named descriptors. If several have the same name, their order is significant.
+    /// Named file descriptors. Those with the same name are ordered.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
 impl Package {
-    /// Removes and returns all descriptors with this name, in order.
+    /// Removes and returns all file descriptors with this name, in order.
     pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
         self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
     }
 
-    /// Checks the limits.
+    /// Checks that the package is within the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { file, descriptors } = self;
         let bytes = file.len() as u64;
         if bytes > FILE_MAX {
-            return Err(Error::TooMuch("a file", bytes, FILE_MAX));
+            return Err(Error::TooMuch("bytes of state", bytes, FILE_MAX));
         }
         if descriptors.len() > DESCRIPTORS_MAX {
-            return Err(Error::TooMuch("descriptors", descriptors.len() as u64, DESCRIPTORS_MAX as u64));
+            return Err(Error::TooMuch("file descriptors", descriptors.len() as u64, DESCRIPTORS_MAX as u64));
         }
         let longest = descriptors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         if longest > NAME_MAX {
@@ -47,9 +47,9 @@ impl Package {
     }
 }
 
-/// Creates an unnamed, immutable file with these contents.
+/// Creates an anonymous, immutable file with these contents.
 pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
-    let failed = || Error::io("no file is available for the handed-over state");
+    let failed = || Error::io("cannot create a file for the handed-over state");
     let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -60,22 +60,20 @@ pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// Returns the contents of a sealed file, whose size must be `bytes`.
+/// Returns the contents of a sealed file, which must contain `bytes` bytes.
 pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
-    let failed = || Error::io("the handed-over state cannot be read");
+    let failed = || Error::io("cannot read the handed-over state");
     let seals = fcntl_get_seals(file).map_err(failed())?;
     let length = u64::try_from(fstat(file).map_err(failed())?.st_size).unwrap_or(u64::MAX);
     if !seals.contains(SEALS) || length != bytes || bytes > FILE_MAX {
-        return Err(Error::Protocol(format!(
-            "a file of {length} bytes that was announced with {bytes}, or that can change"
-        )));
+        return Err(Error::Protocol(format!("a mutable file, or one of {length} bytes instead of {bytes}")));
     }
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
     let mut done = 0;
     while done < data.len() {
         let read = pread(file, data.get_mut(done..).unwrap_or_default(), done as u64).map_err(failed())?;
         if read == 0 {
-            return Err(Error::Protocol("its file is truncated".into()));
+            return Err(Error::Protocol("a truncated file".into()));
         }
         done = done.saturating_add(read);
     }

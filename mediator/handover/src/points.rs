@@ -1,9 +1,9 @@
-//! Points in an upgrade at which a test kills a process, like SIGKILL would.
+//! Points in an upgrade at which a test can kill a process with SIGKILL.
 //!
-//! The points exist only with debug assertions. In a release build, [`here`] does nothing, and does not read the
-//! environment.
+//! The points exist only in builds with debug assertions. In a release build, [`here`] does nothing, and does not read
+//! the environment.
 
-/// Environment variable with the path of a file that contains the point.
+/// Environment variable with the path of a file that names the selected point.
 #[cfg(debug_assertions)]
 const FILE: &str = "MEDIATORD_DIES_AT";
 
@@ -12,8 +12,8 @@ const FILE: &str = "MEDIATORD_DIES_AT";
 pub fn here(point: &str) {
     let named = std::env::var_os(FILE).and_then(|file| std::fs::read_to_string(file).ok());
     if named.is_some_and(|named| named.trim() == point) {
-        tracing::warn!(point, "this process is killed here by a test");
-        // Not reached, because the process is killed.
+        tracing::warn!(point, "a test kills this process here");
+        // Not reached, because SIGKILL terminates the process.
         let _unreached = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Maximum length of a reason in characters.
 const REASON_MAX: usize = 1000;
 
-/// The receiver's end of the connection.
+/// The receiver's end of the socket.
 #[derive(Debug)]
 pub struct Receiver(Wire);
 
@@ -24,7 +24,7 @@ impl Receiver {
         Ok(Self(wire))
     }
 
-    /// Rejects the handover instead of introducing this process, so that the sender does not wait.
+    /// Rejects the handover instead of introducing this process, so that the sender does not have to wait.
     ///
     /// # Errors
     /// Returns an error if the sender has exited.
@@ -32,19 +32,19 @@ impl Receiver {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits for the package, for at most `limit`. The sender still owns it.
+    /// Waits for at most `limit` for the package, which the sender still owns.
     ///
     /// # Errors
-    /// Returns an error if no package arrives, or if its contents differ from the announcement.
+    /// Returns an error if no package arrives, or if its contents do not match the announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
-        let awaits = "before it sent anything";
+        let awaits = "before it sent the package";
         let (message, fds) = self.0.receive(limit, awaits)?;
         let (Message::Offer { bytes, descriptors: count }, [file]) = (&message, fds.as_slice()) else {
             return Err(unexpected(&message));
         };
         let count = usize::try_from(*count).unwrap_or(usize::MAX);
         if count > DESCRIPTORS_MAX {
-            return Err(Error::TooMuch("descriptors", count as u64, DESCRIPTORS_MAX as u64));
+            return Err(Error::TooMuch("file descriptors", count as u64, DESCRIPTORS_MAX as u64));
         }
         let file = unsealed(file, *bytes)?;
         let mut descriptors = Vec::new();
@@ -56,33 +56,33 @@ impl Receiver {
                 && names.iter().all(|name| name.len() <= NAME_MAX)
                 && names.len() <= count.saturating_sub(descriptors.len());
             if !sound {
-                return Err(Error::Protocol(format!("{} names came with {} descriptors", names.len(), fds.len())));
+                return Err(Error::Protocol(format!("{} names for {} file descriptors", names.len(), fds.len())));
             }
             descriptors.extend(names.into_iter().zip(fds));
         }
         Ok(Package { file, descriptors })
     }
 
-    /// Reports that everything has been rebuilt.
+    /// Reports to the sender that everything has been rebuilt.
     ///
     /// # Errors
-    /// Returns an error if the sender has exited or closed the connection.
+    /// Returns an error if the sender has exited or disconnected.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
 
-    /// Rejects the package, and sends the reason.
+    /// Rejects the package with this reason.
     ///
     /// # Errors
-    /// Returns an error if the sender has exited or closed the connection.
+    /// Returns an error if the sender has exited or disconnected.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for at most `limit`. On an error, it owns nothing.
+    /// Waits for at most `limit` until this process owns everything. If this fails, this process owns nothing.
     ///
     /// # Errors
-    /// Returns an error if the sender does not give up ownership.
+    /// Returns an error if the sender does not transfer ownership.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it released the cards")? {
             (Message::Yours, _) => Ok(()),

@@ -1,4 +1,4 @@
-//! State that is not serialized by cards and virtual machines: the list of these objects, and run-time changes.
+//! State that is not saved by cards and VMs: the list of these objects, and run-time settings.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 /// The daemon's own part of the state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// Time at which virtual machines started to wait, in ns of the host's monotonic clock.
+    /// Time at which the VMs were paused, in ns of the host's monotonic clock.
     pub began_ns: u64,
     /// Number of previous upgrades.
     pub upgrades: u64,
-    /// Differences from the configuration file, in the format used in `state_dir`.
+    /// Settings that differ from the configuration file, in the format of `state_dir`.
     pub state: String,
-    /// The cards that belong to the mediator.
+    /// Cards that belong to the mediator.
     pub cards: Vec<RosterCard>,
 }
 
 first_version!(Roster, "mediatord");
 
-/// Cards with an owner process. Daemons of earlier versions ignore this part.
+/// Cards with an owner process. Earlier versions of the daemon ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaPart(pub Vec<RosterCudaCard>);
 
@@ -27,44 +27,44 @@ first_version!(CudaPart, "mediatord.cuda");
 /// A card with an owner process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterCudaCard {
-    /// Name of the card.
+    /// Card name.
     pub name: String,
-    /// Name of its model.
+    /// Card model.
     pub model: String,
-    /// UUID in NVML's form.
+    /// UUID in NVML's format.
     pub uuid: String,
-    /// The owner's saved form, as JSON.
+    /// Saved form of the owner, as JSON.
     pub owner: String,
-    /// The file with the functions and clients of the virtual machines.
+    /// File with the functions and clients of the VMs.
     pub file: Vec<u8>,
-    /// The virtual machines of the card.
+    /// VMs of the card.
     pub vms: Vec<RosterVm>,
 }
 
 /// A card that belongs to the mediator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterCard {
-    /// Name of the card.
+    /// Card name.
     pub name: String,
-    /// Number of the next virtual machine.
+    /// Number of the next VM.
     pub next_vm: u32,
-    /// The file with the parts of the card and of its virtual machines, which have separate version numbers.
+    /// File with the parts of the card and its VMs, which have separate versions.
     pub file: Vec<u8>,
-    /// The virtual machines of the card.
+    /// VMs of the card.
     pub vms: Vec<RosterVm>,
 }
 
-/// A virtual machine of the card.
+/// A VM of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RosterVm {
-    /// Name of the virtual machine.
+    /// VM name.
     pub name: String,
-    /// Number of the virtual machine.
+    /// VM number.
     pub id: u32,
-    /// Size of the VRAM that the guest sees, in bytes.
+    /// Guest-visible VRAM in bytes.
     pub vram_bytes: u64,
-    /// True if the guest's memory is private to the VMM.
+    /// True if the VMM does not share the guest's memory.
     pub memory_not_shared: bool,
-    /// Number of its resets.
+    /// Number of resets of the VM.
     pub resets: u64,
 }

@@ -6,7 +6,7 @@ use crate::{Error, Introduction, Package};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// The sender's end of the connection.
+/// The sender's end of the socket.
 #[derive(Debug)]
 pub struct Sender(Wire);
 
@@ -15,19 +15,19 @@ impl Sender {
     /// `limit`.
     ///
     /// # Errors
-    /// Returns an error if the process does not introduce itself or is not a receiver.
+    /// Returns an error if the process does not introduce itself, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
-        match wire.receive(limit, "before it identified itself")? {
+        match wire.receive(limit, "before it introduced itself")? {
             (Message::Hello(introduction), fds) if fds.is_empty() => Ok((Self(wire), introduction)),
             (message, _) => Err(unexpected(message)),
         }
     }
 
-    /// Sends the package, but still owns its contents.
+    /// Sends the package, but retains ownership of its contents.
     ///
     /// # Errors
-    /// Returns an error if the package is too large, or if the receiver does not accept it.
+    /// Returns an error if the package exceeds a limit, or if the receiver does not read it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -42,10 +42,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the receiver has rebuilt everything, for at most `limit`. The sender still owns everything.
+    /// Waits for at most `limit` until the receiver has rebuilt everything. The sender retains ownership.
     ///
     /// # Errors
-    /// Returns an error if the receiver rejects the package, exits, or takes longer.
+    /// Returns an error if the receiver rejects the package, exits, or does not respond in time.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -53,7 +53,7 @@ impl Sender {
         }
     }
 
-    /// Notifies the receiver, which has reported that it is ready, that it now owns everything.
+    /// Transfers ownership of everything to the receiver, which has reported that it is ready.
     ///
     /// # Errors
     /// Returns an error if the receiver has exited.

@@ -99,7 +99,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         receiver.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
-    // The receiver exits at each step.
+    // The receiver exits after each step.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
     let ended = both(give, |socket| drop(Receiver::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
@@ -108,7 +108,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         drop(receiver.take(LONG_TIMEOUT).unwrap());
     });
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
-    // The receiver stays silent.
+    // The receiver does not respond.
     let silent = both(
         |socket| {
             let (sender, _) = Sender::meet(socket, LONG_TIMEOUT)?;
@@ -118,7 +118,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         |socket| {
             let receiver = Receiver::connect(socket, &introduction()).unwrap();
             receiver.take(LONG_TIMEOUT).unwrap();
-            assert!(matches!(receiver.wait(LONG_TIMEOUT), Err(Error::Ended(_))), "the receiver does not own anything");
+            assert!(matches!(receiver.wait(LONG_TIMEOUT), Err(Error::Ended(_))), "the receiver owns the package");
         },
     );
     assert!(matches!(silent.0, Err(Error::Silent(..))), "{:?}", silent.0);

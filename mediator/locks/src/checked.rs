@@ -1,13 +1,12 @@
-//! `shuttle`'s locks, and strategies that choose the next thread at each lock operation. A schedule in which all
-//! threads wait for each other fails the test, as does an endless one. The printed schedule can be replayed later
-//! (`shuttle::replay`).
+//! `shuttle`'s locks, and schedulers that select the next thread at each lock operation. A deadlock or livelock fails
+//! the test. The printed schedule can be replayed (`shuttle::replay`).
 
 use crate::{HeldRanks, Locks};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::{Config, MaxSteps, Runner};
 
-/// The checker's family of locks.
+/// The lock family of the checker.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked;
 
@@ -38,11 +37,11 @@ impl Locks for Checked {
     }
 }
 
-/// Seed of the random choices, so that every run has the same schedules.
+/// Seed of the random scheduler, which makes all schedules reproducible.
 const SEED: u64 = 0x5eed;
 /// Number of priority change points in a PCT schedule.
 const CHANGES: usize = 4;
-/// Maximum number of choices per schedule. A longer schedule counts as endless.
+/// Maximum number of scheduling decisions per schedule. A longer schedule counts as a livelock.
 const MOST_CHOICES: usize = 50_000;
 /// Environment variable that multiplies the number of schedules.
 const TIMES: &str = "INTERLEAVINGS";
@@ -54,24 +53,24 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` under `count` schedules, multiplied by the factor in the environment. Half of the schedules choose
-/// threads randomly. The other half use PCT, which finds failures that need few but unlikely thread switches.
+/// Runs `body` under `count` schedules, multiplied by the factor in [`TIMES`]. Half of the schedules are random. The
+/// other half use PCT, which finds failures that need only a few specific preemptions.
 ///
 /// # Panics
-/// Panics if `body` panics, if its threads deadlock, or if a schedule does not end.
+/// Panics if `body` panics, or if a schedule deadlocks or does not terminate.
 pub fn try_schedules(count: usize, body: fn()) {
-    let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
+    let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("the factor is a number"));
     let half = count.div_ceil(2) * times;
     assert_eq!(run(RandomScheduler::new_from_seed(SEED, half), body), half);
     assert_eq!(run(PctScheduler::new_from_seed(SEED, CHANGES, half), body), half);
 }
 
-/// Runs `body` under all possible schedules, and returns their number.
+/// Runs `body` under every possible schedule, and returns the number of schedules.
 ///
 /// # Panics
-/// Panics for the same reasons as [`try_schedules`], and if there are more than `most` schedules.
+/// Panics for the same reasons as [`try_schedules`], or if there are more than `most` schedules.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
-    assert!(count < most, "not all schedules were tried");
+    assert!(count < most, "more than {most} schedules exist");
     count
 }

@@ -1,11 +1,11 @@
-//! The mediator's locks. Each lock has a rank, which is its position in the order in which threads take locks
-//! ([`rank`]). In debug builds, taking a lock out of order panics, as does waiting with a VM's lock or a card's lock
-//! held. The hold times of these two kinds are always measured ([`holds`]).
+//! The mediator's locks. Each lock has a rank, which is its position in the lock order ([`rank`]). Debug builds panic
+//! if a lock is acquired out of order, or if a thread that holds a VM's or a card's lock waits. The hold times of these
+//! two kinds of locks are always measured ([`holds`]).
 //!
-//! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
+//! The underlying locks are those of `parking_lot` or, in tests, those of a checker that controls thread scheduling
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate waits only for locks, and does not depend on the data that they protect.
+//! The crate only waits for locks, and does not access the data that they protect.
 
 mod meter;
 mod order;
@@ -29,24 +29,24 @@ use ticks::Ticks;
 
 /// A family of locks.
 pub trait Locks: 'static {
-    /// True if hold times are measured.
+    /// True if hold times are measured by this family.
     const MEASURES: bool;
-    /// A lock around a value.
+    /// A mutex.
     type Mutex<T>;
-    /// The guard of a held lock.
+    /// Guard of an acquired mutex.
     type Guard<'a, T: 'a>: DerefMut<Target = T>;
 
-    /// Creates an unlocked lock.
+    /// Creates an unlocked mutex.
     fn mutex<T>(value: T) -> Self::Mutex<T>;
 
-    /// Takes the lock, waiting for it if necessary.
+    /// Acquires the lock, waiting for it if necessary.
     fn lock<T>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T>;
 
-    /// Takes the lock if it is free.
+    /// Acquires the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Calls `act` with the set of locks that this thread holds. Does nothing if the thread is exiting and holds no
-    /// locks.
+    /// Calls `act` with the ranks of the locks that this thread holds. Does nothing if the thread is exiting and its
+    /// thread-local storage has been destroyed.
     fn with_held(act: impl FnOnce(&HeldRanks));
 }
 
@@ -76,24 +76,24 @@ impl Locks for Real {
     }
 
     fn with_held(act: impl FnOnce(&HeldRanks)) {
-        // An exiting thread may drop guards after its thread-local storage was destroyed. The order is not checked
-        // then.
+        // An exiting thread may drop guards after its thread-local storage was destroyed. In this case, the order is
+        // not checked.
         let _ = HELD.try_with(act);
     }
 }
 
-/// A lock of rank `K` around a value.
+/// A mutex of rank `K`.
 pub struct Mutex<K: Rank, T, L: Locks = Real> {
     raw: L::Mutex<T>,
     share: Option<Share>,
     rank: PhantomData<fn() -> K>,
 }
 
-/// Measurement of one hold.
+/// Start of a hold.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,
-    /// Thread CPU time at which it took the lock, in ns, if CPU time is measured.
+    /// Thread CPU time in ns when the lock was acquired, if CPU time is measured.
     work: Option<u64>,
     place: &'static Location<'static>,
 }
@@ -103,7 +103,7 @@ impl<'a> Hold<'a> {
         Self { share, since: Ticks::now(), work: meter::work(), place }
     }
 
-    /// Records the hold until now.
+    /// Records the hold in the statistics.
     fn record(&self) {
         if let Some((before, now)) = self.work.zip(meter::work()) {
             self.share.record_work(now.saturating_sub(before), self.place);
@@ -112,7 +112,7 @@ impl<'a> Hold<'a> {
     }
 }
 
-/// The guard of a held lock.
+/// Guard of an acquired lock.
 #[must_use]
 pub struct Guard<'a, K: Rank, T: 'a, L: Locks = Real> {
     raw: L::Guard<'a, T>,
@@ -121,26 +121,26 @@ pub struct Guard<'a, K: Rank, T: 'a, L: Locks = Real> {
 }
 
 impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
-    /// Creates an unlocked lock.
+    /// Creates an unlocked mutex.
     pub fn new(value: T) -> Self {
         let share = K::MEASURED.filter(|_| L::MEASURES).map(Share::new);
         Self { raw: L::mutex(value), share, rank: PhantomData }
     }
 
-    /// Takes the lock, waiting for it if necessary.
+    /// Acquires the lock, waiting for it if necessary.
     ///
     /// # Panics
-    /// In debug builds, panics if this thread holds a lock of the same rank or a later one.
+    /// In debug builds, panics if this thread holds a lock of the same or a later rank.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
-            // Check before waiting, so that a deadlock is reported as an error.
+            // Check the order before waiting, so that a potential deadlock panics.
             L::with_held(HeldRanks::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
     }
 
-    /// Takes the lock if it is free.
+    /// Acquires the lock if it is free.
     ///
     /// # Panics
     /// Panics for the same reasons as [`Self::lock`].
@@ -153,7 +153,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns this lock's hold times; empty if they are not measured.
+    /// Returns the hold times of this lock, which are empty if hold times are not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -178,7 +178,7 @@ impl<K: Rank, T, L: Locks> fmt::Debug for Mutex<K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
-    /// Records the hold until now.
+    /// Records the hold in the statistics.
     fn record(&self) {
         if let Some(hold) = &self.measured {
             hold.record();
@@ -187,7 +187,8 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Releases the lock to a waiting thread, and then takes it again. Costs almost nothing if no thread is waiting.
+    /// Releases the lock to a waiting thread, if any, and then reacquires it. Costs almost nothing if no thread is
+    /// waiting.
     pub fn give_way(&mut self) {
         self.record();
         parking_lot::MutexGuard::bump(&mut self.raw);
@@ -213,7 +214,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> DerefMut for Guard<'a, K, T, L> {
 
 impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     fn drop(&mut self) {
-        // The lock itself is released later, when the field is dropped.
+        // The lock itself is released when the field is dropped.
         self.record();
         if cfg!(debug_assertions) {
             L::with_held(HeldRanks::release::<K>);
@@ -221,17 +222,17 @@ impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     }
 }
 
-/// A condition variable for holders of a lock.
+/// A condition variable for a [`Mutex`].
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// Wakes all waiters.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
 
-    /// Releases the lock, waits to be woken, and takes the lock again.
+    /// Releases the lock, waits for a wakeup, and reacquires the lock.
     ///
     /// # Panics
     /// In debug builds, panics if this thread holds another lock whose holder must not wait.
@@ -239,7 +240,7 @@ impl Condvar {
         Self::waits(guard, |raw| self.0.wait(raw));
     }
 
-    /// Like [`Self::wait`], for at most `limit`.
+    /// Same as [`Self::wait`], but waits for at most `limit`.
     ///
     /// # Panics
     /// Panics for the same reasons as [`Self::wait`].
@@ -262,7 +263,8 @@ impl Condvar {
     }
 }
 
-/// Returns how often this thread has taken locks of rank `K`; 0 in builds that do not check the order.
+/// Returns the number of times that this thread has acquired locks of rank `K`, or 0 if the build does not check the
+/// order.
 #[must_use]
 pub fn taken<K: Rank>() -> u64 {
     let mut count = 0;
@@ -279,7 +281,7 @@ pub fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Declares that the following code waits for the card, a VMM, or another thread.
+/// Asserts that this thread may wait for the card, a VMM, or another thread.
 ///
 /// # Panics
 /// In debug builds, panics if this thread holds a lock whose holder must not wait.

@@ -1,11 +1,11 @@
 //! Measures how long locks are held. Records a histogram with eight buckets per octave, the maximum, the sum, and the
 //! source locations of long holds.
 //!
-//! For benchmarks, the holder's CPU time can also be measured ([`measure_work`]). Time in which a busy host preempts
-//! the holder counts as hold time, but not as CPU time.
+//! For benchmarks, the holder's CPU time can also be measured ([`measure_work`]). In contrast to the hold time, it
+//! excludes time in which the holder is preempted.
 //!
-//! Each lock has its own meter, which only the lock's holder writes. Readers sum up all meters of a kind, including
-//! those of dropped locks.
+//! Each lock has its own meter, which only the lock's holder updates. Readers sum up the meters of all locks of a kind,
+//! including dropped locks.
 
 use crate::Measured;
 use parking_lot::Mutex;
@@ -21,14 +21,14 @@ const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Duration in ns above which holds are counted by source location. Such holds are rare (about one in several
-/// thousand), and the source code bounds the number of locations.
+/// Duration in ns above which holds are recorded by source location. Such holds are rare (about one in several
+/// thousand), and the number of locations is bounded by the source code.
 const LONG_NS: u64 = 50_000;
 
-/// Source location at which a lock was taken.
+/// Source location at which a lock was acquired.
 type Place = &'static Location<'static>;
 
-/// Holds of more than 50 us that started at one source location.
+/// Holds of more than 50 us that started at the same source location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Long {
     /// Number of holds.
@@ -60,7 +60,7 @@ fn upper(bucket: usize) -> u64 {
     ((bucket - shift * BUCKETS_PER_OCTAVE + 1) << shift) - 1
 }
 
-/// Hold times of one lock.
+/// Hold time statistics of one lock.
 #[derive(Debug)]
 pub(crate) struct Meter {
     counts: [AtomicU64; BUCKETS],
@@ -79,7 +79,8 @@ impl Meter {
         }
     }
 
-    /// Records a hold. Only the holder calls this function, so no atomic read-modify-write instruction is needed.
+    /// Records a hold. Only the lock's holder calls this function, so atomic read-modify-write operations are
+    /// unnecessary.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
@@ -104,7 +105,7 @@ impl Meter {
     }
 }
 
-/// Statistics of hold times.
+/// Hold time statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holds {
     counts: Vec<u64>,
@@ -126,19 +127,19 @@ impl Holds {
         self.counts.iter().sum()
     }
 
-    /// Returns the longest hold, in ns.
+    /// Returns the maximum hold time in ns.
     #[must_use]
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns
     }
 
-    /// Returns the sum of all holds, in ns.
+    /// Returns the total hold time in ns.
     #[must_use]
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
 
-    /// Returns the `permille` quantile of the hold times in ns, rounded up by at most one eighth; 0 if no holds were
+    /// Returns the `permille` quantile of the hold times in ns, rounded up by at most one eighth, or 0 if no holds were
     /// recorded.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
@@ -151,7 +152,7 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Returns the number of holds of at most `ns`. May omit holds that are up to one eighth shorter than `ns`.
+    /// Returns the number of holds of at most `ns`. May omit holds that are shorter than `ns` by up to one eighth.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -162,8 +163,8 @@ impl Holds {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// Returns the holds since `earlier`. A location's longest hold is rounded up by at most one eighth, unless it is
-    /// the longest overall.
+    /// Returns the holds since `earlier`. The maximum is rounded up by at most one eighth, unless it is also the
+    /// overall maximum.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts: Vec<u64> =
@@ -188,29 +189,29 @@ impl Holds {
     }
 }
 
-/// The meters of one lock.
+/// Meters of one lock.
 #[derive(Debug)]
 struct Meters {
     time: Meter,
     work: Meter,
 }
 
-/// The meters of locks of one kind.
+/// Meters of all locks of one kind.
 #[derive(Debug)]
 struct Kind {
     live: Vec<Weak<Meters>>,
     gone: Option<[Holds; 2]>,
 }
 
-/// True if the CPU time of holders is measured.
+/// True if the CPU time of lock holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Enables CPU time measurement for holds that start from now on. It takes a system call at each end of a hold.
+/// Enables CPU time measurement for subsequent holds. Costs a system call at the start and the end of each hold.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
 
-/// Returns this thread's CPU time in ns, if CPU time is measured.
+/// Returns this thread's CPU time in ns, or `None` if CPU time is not measured.
 pub(crate) fn work() -> Option<u64> {
     WORK.load(Ordering::Relaxed).then(|| {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -222,7 +223,7 @@ pub(crate) fn work() -> Option<u64> {
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
     [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
 
-/// A lock's own share of the measurement, dropped together with the lock.
+/// A lock's meters. When the lock is dropped, its counts are added to those of previously dropped locks.
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,
@@ -241,12 +242,12 @@ impl Share {
         self.meters.time.record(ns, place);
     }
 
-    /// Like [`Self::record`], for the holder's CPU time.
+    /// Same as [`Self::record`] for the holder's CPU time.
     pub(crate) fn record_work(&self, ns: u64, place: Place) {
         self.meters.work.record(ns, place);
     }
 
-    /// Returns the holds of this lock alone.
+    /// Returns the hold times of this lock only.
     pub(crate) fn holds(&self) -> Holds {
         self.meters.time.holds()
     }
@@ -268,8 +269,7 @@ pub fn holds(kind: Measured) -> Holds {
     sum(kind, 0, |meters| &meters.time)
 }
 
-/// Returns the CPU time that holders of locks of a kind have used while holding them, since the call of
-/// [`measure_work`].
+/// Returns the CPU time that holders of locks of a kind have used since the call of [`measure_work`].
 #[must_use]
 pub fn worked(kind: Measured) -> Holds {
     sum(kind, 1, |meters| &meters.work)
@@ -290,7 +290,10 @@ mod tests {
     fn bucket_upper_bound_exceeds_value_by_at_most_an_eighth() {
         for ns in (0..4096).chain([1 << 20, (1 << 33) + 12345, (1 << 39) + 7]) {
             let largest = upper(bucket(ns));
-            assert!(largest >= ns && largest - ns <= ns / BUCKETS_PER_OCTAVE, "{ns} ns are reported as {largest} ns");
+            assert!(
+                largest >= ns && largest - ns <= ns / BUCKETS_PER_OCTAVE,
+                "{ns} ns is in the bucket up to {largest} ns"
+            );
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
@@ -327,6 +330,6 @@ mod tests {
         share.record_work(7_000, Location::caller());
         assert!(worked(Measured::ALL[0]).count() >= 1);
         drop(share);
-        assert!(worked(Measured::ALL[0]).longest_ns() >= 7_000, "holds of a dropped lock count");
+        assert!(worked(Measured::ALL[0]).longest_ns() >= 7_000, "the hold of a dropped lock is missing");
     }
 }

@@ -1,4 +1,4 @@
-//! Checks in debug builds that locks are taken in rank order, using a set of held ranks per thread.
+//! In debug builds, checks that each thread acquires locks in rank order.
 
 use crate::Rank;
 use std::cell::RefCell;
@@ -11,11 +11,11 @@ struct Holding {
     may_wait: bool,
 }
 
-/// Ranks held by a thread.
+/// Ranks of the locks that a thread holds.
 #[derive(Debug, Default)]
 pub struct HeldRanks {
     now: RefCell<Vec<Holding>>,
-    /// Positions of all ranks ever taken, each with the number of times that it was taken.
+    /// Positions of all acquired ranks, each with the number of acquisitions.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
@@ -27,7 +27,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// Panics if a lock of this rank or a later one is held.
+    /// Panics if a lock of this or a later rank is held.
     pub(crate) fn take<K: Rank>(&self) {
         let mut held = self.now.borrow_mut();
         if let Some(above) = held.iter().find(|above| above.position >= K::POSITION) {
@@ -56,7 +56,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// Panics if this thread holds a lock whose holder must not wait, unless it is at position `but`.
+    /// Panics if this thread holds a lock whose holder must not wait, except for the lock at position `but`.
     pub(crate) fn wait(&self, but: Option<u8>) {
         let name = self.now.borrow().iter().find(|one| !one.may_wait && Some(one.position) != but).map(|one| one.name);
         if let Some(name) = name {

@@ -1,18 +1,19 @@
-//! Lock order of the mediator, as a table.
+//! The mediator's lock order.
 
-/// Rank of a lock. A thread takes locks only in ascending rank order, and never holds two locks of the same rank.
+/// Rank of a lock. A thread acquires locks only in ascending order of ranks, and never holds two locks of the same
+/// rank.
 pub trait Rank: 'static {
-    /// Position in the table below.
+    /// Position in the lock order.
     const POSITION: u8;
-    /// Name for messages.
+    /// Name in messages.
     const NAME: &'static str;
     /// True if the holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
     const MAY_WAIT: bool;
-    /// Measurement to which such locks contribute, if any.
+    /// Measurement that includes these locks, if any.
     const MEASURED: Option<Measured>;
 }
 
-/// Locks whose hold times are measured.
+/// Kinds of locks whose hold times are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Measured {
     /// Locks of VMs.
@@ -22,7 +23,7 @@ pub enum Measured {
 }
 
 impl Measured {
-    /// All measured kinds, in order.
+    /// All measured kinds.
     pub const ALL: [Self; 2] = [Self::Vm, Self::Card];
 
     /// Returns the name used in metrics.
@@ -35,8 +36,8 @@ impl Measured {
     }
 }
 
-/// Declares the ranks in order. Each has a doc comment, a type, whether the holder may wait, and the measurement, if
-/// any.
+/// Declares the ranks in order. Each rank has a doc comment, a type, a flag that permits the holder to wait, and the
+/// measurement, if any.
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident, $may_wait:expr, $measured:expr;)*) => {
         #[derive(Clone, Copy)]
@@ -56,67 +57,67 @@ macro_rules! ranks {
             }
         )*
 
-        /// Names of all ranks, in the order in which their locks are taken.
+        /// Names of all ranks, in lock order.
         pub const ORDER: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
 ranks! {
-    /// Daemon: held while a VM is added or removed, or a desired state is applied.
+    /// Daemon: held while a VM is added or removed, or while a desired state is applied.
     Changing, true, None;
-    /// Daemon: held while settings of a card or a VM are read, changed and stored.
+    /// Daemon: held while settings of a card or a VM are read, modified and stored.
     Tuning, true, None;
-    /// Daemon: held while a change is sent to a CUDA card's owner, which may respond slowly. A thread that waits for
-    /// this lock holds no other lock.
+    /// Daemon: held while a change is sent to a CUDA card's owner, which may respond slowly. A thread that waits
+    /// for this lock must not hold any other lock.
     CudaChanging, true, None;
-    /// Daemon: held while the daemon's state is compared with its previous state to derive events.
+    /// Daemon: held while events are derived from a comparison of the daemon's current and previous state.
     Observing, true, None;
-    /// Daemon: held while changes are written to the persistent file.
+    /// Daemon: held while overrides are written to disk.
     OverrideStore, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
-    /// Daemon: sockets handed over from one process to the next.
+    /// Daemon: sockets to be handed over to the next process.
     Sockets, true, None;
-    /// Daemon: the user of a card (the mediator or a passthrough VM). Held while a card is opened or closed.
+    /// Daemon: the owner of a card, which is the mediator or a passthrough VM. Held while a card is opened or closed.
     Ownership, true, None;
     /// Daemon: a card's memory settings.
     MemorySettings, false, None;
     /// Daemon: a card's scheduler settings.
     SchedulerSettings, false, None;
-    /// Passthrough: the thread that relays interrupts.
+    /// Passthrough: the interrupt relay thread.
     Relay, true, None;
-    /// Owner: held while one VM's memory moves, so that only one VM's memory moves at a time.
+    /// Owner: held while a VM's memory moves, so that the memory of only one VM moves at a time.
     Moving, true, None;
-    /// One VM: its vGPU, and its part of the card's state.
+    /// One VM: its vGPU and its part of the card's state.
     Vm, false, Some(Measured::Vm);
     /// Owner: the card's state.
     Card, false, Some(Measured::Card);
-    /// One VM: events waiting for the holder of the VM's lock.
+    /// One VM: queued events for the holder of the VM's lock.
     Inbox, false, None;
-    /// One VM: its last status. Held only briefly.
+    /// One VM: its last status. Held briefly.
     StatusCell, false, None;
-    /// Owner: flag set to wake the thread that moves memory.
+    /// Owner: wakeup flag of the thread that moves memory.
     Wakeup, false, None;
-    /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
+    /// One VM: registers and control queue of its CUDA function. Held during one access or command.
     CudaFunction, false, None;
     /// One VM: the card of its CUDA function.
     CudaHome, false, None;
     /// One VM: programs that use its CUDA function.
     CudaPrograms, false, None;
-    /// Handles of threads, taken out of the lock before the threads are joined.
+    /// Handles of threads. A thread is joined after its handle has been removed and the lock released.
     Threads, false, None;
-    /// Daemon: path of a VM's socket, which is removed with the VM.
+    /// Daemon: path of a VM's socket, which is deleted with the VM.
     SocketPath, false, None;
-    /// Daemon: the last status of the owner of a CUDA card. Held only briefly.
+    /// Daemon: the last status of a CUDA card's owner. Held briefly.
     CudaStatusCell, false, None;
-    /// Daemon: number of VMs moved between cards.
+    /// Daemon: number of VM moves between cards.
     Moves, false, None;
     /// Daemon: the reason why a VM failed.
     Failure, false, None;
-    /// Passthrough: level of the interrupt line.
+    /// Passthrough: level of the interrupt pin.
     Level, false, None;
-    /// Event log. A thread that adds an event may hold any of the preceding locks.
+    /// Event log. Threads that add events may hold any of the preceding locks.
     Events, false, None;
-    /// Log: number of messages by origin. A thread that logs may hold any lock.
+    /// Log: number of messages by origin. Threads that log may hold any other lock.
     Log, false, None;
 }

@@ -1,4 +1,4 @@
-//! Tests the order and the measurements, with the daemon's locks and the checker's locks.
+//! Tests the lock order and the measurements, with the daemon's and the checker's locks.
 
 use super::*;
 use crate::checked::{Checked, try_schedules};
@@ -6,7 +6,7 @@ use crate::rank::{Card, Moving, ORDER, Vm, Wakeup};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn message(act: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(act)).expect_err("it panics");
+    let panic = catch_unwind(AssertUnwindSafe(act)).expect_err("the call did not panic");
     panic.downcast_ref::<String>().cloned().unwrap_or_default()
 }
 
@@ -18,7 +18,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
         message(|| drop(vm.lock())),
         "lock order: Vm is taken while Card is held; see the order in `locks::rank`"
     );
-    // Taking two different locks of the same rank also counts as a deadlock.
+    // Acquiring two different locks of the same rank also counts as a deadlock.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));
     drop(held);
@@ -34,7 +34,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
 #[test]
 fn a_lock_that_is_tried_counts_as_held() {
     let (vm, card) = (Mutex::<Vm, _>::new(()), Mutex::<Card, _>::new(()));
-    let held = card.try_lock().expect("no thread holds it");
+    let held = card.try_lock().expect("the lock is held");
     assert!(message(|| drop(vm.lock())).contains("while Card is held"));
     drop(held);
     drop(vm.lock());
@@ -82,7 +82,7 @@ fn the_checker_keeps_the_order_for_each_of_its_threads() {
                 })
             })
             .collect();
-        threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
+        threads.into_iter().for_each(|thread| thread.join().expect("the thread panicked"));
         assert_eq!((*vm.lock(), *card.lock()), (2, 4));
     });
 }

@@ -1,35 +1,36 @@
-//! Clock for lock holds, which is read twice per hold: the processor's time stamp counter if the kernel itself uses it,
-//! and the kernel's clock otherwise.
+//! Clock for hold times, which is read twice per hold: the time stamp counter if the kernel uses it as its clock
+//! source, and the kernel's clock otherwise.
 
-// UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
+// UNSAFETY: reads the time stamp counter, which all processors of this architecture have. All other code in this module
 // is safe.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// File that contains the kernel's clock source. The value `tsc` means that the counter runs at a constant rate and is
+/// File with the name of the kernel's clock source. `tsc` means that the time stamp counter has a constant rate and is
 /// synchronized across all CPUs.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// Duration of the comparison between the counter and the kernel's clock, made once per process. The result is accurate
-/// to one part in ten thousand.
+/// Time for which the counter is calibrated against the kernel's clock, once per process. Yields an accuracy of one
+/// part in ten thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
-/// Number of readings at each end. The fastest one is used, because the host may preempt the thread during a reading.
+/// Number of readings at each end of the calibration. The fastest one is used, because the thread may be preempted
+/// during a reading.
 #[cfg(target_arch = "x86_64")]
 const READINGS_PER_END: usize = 8;
 
-/// A point in time; only differences are meaningful.
+/// A point in time. Only differences are meaningful.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks(Reading);
 
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// A counter value.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "this architecture lacks the counter"))]
+    /// Value of the time stamp counter.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "this architecture has no time stamp counter"))]
     Counter(u64),
-    /// A kernel clock time.
+    /// Time of the kernel's clock.
     Kernel(Instant),
 }
 
@@ -39,7 +40,7 @@ impl Ticks {
         Self(if scale().is_some() { Reading::Counter(counter()) } else { Reading::Kernel(Instant::now()) })
     }
 
-    /// Returns the time since then, in ns.
+    /// Returns the elapsed time in ns.
     pub(crate) fn elapsed_ns(self) -> u64 {
         match (self.0, scale()) {
             (Reading::Counter(then), Some(scale)) => scaled(counter().saturating_sub(then), scale),
@@ -49,7 +50,7 @@ impl Ticks {
     }
 }
 
-/// Initialises the scale early. Otherwise the first reading would do so with a lock held.
+/// Calibrates the counter early. Otherwise, the first reading would do so while a lock is held.
 pub(crate) fn prepare() {
     let _ = scale();
 }
@@ -63,7 +64,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the length of a counter tick in ns, times 2^32; `None` if the counter is not used.
+/// Returns the length of a counter tick in ns, multiplied by 2^32, or `None` if the counter is not used.
 fn scale() -> Option<u64> {
     static SCALE: OnceLock<Option<u64>> = OnceLock::new();
     *SCALE.get_or_init(measured)
@@ -71,7 +72,7 @@ fn scale() -> Option<u64> {
 
 #[cfg(target_arch = "x86_64")]
 fn counter() -> u64 {
-    // SAFETY: the instruction has no preconditions and does not access memory.
+    // SAFETY: the instruction has no preconditions, and does not access memory.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
@@ -85,7 +86,7 @@ fn measured() -> Option<u64> {
     None
 }
 
-/// Compares the counter with the kernel's clock, if the kernel uses the counter.
+/// Calibrates the counter against the kernel's clock, if the kernel uses the counter.
 #[cfg(target_arch = "x86_64")]
 fn measured() -> Option<u64> {
     if std::fs::read_to_string(SOURCE).ok()?.trim() != "tsc" {
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn time_passes_as_the_kernel_has_it() {
-        // Initialize first, so that the comparison itself is not measured.
+        // Calibrate first, so that the calibration is not measured.
         let _ = Ticks::now();
         let (outside, then) = (Instant::now(), Ticks::now());
         let inside = Instant::now();
@@ -122,7 +123,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // Permit a deviation of one part in a thousand, ten times the inaccuracy of the comparison.
+        // Permit a deviation of one part in a thousand, which is ten times the calibration error.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

@@ -87,7 +87,8 @@ impl Memory {
     }
 
     fn take_accesses(&mut self, now: u64) {
-        let counts = self.take_counts(now);
+        let (counts, traffic) = self.take_counts(now);
+        self.divider.machine.add_traffic(&self.vram.chunks, now, &traffic);
         self.tell_balancer(counts.as_ref());
     }
 }

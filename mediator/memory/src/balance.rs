@@ -6,12 +6,13 @@ use super::moved::{Moved, Plan, Planned, Relocated};
 use super::relocation::{self, Machine};
 use super::{Memory, accesses};
 use card::AccessCounts;
+use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tenancy::{Demand, Holds, Residency};
+use tenancy::{Changes, Demand, Report, Residency, Traffic};
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Done, GuestVramAddr, Lookup, Place, QuantaConfig, Step, TenantId};
+use vram::{GuestVramAddr, Lookup, Place, QuantaConfig, Step, TenantId};
 
 /// Settings for dividing a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,20 +88,13 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, starting with those for the mediator itself. `done` returns the work that a VM
-    /// has completed since it was added, and `weight` returns its time weight.
-    pub fn plan(
-        &mut self,
-        now: u64,
-        working: impl Iterator<Item = TenantId>,
-        done: impl Fn(TenantId) -> Done,
-        weight: impl Fn(TenantId) -> u32,
-    ) -> Planned {
-        // A VM is active if it has incomplete work, queued or not, or waits for memory.
-        let working: BTreeSet<TenantId> = working.chain(self.vram.waiting()).collect();
-        working.into_iter().for_each(|vm| self.divider.machine.residency.worked(vm, now));
-        let counts = self.take_counts(now);
-        let holds = self.divider.machine.residency.tick(&self.vram.chunks, now, weight, Some(&done));
+    /// Returns the moves that are due, beginning with those for the mediator itself. `working` are the VMs with
+    /// incomplete work, queued or not.
+    pub fn plan(&mut self, now: u64, working: impl Iterator<Item = TenantId>, scheduler: &Scheduler) -> Planned {
+        let working = working.chain(self.vram.waiting()).collect();
+        let (counts, traffic) = self.take_counts(now);
+        let report = Report { working, traffic, scheduler, counts_work: true };
+        self.divider.machine.begin_round(&self.vram.chunks, now, &report);
         self.tell_balancer(counts.as_ref());
         let mut served = BTreeSet::new();
         let mut steps = self.own_steps(now);
@@ -121,7 +115,7 @@ impl Memory {
         let planned = divider.machine.residency.plan(&vram.chunks, now, demand);
         steps.extend(planned.steps);
         served.extend(planned.served);
-        Planned { plan: by_vm(self.possible(steps, now)), served, holds }
+        Planned { plan: by_vm(self.possible(steps, now)), served }
     }
 
     /// Returns the moves for the mediator's own structures, if any.
@@ -169,10 +163,15 @@ impl Memory {
         wait
     }
 
-    /// Ends a planning round. Starts the quantum for which memory was moved, unless memory is still moving.
-    pub fn round_ended(&mut self, now: u64) -> Holds {
+    /// Ends a round of plans. Starts the quantum for which memory was moved, unless memory is still moving.
+    pub fn round_ended(&mut self, now: u64) {
         let Self { vram, divider, .. } = self;
-        divider.machine.round_ended(&vram.chunks, now, None)
+        divider.machine.round_ended(&vram.chunks, now, None);
+    }
+
+    /// Returns the consequences of memory quanta that the VMs' channels and the scheduler do not reflect yet.
+    pub fn take_changes(&mut self, scheduler: &Scheduler) -> Changes {
+        self.divider.machine.take_changes(scheduler)
     }
 
     /// Returns the moves that free enough card chunks to guarantee `chunks` more.
@@ -298,9 +297,9 @@ impl Memory {
         }
     }
 
-    /// Returns the card's access counts if they are needed. The balancer needs the counts per chunk, and the thrash
-    /// detector needs the bus traffic.
-    pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
+    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
+    /// needs the bus traffic, which is also returned.
+    pub(super) fn take_counts(&mut self, now: u64) -> (Option<AccessCounts>, Traffic) {
         let Self { vram, divider, .. } = self;
         let profiles = divider.machine.residency.balancer().config().policy == VictimPolicy::Profiled;
         let detects = divider.machine.residency.quanta().detects();
@@ -312,19 +311,19 @@ impl Memory {
             // work executes, so start recording as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
-            divider.machine.residency.accessed(now, named.unwrap_or(0));
-            return None;
+            return (None, Traffic::Bytes(named.unwrap_or(0)));
         };
         divider.bus.since = Some(now);
         // Counts over a longer period do not describe the last window.
         let window = divider.machine.residency.quanta().config().window_ns;
+        let mut traffic = Traffic::Unknown;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
             let bursts = counts.system.range(first..first + bytes).fold(0, |sum: u64, (_, bursts)| sum + bursts);
             let moved = bursts.saturating_mul(AccessCounts::BURST_BYTES);
-            divider.machine.residency.accessed(now, moved.saturating_sub(copied));
+            traffic = Traffic::Bytes(moved.saturating_sub(copied));
         }
-        Some(counts)
+        (Some(counts), traffic)
     }
 }
 

@@ -50,7 +50,7 @@ const SUBCHANNEL: u8 = 4;
 /// Data of SET_OBJECT for copy engines 0 and 1: the class, and the engine number in the upper bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// Number of a requested copy.
+/// Number of a group of copies that were requested together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
@@ -77,8 +77,9 @@ pub struct Job {
 /// A piece of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    copy: CopyId,
-    /// Source address, or `None` for zeros.
+    /// Group of the copy.
+    group: CopyId,
+    /// Source address; `None` for zeros.
     from: Option<GpuVa>,
     to: GpuVa,
     bytes: u64,
@@ -102,10 +103,11 @@ pub struct Copier {
     /// Address of a line of zeros that is never overwritten.
     zeros: VramAddr,
     lanes: Vec<Lane>,
-    waiting: VecDeque<Piece>,
-    /// Number of incomplete pieces of each copy.
+    /// Pieces of the next submissions, by submission.
+    waiting: VecDeque<Vec<Piece>>,
+    /// Number of incomplete pieces of each group.
     left: BTreeMap<CopyId, usize>,
-    copies: u64,
+    groups: u64,
     /// Total number of completed pieces.
     pieces: u64,
     /// Set if a channel has failed. No copies are made until [`Self::revive`].
@@ -155,7 +157,7 @@ impl Copier {
             lanes: Vec::new(),
             waiting: VecDeque::new(),
             left: BTreeMap::new(),
-            copies: 0,
+            groups: 0,
             pieces: 0,
             broken: false,
             breaks: 0,
@@ -230,14 +232,16 @@ impl Copier {
         self.pieces
     }
 
-    /// Returns the condition variable that is signalled when a copy has ended or the channels have failed.
+    /// Returns the condition variable that is signalled when a group of copies has ended or the channels have failed.
     #[must_use]
     pub fn ended(&self) -> Arc<Condvar> {
         Arc::clone(&self.ended)
     }
 
-    /// Queues jobs and distributes them among the engines. [`Self::has_ended`] returns true for each job once it is
-    /// complete.
+    /// Queues groups of jobs and distributes each group evenly among the engines. Returns one number per group.
+    ///
+    /// The submissions of a group are chosen now and not when an engine is free. Otherwise, the rest of the queue would
+    /// be divided each time, and the last submissions would be small. Each submission costs an interrupt.
     ///
     /// # Errors
     /// Returns an error if the engines have failed.
@@ -246,35 +250,31 @@ impl Copier {
         vram: &mut CardVram,
         channels: &mut Channels,
         now: u64,
-        work: &[Job],
+        work: &[Vec<Job>],
     ) -> Result<Vec<CopyId>, ManagerError> {
         if self.broken {
             return Err(CardError::Unresponsive("the copy engines do not move memory").into());
         }
-        let mut copies = Vec::new();
-        for job in work {
-            let copy = CopyId(self.copies);
-            self.copies += 1;
-            self.left.insert(copy, job.bytes.div_ceil(COPY_PIECE_BYTES) as usize);
-            self.waiting.extend((0..job.bytes).step_by(COPY_PIECE_BYTES as usize).map(|at| Piece {
-                copy,
-                from: match job.from {
-                    Source::Place(place) => Some(va(place).offset(at)),
-                    Source::Zeros => None,
-                },
-                to: va(job.to).offset(at),
-                bytes: COPY_PIECE_BYTES.min(job.bytes - at),
-            }));
-            copies.push(copy);
+        let mut groups = Vec::new();
+        for jobs in work {
+            let group = CopyId(self.groups);
+            self.groups += 1;
+            let pieces: Vec<Piece> = jobs.iter().flat_map(|job| pieces(job, group)).collect();
+            if !pieces.is_empty() {
+                self.left.insert(group, pieces.len());
+                let most = per_submission(pieces.len(), self.lanes.len());
+                self.waiting.extend(pieces.chunks(most).map(<[Piece]>::to_vec));
+            }
+            groups.push(group);
         }
         self.feed(vram, channels, now)?;
-        Ok(copies)
+        Ok(groups)
     }
 
-    /// Returns true if a copy has completed, or `None` if it never will.
+    /// Returns true if a group of copies has completed, or `None` if it never will.
     #[must_use]
-    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
-        match (self.left.contains_key(&copy), self.broken) {
+    pub fn has_ended(&self, group: CopyId) -> Option<bool> {
+        match (self.left.contains_key(&group), self.broken) {
             (true, true) => None,
             (left, _) => Some(!left),
         }
@@ -289,11 +289,13 @@ impl Copier {
         let Some((_, pieces)) = self.lanes.iter_mut().find_map(take) else { return };
         self.pieces += pieces.len() as u64;
         self.breaks = 0;
+        let mut has_ended = false;
         for piece in pieces {
-            if let Some(left) = self.left.get_mut(&piece.copy) {
+            if let Some(left) = self.left.get_mut(&piece.group) {
                 *left -= 1;
                 if *left == 0 {
-                    self.left.remove(&piece.copy);
+                    self.left.remove(&piece.group);
+                    has_ended = true;
                 }
             }
         }
@@ -301,7 +303,10 @@ impl Copier {
             tracing::error!(%error, "the copy engines that move memory make no progress");
             self.breaks();
         }
-        self.ended.notify_all();
+        // A thread that wakes up before its group has ended delays the completions of other submissions.
+        if has_ended {
+            self.ended.notify_all();
+        }
     }
 
     /// Handles a hang or fault of one of the mediator's channels. No copy completes until [`Self::revive`].
@@ -320,7 +325,7 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued pieces evenly over the lanes.
+    /// Passes the queued submissions to the lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
@@ -329,12 +334,9 @@ impl Copier {
         }
         space.flush(vram)?;
         for depth in 0..MAX_SUBMISSIONS_IN_FLIGHT {
-            let share = waiting.len().div_ceil(lanes.len()).min(MAX_PIECES_PER_SUBMISSION);
             for lane in lanes.iter_mut().filter(|lane| lane.in_flight.len() == depth) {
-                let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
-                if !pieces.is_empty() {
-                    lane.submit(vram, channels, now, pieces, zeros)?;
-                }
+                let Some(pieces) = waiting.pop_front() else { return Ok(()) };
+                lane.submit(vram, channels, now, pieces, zeros)?;
             }
         }
         Ok(())
@@ -423,7 +425,26 @@ impl Lane {
     }
 }
 
-/// Returns push buffer dwords that send data to consecutive methods.
+/// Returns the maximum number of pieces per submission with which all lanes have equal parts of a group.
+fn per_submission(pieces: usize, lanes: usize) -> usize {
+    pieces.div_ceil(lanes.max(1)).clamp(1, MAX_PIECES_PER_SUBMISSION)
+}
+
+/// Returns the pieces of a job.
+fn pieces(job: &Job, group: CopyId) -> impl Iterator<Item = Piece> {
+    let Job { from, to, bytes } = *job;
+    (0..bytes).step_by(COPY_PIECE_BYTES as usize).map(move |at| Piece {
+        group,
+        from: match from {
+            Source::Place(place) => Some(va(place).offset(at)),
+            Source::Zeros => None,
+        },
+        to: va(to).offset(at),
+        bytes: COPY_PIECE_BYTES.min(bytes - at),
+    })
+}
+
+/// Returns push buffer dwords that write data to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
@@ -440,4 +461,34 @@ fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let mut words = to(methods::SRC_ADDRESS_HIGH, &[from_high, from, to_high, to_low, pitch, line, line, lines]);
     words.extend(to(methods::EXEC, &[exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask()]));
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the sizes of the submissions for a group of pieces on two lanes.
+    fn sizes(pieces: usize) -> Vec<usize> {
+        vec![(); pieces].chunks(per_submission(pieces, 2)).map(<[()]>::len).collect()
+    }
+
+    #[test]
+    fn groups_are_divided_evenly_into_few_submissions() {
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(4), [2, 2], "a chunk of 2 MiB uses both engines");
+        assert_eq!(sizes(5), [3, 2]);
+        assert_eq!(sizes(16), [8, 8], "a batch of 8 MiB");
+        assert_eq!(sizes(64), [8; 8], "no small submissions at the end");
+    }
+
+    #[test]
+    fn jobs_become_pieces_that_cover_them() {
+        let to = Place::Card(vram::VramAddr(0));
+        let job = Job { from: Source::Zeros, to, bytes: 2 * COPY_PIECE_BYTES + SMALL_PAGE };
+        let all: Vec<Piece> = pieces(&job, CopyId(3)).collect();
+        assert_eq!(all.iter().map(|piece| piece.bytes).sum::<u64>(), job.bytes);
+        assert_eq!(all.len(), 3);
+        assert!(all.iter().all(|piece| piece.group == CopyId(3) && piece.from.is_none()));
+        assert_eq!(all.last().map(|piece| piece.to), Some(va(to).offset(2 * COPY_PIECE_BYTES)));
+    }
 }

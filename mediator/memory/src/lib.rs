@@ -195,8 +195,8 @@ impl Memory {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Removes a VM that was removed from the card. Its moves are no longer reported, so memory that the card has not
-    /// released stays where it is.
+    /// Removes the records of a VM that has left the card. Its moves are no longer reported, so memory that the card
+    /// has not released stays where it is.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);

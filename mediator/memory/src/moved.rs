@@ -2,7 +2,6 @@
 
 use sched::Histogram;
 use std::collections::BTreeSet;
-use tenancy::Holds;
 use vram::{GuestVramAddr, Step, TenantId};
 
 /// Result of relocating a VM's memory.
@@ -60,8 +59,6 @@ pub struct Planned {
     pub plan: Plan,
     /// VMs that wait for memory that the plan frees.
     pub served: BTreeSet<TenantId>,
-    /// VMs whose channels must stop or resume.
-    pub holds: Holds,
 }
 
 /// Steps in order of execution, with consecutive steps of the same VM grouped.

@@ -23,8 +23,8 @@ pub type Relocations = relocation::Relocations<TenantId, Place>;
 /// Memory of a card. The users of the memory are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the state machine for a card on which no memory is moving. The number of a VM's batches is only limited by
-/// the plan.
+/// Creates the state machine for a card on which no memory is moving. A plan limits the number
+/// of a VM's batches.
 pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     let limits = Config {
@@ -34,7 +34,7 @@ pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
         answer_ns: nanoseconds(LEAVE_LIMIT),
         force_ns: Some(nanoseconds(RESET_LIMIT)),
     };
-    Machine { residency, relocations: Relocations::new(limits) }
+    Machine::new(residency, limits)
 }
 
 impl Memory {

@@ -221,7 +221,7 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Subtracts one of the VM's address spaces from those that map the segment. The card's TLBs must not contain
+    /// Decrements the number of the VM's address spaces that map the segment. The card's TLBs must not contain
     /// translations to the segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)

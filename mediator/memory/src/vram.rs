@@ -34,6 +34,12 @@ impl Dirty {
         }
     }
 
+    /// Returns true if the set contains no page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
     /// Removes up to `most` pages, and returns their byte offsets in the chunk.
     pub fn take(&mut self, most: usize) -> Vec<u64> {
         let pages: Vec<u64> = self.pages().take(most).collect();
@@ -341,8 +347,8 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::alloc`], but for a VM's page tables. If no memory is free, the VM counts as short of memory, and
-    /// the mover is notified.
+    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM counts as short of memory, and the
+    /// mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].

@@ -127,7 +127,7 @@ impl Wants {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns true if as many scans have failed since `since` as `limit` permits.
+    /// Returns true if the number of failed scans since `since` has reached the maximum for `limit`.
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::max_unsuccessful(limit, moves)
     }

@@ -87,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Claims chunks for the engines to zero in one request: as many dirty chunks as one request may have if `all` is
-    /// true, or else only those missing from the number kept zeroed. The previous request must be complete.
+    /// Claims dirty chunks for the engines to zero in one request: the maximum number per request if `all` is true,
+    /// otherwise only those needed to restore the number of zeroed chunks. The previous request must be complete.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);

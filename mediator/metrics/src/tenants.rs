@@ -136,7 +136,8 @@ fn one(value: impl ToString) -> Vec<(String, String)> {
 pub fn text(tenants: &[Tenant]) -> String {
     let mut text = String::new();
     samples(&mut text, &TENANT, tenants, |tenant| {
-        format!("tenant=\"{}\",card=\"{}\"", escaped(&tenant.name), escaped(&tenant.card))
+        // The values of a tenant with several cards are those of all cards.
+        format!("tenant=\"{}\",card=\"{}\"", escaped(&tenant.name), escaped(&tenant.all_cards()))
     });
     text
 }

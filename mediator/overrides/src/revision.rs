@@ -13,7 +13,7 @@ pub struct Revision {
 }
 
 impl Revision {
-    /// Returns the first revision of this run of the daemon.
+    /// Returns the first revision of this daemon run.
     #[must_use]
     pub fn first() -> Self {
         let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());

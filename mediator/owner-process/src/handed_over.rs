@@ -1,4 +1,4 @@
-//! An owner taken over by the next daemon in an upgrade. The owner's programs are not affected.
+//! Handover of an owner to the next daemon during an upgrade. The owner's programs are not affected.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,17 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Supervisor};
 
-/// Saved form of an owner, as JSON. Its pipes, and the descriptor that reports its exit, are handed over separately.
+/// Serialized state of an owner (JSON). Its pipes and its process file descriptor are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOwner {
     settings: Settings,
     tenants: BTreeMap<String, Tenant>,
+    /// NVLink connections of the card, as in [`CardIdentity`](super::CardIdentity). Missing in earlier versions.
+    #[serde(default)]
+    pub links: BTreeMap<String, u32>,
 }
 
 /// An owner with its descriptors. An owner that is being restarted has none.
 #[derive(Debug)]
 pub struct HandedOver {
-    /// The owner's saved form.
+    /// The owner's serialized state.
     pub saved: SavedOwner,
     /// The owner's descriptors.
     pub descriptors: Vec<OwnedFd>,
@@ -34,7 +37,7 @@ pub struct HandingOver {
 
 impl HandingOver {
     /// Creates a request, the receiver for the owner, and the sender for the outcome, which is true if another daemon
-    /// has taken the owner. Without an outcome, the owner stays with this daemon.
+    /// has taken over the owner. Without an outcome, the owner stays with this daemon.
     #[must_use]
     pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
         let ((reply, given), (outcome, verdict)) = (channel(), channel());
@@ -61,14 +64,14 @@ impl SavedOwner {
         self.tenants.keys().map(String::as_str)
     }
 
-    /// Returns a request to send the card's rules, if the owner needs one.
+    /// Returns a request that sets the card's rules, if they differ from the owner's.
     #[must_use]
     pub fn tuning(&self, rules: Rules) -> Option<Request> {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns a request to send a tenant's settings, if the owner needs one. Removes the tenant's record, because the
-    /// tenant may be removed and added again later.
+    /// Returns a request that adds or changes a tenant, if its settings differ from the owner's. Removes the tenant's
+    /// record, because the tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
         match self.tenants.remove(&tenant.name) {
@@ -85,8 +88,8 @@ impl Supervisor {
     /// # Errors
     /// Returns an error if the descriptors do not belong to an owner.
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
-        let SavedOwner { settings, tenants } = saved;
-        (self.settings.rules, self.tenants) = (settings.rules, tenants);
+        let SavedOwner { settings, tenants, links } = saved;
+        (self.settings.rules, self.tenants, self.links) = (settings.rules, tenants, links);
         self.lacks_gangs = settings.gangs.is_none();
         if !descriptors.is_empty() {
             let descriptors = descriptors.try_into().map_err(|_| "an owner must have three descriptors".to_owned())?;
@@ -95,10 +98,11 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Hands over the owner. Returns true if another daemon has taken it.
+    /// Hands over the owner. Returns true if another daemon has taken it over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
-        let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
+        let saved =
+            SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone(), links: self.links.clone() };
         let handed =
             descriptors.map(|descriptors| HandedOver { saved, descriptors }).map_err(|error| error.to_string());
         if reply.send(handed).is_err() || verdict.recv() != Ok(true) {

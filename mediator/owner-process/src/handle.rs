@@ -15,21 +15,21 @@ use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 
 /// Maximum size of a response in bytes. The largest response is a recording of the scheduler.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// Number of bytes to read at a time.
+/// Maximum number of bytes per read.
 const READ_BYTES: usize = 64 << 10;
-/// Number of bytes to write at a time. A writable pipe accepts this number at once (`PIPE_BUF` in pipe(7)).
+/// Maximum number of bytes per write. A writable pipe accepts this many without blocking (`PIPE_BUF` in pipe(7)).
 const WRITE_BYTES: usize = 4 << 10;
 
 /// A process started by this daemon or by an earlier one.
 pub(super) struct Handle {
-    /// `None` if an earlier daemon started the process. Its exit status is then unknown.
+    /// Child process, or `None` if an earlier daemon started it. The exit status is then unknown.
     child: Option<Child>,
     /// Process file descriptor, which becomes readable when the process has exited.
     pidfd: OwnedFd,
 }
 
 impl Handle {
-    /// Returns a description of the process's exit, if it has exited.
+    /// Returns a description of the process's exit if it has exited.
     pub(super) fn end(&mut self) -> Option<String> {
         match &mut self.child {
             Some(child) => child.try_wait().ok().flatten().map(|status| status.to_string()),
@@ -90,7 +90,7 @@ impl Process {
         Ok(Self::from_parts(Handle { child: Some(child), pidfd }, input.into(), output.into()))
     }
 
-    /// Takes over a process that another daemon started, given its input, its output, and its process file descriptor.
+    /// Takes over a process that another daemon started, given its input, output, and process file descriptor.
     pub(super) fn adopted([input, output, pidfd]: [OwnedFd; 3]) -> Self {
         Self::from_parts(Handle { child: None, pidfd }, input, output)
     }
@@ -99,7 +99,7 @@ impl Process {
         Self { handle, input, output, received: Vec::new(), since: Instant::now() }
     }
 
-    /// Duplicates the descriptors for another daemon. Between requests, no response is outstanding.
+    /// Duplicates the descriptors for another daemon. Must be called between requests, when no response is outstanding.
     pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         [&self.input, &self.output, &self.handle.pidfd].into_iter().map(OwnedFd::try_clone).collect()
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use rustix::process::kill_process;
 
-    /// Starts a program in place of an owner.
+    /// Starts a program instead of an owner.
     fn started(program: &str, arguments: &[&str]) -> Process {
         let mut command = std::process::Command::new(program);
         let mut child =
@@ -198,7 +198,7 @@ mod tests {
 
     fn end(process: Process) {
         let mut handle = process.kill();
-        handle.child.as_mut().expect("the process was started here").wait().expect("it ends");
+        handle.child.as_mut().expect("the process was started here").wait().expect("it exits");
     }
 
     #[test]

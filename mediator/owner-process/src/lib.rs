@@ -1,4 +1,4 @@
-//! The process of a CUDA card's owner: starts it, communicates with it, and restarts it when it exits.
+//! Manages the process of a CUDA card's owner: starts it, communicates with it, and restarts it when it exits.
 //!
 //! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
@@ -40,16 +40,18 @@ pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "cuda-owner";
 /// Folder where the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and asked to describe the card. This also detects a hung process.
+/// Interval at which the process is checked and queried for a description of the card. This also detects a hung
+/// process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an exited owner is restarted. It doubles each time the owner exits immediately, up to [`DELAY_MOST`].
+/// Delay before an exited owner is restarted. The delay doubles each time the owner exits shortly after its start, up
+/// to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum delay before a restart.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// Uptime after which an exit no longer counts as immediate.
+/// Uptime after which an exit no longer doubles the delay.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time limit for the driver to open the card.
-// TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
+// TIMEOUT: the driver's initialization takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
 /// Time limit for a killed process to exit when the daemon exits too.
 // TIMEOUT: a process stuck in the driver exits only when the driver returns, and the daemon does not wait for that.
@@ -82,6 +84,8 @@ pub struct CardIdentity {
     pub model: String,
     /// UUID of the card in NVML's form.
     pub uuid: String,
+    /// Number of NVLink connections to each other card of the host, by its UUID.
+    pub links: BTreeMap<String, u32>,
 }
 
 /// The owner of a card, across restarts of its process.
@@ -91,8 +95,10 @@ pub struct Supervisor {
     /// Configured tenants, sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// True if the process is an earlier version, which does not support tenants with several cards.
+    /// Set if the process is an earlier version that does not support tenants with several cards.
     lacks_gangs: bool,
+    /// NVLink connections that the first process reported.
+    links: BTreeMap<String, u32>,
     /// A killed process. The next one is started after it has exited.
     dying: Option<Handle>,
     /// Number of consecutive times that the process exited shortly after its start.
@@ -106,8 +112,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a card, without a process. Adds events to the log `events`. Once `stop` is set,
-    /// callers no longer need responses.
+    /// Creates the supervisor of a card, without a process. Adds events to the log `events`. Callers set `stop` when
+    /// they no longer need responses.
     pub fn new(
         card: &str,
         settings: Settings,
@@ -121,6 +127,7 @@ impl Supervisor {
             tenants: BTreeMap::new(),
             process: None,
             lacks_gangs: false,
+            links: BTreeMap::new(),
             dying: None,
             failures: 0,
             retry: now,
@@ -138,11 +145,13 @@ impl Supervisor {
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
-        if started.is_err() {
-            self.dying = Some(process.kill());
-        } else {
-            (self.process, self.lacks_gangs) = (Some(process), false);
-            self.describe();
+        match &started {
+            Err(_) => self.dying = Some(process.kill()),
+            Ok(identity) => {
+                (self.process, self.lacks_gangs) = (Some(process), false);
+                self.links.clone_from(&identity.links);
+                self.describe();
+            }
         }
         started
     }
@@ -150,13 +159,13 @@ impl Supervisor {
     /// Sends the rules and the tenants to a new process.
     fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
-            Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
+            Answer::Ready { name, uuid, links, .. } => CardIdentity { model: name, uuid, links },
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} responded {other:?}: it has a different version")),
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
-            // The folder may have been removed since the previous owner was started.
+            // The folder may have been removed since the previous owner started.
             if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
                 tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
             }
@@ -166,7 +175,7 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Reconnected programs of earlier tenants are using memory that is guaranteed to this tenant.
+                // Reconnected programs of earlier tenants may use memory that is guaranteed to this tenant.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -223,7 +232,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. An unresponsive process is not used again.
+    /// Sends a request to the process. Abandons an unresponsive process.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
@@ -235,7 +244,7 @@ impl Supervisor {
         answer
     }
 
-    /// Requests a description of the card, for all readers, from the process.
+    /// Requests a description of the card from the process, and publishes it to all readers.
     fn describe(&mut self) {
         self.looked = Instant::now();
         if self.process.is_none() {
@@ -283,6 +292,15 @@ impl Supervisor {
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
+        // The programs of these tenants on other cards wait, but the event of this card does not name them.
+        for tenant in self.tenants.values().filter(|tenant| tenant.gang.is_some()) {
+            let what = format!(
+                "the owner of its card `{}` has exited, and it gets no turns on any card until the owner is restarted: {why}",
+                self.card
+            );
+            tracing::warn!(card = self.card, tenant = tenant.name, "{what}");
+            self.events.add(NewEvent::tenant(EventKind::OwnerLost, &tenant.name, what).on(&self.card));
+        }
         if process.since.elapsed() > MIN_STABLE_UPTIME {
             self.failures = 0;
         }
@@ -302,7 +320,7 @@ impl Supervisor {
 }
 
 impl Supervisor {
-    /// Returns true if the owner may have MPS servers, which it stops itself if they have no clients.
+    /// Returns true if the owner may have MPS servers, which it stops when it exits if they have no clients.
     fn has_groups(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.share_group.is_some())
     }
@@ -328,8 +346,8 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns the path of a file next to the daemon's program if it exists, and otherwise of `installed` in the package's
-/// folder.
+/// Returns the path of the file `name` next to the daemon's executable if it exists, or otherwise of `installed` in the
+/// package's folder.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

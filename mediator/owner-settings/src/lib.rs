@@ -15,22 +15,22 @@ use overrides::Tuning;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
-/// Number of nanoseconds per millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 /// Default length of a quantum, as a multiple of the duration of the copies at its start (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
 
-/// Returns the number that identifies a card among the owners of cards.
+/// Returns the number that identifies a card to the owners of all cards.
 fn card_number(card: &str) -> CardId {
     CardId(gang_number(card))
 }
 
-/// Returns the socket on which the owner of a card listens for the owners of other cards.
+/// Returns the socket where the owner of a card listens for the owners of other cards.
 fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the startup settings of a card's owner. The owner writes the list of programs that it serves to `folder`.
+/// Returns the startup settings of a card's owner. The owner records the programs that it serves in `folder`.
 #[must_use]
 pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     let cuda = spec.cuda();
@@ -67,7 +67,7 @@ pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     }
 }
 
-/// Returns the rules for sharing a card, in the owner's form.
+/// Converts the rules for sharing a card to the owner's form.
 #[must_use]
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     let Tuning { scheduler, memory, .. } = *tuning;
@@ -92,8 +92,8 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is
-/// a VM. The last argument is the user and the group of the tenant's socket.
+/// Converts a tenant to the form of the owner of one of its cards. `function` is the CUDA function of a VM tenant. The
+/// last argument is the user and group of the tenant's socket.
 #[must_use]
 pub fn tenant(
     spec: &TenantSpec,

@@ -1,12 +1,13 @@
-//! Connects a virtual machine directly to a card, without mediation. Passthrough is the baseline of all overhead
-//! figures, and helps to distinguish card faults from mediator faults.
+//! Passes a card through to a VM without mediation. Passthrough is the baseline of all overhead figures, and helps to
+//! distinguish card faults from mediator faults.
 //!
-//! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
-//! and the expansion ROM contains the PROM image. Guest memory is mapped at its guest-physical addresses while the
-//! guest has bus mastering enabled. A thread relays the card's interrupt in the mode selected by the guest.
+//! Accesses to BAR0 become 32-bit register accesses, into which smaller accesses are merged. BAR1 and BAR3 are the
+//! card's apertures, and the expansion ROM contains the PROM image. Guest memory is mapped at its guest-physical
+//! addresses while the guest has bus mastering enabled. A thread relays the card's interrupts in the mode that the
+//! guest has selected.
 //!
-//! The crate does not check accesses: the guest has the same access to the card as a driver on bare metal. It uses the
-//! card exclusively, and the card is reset between clients.
+//! The crate does not validate accesses: the guest has the same access to the card as a driver on bare metal. A VM uses
+//! the card exclusively, and the card is reset between clients.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +24,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// Mechanism that delivers the card's interrupt to the client.
+/// Mode in which the card's interrupts are delivered to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {
@@ -32,11 +33,11 @@ enum Line {
     Msi = 2,
 }
 
-/// State shared by the device's thread, the relay and the admin API.
+/// State shared by the device's thread, the relay, and the admin API.
 #[derive(Debug)]
 pub struct PassthroughVm {
     interrupts: Arc<Interrupts>,
-    /// The current [`Line`] as a number.
+    /// Current [`Line`] as a number.
     line: AtomicU8,
     pin: Pin,
     bus_master: AtomicBool,
@@ -54,10 +55,10 @@ pub struct PassthroughVm {
 /// The card's interrupt pin, as seen by the relay.
 #[derive(Debug, Default)]
 struct Pin {
-    /// Level of the pin. The client's level changes under the same lock, so both are always equal.
+    /// Level of the pin. The client's pin is changed under the same lock, so that both levels are always equal.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// Copy of `level` that register accesses read without taking the lock. It is set before the client can notice the
-    /// interrupt.
+    /// Copy of `level`, which register accesses read without acquiring the lock. It is set before the client can
+    /// observe the interrupt.
     hint: AtomicBool,
 }
 
@@ -69,7 +70,7 @@ impl Pin {
         interrupts.set_intx_level(true);
     }
 
-    /// Lowers the pin. Returns true if the pin was asserted.
+    /// Deasserts the pin. Returns true if the pin was asserted.
     fn lower(&self, interrupts: &Interrupts) -> bool {
         if !self.hint.load(Ordering::Acquire) {
             return false;
@@ -94,7 +95,7 @@ impl PassthroughVm {
 }
 
 impl PassthroughVm {
-    /// Returns the operator's view.
+    /// Returns the device status.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -123,19 +124,19 @@ impl PassthroughVm {
     }
 }
 
-/// Minimum size of an expansion ROM BAR, in bytes.
+/// Minimum size of an expansion ROM BAR in bytes.
 const LEAST_ROM: usize = 2048;
 
-/// A card as a virtual machine's device.
+/// A card as a VM's device.
 pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// Expansion ROM, padded to the size of its BAR; empty if the card has none.
+    /// Expansion ROM contents, padded to the BAR size. Empty if the card has no ROM.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions lent by the client, by guest-physical address. They are mapped for the card while the guest has bus
-    /// mastering enabled.
+    /// Memory regions lent by the client, by guest-physical address. They are mapped for the card while the guest has
+    /// bus mastering enabled.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -150,11 +151,12 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Resets `card`, which has `vram_mib` MiB of VRAM, and connects it to the virtual machine `name` through `link`.
-    /// If `flr` is true, the function supports function-level resets.
+    /// Resets `card`, which has `vram_mib` MiB of VRAM, and connects it to the VM `name` through `link`. `flr` is true
+    /// if the function supports function-level resets.
     ///
     /// # Errors
-    /// Returns an error if no file descriptors or threads are available, or if PCI does not permit the card's BARs.
+    /// Returns an error if no file descriptors or threads are available, or if the sizes of the card's BARs are
+    /// invalid.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -247,11 +249,11 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Lets the card signal again if its pin is still asserted. Must be called after accesses that may have deasserted
-    /// the pin.
+    /// Rearms the card's interrupt, so that the card signals again if its pin is still asserted. Must be called after
+    /// accesses that may have deasserted the pin.
     ///
-    /// While the client masks the pin, another signal costs nothing. When it unmasks the pin, the level determines
-    /// whether the interrupt is signalled.
+    /// While the client masks the pin, another signal has no effect. When the client unmasks the pin, its level
+    /// determines whether an interrupt is delivered.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -294,7 +296,7 @@ impl PassthroughDevice {
         };
         match self.event.try_clone() {
             Ok(event) => self.card.set_interrupt(mode, Some(event)),
-            Err(error) => tracing::error!(%error, "the card has no interrupt: no file descriptors are left"),
+            Err(error) => tracing::error!(%error, "cannot duplicate the eventfd of the card's interrupt"),
         }
     }
 
@@ -320,7 +322,7 @@ impl PassthroughDevice {
         }
     }
 
-    /// Restores the card to its unused state.
+    /// Restores the card's initial state.
     fn clean(&mut self) {
         self.quiet_interrupts();
         self.card.reset();
@@ -343,7 +345,7 @@ impl Lending {
             }
             Err(error) => {
                 shared.out_of_reach.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%error, "the card cannot access part of guest memory");
+                tracing::warn!(%error, "cannot map part of guest memory for the card");
             }
         }
     }
@@ -354,7 +356,7 @@ impl Lending {
         }
         shared.dma_regions.fetch_sub(1, Ordering::Relaxed);
         if let Err(error) = card.unmap_dma(gpa, self.size) {
-            tracing::error!(%error, "withdrawn guest memory stays mapped for the card");
+            tracing::error!(%error, "cannot unmap guest memory from the card");
         }
     }
 }
@@ -411,7 +413,7 @@ impl Device for PassthroughDevice {
                 self.act_on(events);
                 return Ok(Ack::Done);
             }
-            // Writes to a sleeping function are lost.
+            // Writes to a function in a low-power state are dropped.
             _ if !self.pci.is_awake() => return Ok(Ack::Done),
             RegionIndex::Bar0 => return self.write_registers(offset, data).map(|()| Ack::Done),
             RegionIndex::Bar1 => Aperture::Bar1,
@@ -424,7 +426,8 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // The card cannot access memory without a file, so such accesses fault like accesses beyond the end of memory.
+        // Memory without a file cannot be mapped for the card, whose accesses to it fault like accesses beyond the end
+        // of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
@@ -456,7 +459,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write can fail only if the counter is full, and the relay wakes up in that case too.
+        // The write fails only if the counter would overflow, and the relay also wakes up in that case.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts panicked");
@@ -464,7 +467,7 @@ impl Drop for PassthroughDevice {
     }
 }
 
-/// State of the thread that waits for the card's interrupt.
+/// State of the relay thread.
 struct Relay {
     event: EventFd,
     shared: Arc<PassthroughVm>,
@@ -476,7 +479,7 @@ impl Relay {
         let Self { event, shared, stop } = self;
         loop {
             if let Err(error) = event.read() {
-                tracing::error!(%error, "the card's interrupts are no longer relayed");
+                tracing::error!(%error, "the relay of the card's interrupts stops");
                 return;
             }
             if stop.load(Ordering::Acquire) {
@@ -497,12 +500,12 @@ impl Relay {
     }
 }
 
-/// Returns the position of the byte at which an access at `offset` starts, within the register at `register`.
+/// Returns the byte position within the register at `register` where an access at `offset` starts.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }
 
-/// Splits the bytes of an access at `offset` at register boundaries.
+/// Splits the data of an access at `offset` at register boundaries.
 fn pieces(offset: u32, data: &[u8]) -> impl Iterator<Item = &[u8]> {
     let head = (4 - (offset & 3) as usize).min(data.len());
     let (head, tail) = data.split_at(head);

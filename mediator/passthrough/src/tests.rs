@@ -1,4 +1,4 @@
-//! Tests the connection between a vfio-user client and a card that records all accesses.
+//! Tests a device with a vfio-user client and a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -15,9 +15,9 @@ const BAR1: u32 = 1;
 const CONFIG: u32 = 7;
 /// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
-/// Command register bits for memory space and bus mastering.
+/// Command register bits: memory space and bus mastering.
 const MASTER: u8 = 6;
-/// Command register bits for memory space and bus mastering, and the bit that disables INTx.
+/// Command register bits: memory space, bus mastering, and INTx disable.
 const NO_INTX: u16 = 0x406;
 /// Offset of the MSI control word.
 const MSI_CONTROL: u64 = 0x6a;
@@ -27,15 +27,15 @@ const POWER_CONTROL: u64 = 0x64;
 const ROM_BAR: u64 = 0x30;
 /// Offset of the PCI Express device control word.
 const DEVICE_CONTROL: u64 = 0x80;
-/// Device control bit that resets the function.
+/// Device control bit that initiates a function-level reset.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
-/// Interrupt types in the protocol.
+/// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// Register whose reads lower the interrupt pin of the recording card.
+/// Register of the recording card. Reading it deasserts the interrupt pin.
 const ACKNOWLEDGE: u32 = 0x100;
-/// End of the address space of the recording card.
+/// End of the recording card's address space.
 const ADDRESS_LIMIT: u64 = 1 << 40;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -47,7 +47,7 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
-    /// PROM contents, which survive a reset.
+    /// PROM contents, which a reset does not change.
     rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
@@ -74,7 +74,7 @@ impl Recording {
 
     fn message(&self) {
         let state = self.0.lock();
-        let (mode, event) = state.event.as_ref().expect("interrupts are enabled");
+        let (mode, event) = state.event.as_ref().expect("interrupts are disabled");
         assert_eq!(*mode, InterruptMode::Msi);
         event.write(1).unwrap();
     }
@@ -166,7 +166,7 @@ impl Card for Recording {
     }
 }
 
-/// A recording card, a server, and a client.
+/// A recording card, a server and a client.
 struct Wired {
     card: Arc<Recording>,
     backend: Arc<PassthroughVm>,
@@ -180,7 +180,7 @@ impl Wired {
         Self::with(Vec::new(), false)
     }
 
-    /// Creates a card with an image in PROM, and with support for function-level resets if `flr` is true.
+    /// Creates a card with these PROM contents. `flr` is true if the card supports function-level resets.
     fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
@@ -196,7 +196,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not have noticed yet that the last client has disconnected.
+        // The server may not have detected yet that the last client has disconnected.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -205,7 +205,7 @@ impl Wired {
                     None
                 })
             })
-            .expect("the server accepts a client");
+            .expect("the server does not accept a client");
         client.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
         client
     }
@@ -221,7 +221,7 @@ impl Drop for Wired {
         let ended = self.thread.take().map_or(Ok(()), JoinHandle::join);
         if !std::thread::panicking() {
             ended.unwrap();
-            assert_eq!((self.card.mapped(), self.card.mode()), (vec![], None), "the card is clean afterwards");
+            assert_eq!((self.card.mapped(), self.card.mode()), (vec![], None), "the card was not cleaned");
         }
     }
 }
@@ -329,12 +329,12 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card but returns without lowering the pin. The interrupt must then be delivered again.
+    // The handler accesses the card without deasserting the pin, so the interrupt must be delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler lowers the pin now, so no interrupt arrives.
+    // Now the handler deasserts the pin, so no interrupt arrives.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();
@@ -367,7 +367,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
     client.reset().unwrap();
     assert_eq!(wired.card.0.lock().resets, before + 1);
     assert_eq!((wired.register(0x10), wired.card.mapped()), (0, vec![]));
-    // The VMM still lends its memory, so the guest's next driver can enable bus mastering and use it.
+    // The client still lends its memory, so the guest's next driver can enable bus mastering and use it.
     client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
     assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     client.write32(BAR0, 0x10, 7).unwrap();
@@ -381,7 +381,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_matches_prom_and_is_read_only() {
-    // The image is 1 KiB long, but a BAR has at least 2 KiB.
+    // The image has 1 KiB, but a BAR has at least 2 KiB.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);
@@ -413,7 +413,7 @@ fn function_is_reset_by_itself_only_where_it_can_be() {
         client.write(CONFIG, DEVICE_CONTROL, &INITIATE_RESET.to_le_bytes()).unwrap();
         assert_eq!(wired.card.0.lock().resets - before, u32::from(flr));
         assert_eq!((wired.register(0x10), wired.card.mapped().len()), if flr { (0, 0) } else { (5, 1) });
-        // A driver restores the configuration space that it saved, and continues.
+        // A driver restores the saved configuration space and continues.
         client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
         assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     }

@@ -1,10 +1,10 @@
-//! Configured cards: software cards in this process, and PCI functions behind VFIO. No other crate of the mediator
-//! depends on the kind of card.
+//! Configured cards: software cards in this process, and PCI functions behind VFIO. All other crates of the mediator
+//! are independent of the kind of card.
 //!
-//! [`Physical`] is a card. [`GoingCard`] is a card to be handed over to another daemon: it is first halted
-//! ([`HaltedCard`]) and then serialized ([`WrittenCard`]).
+//! [`Physical`] is a card. [`GoingCard`] is a card to be handed over to another daemon. It is first halted
+//! ([`HaltedCard`]) and then saved ([`WrittenCard`]).
 //!
-//! The crate does not share a card among VMs (`card-manager` does), and does not handle CUDA cards.
+//! The crate does not share a card among VMs (`card-manager` does), and does not support CUDA cards.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
-/// Owner number of a card's own part in the file for another daemon.
+/// Owner number of a card's own part in a handover file.
 const PART: u32 = 0;
 
-/// Interval between attempts to halt a card with a busy engine.
+/// Interval between attempts to halt a card whose engines are busy.
 const HALT_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason why a card cannot be opened or handed over, with a remedy.
+/// Reason why a card cannot be opened or handed over, and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -35,7 +35,7 @@ impl Unusable {
     }
 }
 
-/// A card of any kind.
+/// A card.
 pub enum Physical {
     /// A software card in this process.
     Software(Arc<SimGpu>),
@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the configured card.
     ///
     /// # Errors
-    /// Returns an error with a remedy if the card cannot be opened.
+    /// Returns an error and a remedy if the card cannot be opened.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -55,17 +55,17 @@ impl Physical {
                 Ok(Self::Software(Arc::new(made)))
             }
             CardKind::Vfio => Ok(Self::Vfio(card_behind_vfio(spec)?)),
-            CardKind::Cuda => Err(Unusable::new("it has its own owner process, and cannot be opened here")),
+            CardKind::Cuda => Err(Unusable::new("a CUDA card belongs to its owner process")),
         }
     }
 
-    /// Returns a card received from another daemon.
+    /// Returns a card that another daemon has handed over.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// Returns the card as the interface used by all higher layers.
+    /// Returns the card's common interface.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -74,14 +74,14 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. The CPU can then access it as fast as the engines
-    /// can, and another daemon can map it.
+    /// Returns true if the card's memory belongs to this process. In this case, the CPU can access it as fast as the
+    /// engines can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card in a form for handing it over to another daemon.
+    /// Returns the card as a card to be handed over to another daemon.
     ///
     /// # Errors
     /// Returns an error if the card cannot be handed over.
@@ -93,29 +93,32 @@ impl Physical {
     }
 }
 
-/// A card that another daemon can take over.
+/// A card that can be handed over to another daemon.
 pub struct GoingCard(Arc<SimGpu>);
 
-/// A card that can be halted, and that resumes when this value is dropped.
+/// A card that can be halted. Dropping this value resumes the card.
 pub struct HaltedCard<'a>(&'a SimGpu);
 
-/// A serialized card.
+/// Saved form of a card.
 pub struct WrittenCard(SavedCard);
 
 impl GoingCard {
-    /// Returns the saved-state part of this crate.
+    /// Returns the saved part that this crate supports.
     #[must_use]
     pub fn known() -> Known {
         Known::for_part::<SavedCard>()
     }
 
-    /// Rebuilds the card that another daemon has serialized to `file`. The card stays halted until [`Self::go_on`].
+    /// Restores the card that another daemon has saved in `file`. The card remains halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// Returns an error if the part contradicts the configuration or is invalid.
+    /// Returns an error if the part is invalid or contradicts the configuration.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
-            return Err(Unusable::new(format!("it is now of kind = \"{}\"; restore `simgpu`", spec.kind)));
+            return Err(Unusable::new(format!(
+                "the configured kind is now \"{}\"; change it back to `simgpu`",
+                spec.kind
+            )));
         }
         let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(Unusable::new)?;
         let state = file.take(PART).map_err(Unusable::new)?;
@@ -128,13 +131,13 @@ impl GoingCard {
         self.0.go_on();
     }
 
-    /// Returns a guard. The card can be halted while the guard exists.
+    /// Returns a guard that permits halting the card.
     #[must_use]
     pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
     }
 
-    /// Returns the file that contains the card's memory.
+    /// Returns the file with the card's memory.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.0.vram_file()
@@ -142,11 +145,10 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Removes all channels from the card's engines, waiting until `until` at the latest, and serializes the card,
-    /// except for its memory.
+    /// Removes all channels from the engines by `until`, and saves the card without its memory.
     ///
     /// # Errors
-    /// Returns an error if the card does not become quiescent.
+    /// Returns an error if the card does not become idle in time.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {
@@ -157,7 +159,7 @@ impl HaltedCard<'_> {
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not become idle"))
     }
 
-    /// Leaves the card halted in this process, because another daemon resumes it.
+    /// Leaves the card halted in this process, because it resumes in another daemon.
     pub fn leave(self) {
         std::mem::forget(self);
     }
@@ -170,7 +172,7 @@ impl Drop for HaltedCard<'_> {
 }
 
 impl WrittenCard {
-    /// Adds the card's own part to the file for another daemon.
+    /// Adds the card's part to the handover file.
     ///
     /// # Errors
     /// Returns a [`WriteError`] if the part cannot be written.
@@ -179,9 +181,9 @@ impl WrittenCard {
     }
 }
 
-/// Returns the configured card behind VFIO.
+/// Opens the configured card behind VFIO.
 fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
-    let address = spec.address.ok_or_else(|| Unusable::new("the configuration does not contain an address"))?;
+    let address = spec.address.ok_or_else(|| Unusable::new("the configuration has no address for the card"))?;
     let reset = match spec.reset {
         ResetWay::Auto => vfio_card::Reset::Auto,
         ResetWay::Bus => vfio_card::Reset::Bus,
@@ -192,7 +194,7 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// Returns the software card's configuration. The card's memory is a memfd, which another daemon can take over.
+/// Returns the configuration of a software card. Its memory is a memfd, which another daemon can take over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

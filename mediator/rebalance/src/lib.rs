@@ -1,8 +1,8 @@
-//! Decides which virtual machines to move automatically from busy cards to idle ones, and when.
+//! Decides when to move which VMs from busy cards to idle ones.
 //!
-//! [`Rebalancer`] selects at most one virtual machine per round, from the given loads and time.
+//! [`Rebalancer`] selects at most one VM per round, based on the given loads and time.
 //!
-//! The crate does not measure the load of cards or move virtual machines; the daemon does both.
+//! The crate does not measure loads or move VMs; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,31 +12,31 @@ use sched::Engine;
 
 /// Load of a fully used card, in permille.
 const WHOLE_CARD_PERMILLE: u64 = 1000;
-/// Minimum reduction of the load difference by a move, in permille of a card. Required because loads fluctuate.
+/// Minimum reduction of the load difference by a move, in permille of a card. Compensates for load fluctuations.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Divisor that converts the memory to copy to the cost of a move. A move must reduce the difference by its cost plus
-/// the margin.
+/// Divisor that converts the amount of memory to copy into the cost of a move. A move must reduce the load difference
+/// by more than its cost plus the minimum.
 const COST: u64 = 10;
 
-/// Utilization of each engine, in permille.
+/// Utilization of each engine in permille.
 pub type Busy = [u32; Engine::COUNT];
 
 /// Load of a shared card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardLoad {
-    /// Name of the card.
+    /// Card name.
     pub name: String,
-    /// Size of the card memory for virtual machines, in MiB.
+    /// Size of the card memory available to VMs, in MiB.
     pub shared_mib: u64,
-    /// Size of the used part of this memory, in MiB.
+    /// Size of the card memory used by VMs, in MiB.
     pub placed_mib: u64,
-    /// Utilization of each engine in the last window.
+    /// Utilization of each engine in the last measurement window.
     pub busy: Busy,
 }
 
 impl CardLoad {
-    /// Returns the load of the card in permille: its memory utilization or the utilization of its busiest engine,
-    /// whichever is higher.
+    /// Returns the load of the card in permille, which is the maximum of its memory utilization and the utilization of
+    /// each engine.
     fn load(&self) -> u64 {
         let memory = self.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
@@ -56,25 +56,25 @@ impl CardLoad {
     }
 }
 
-/// Load that a virtual machine places on its card.
+/// Load that a VM places on its card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmLoad {
-    /// Name of the virtual machine.
+    /// VM name.
     pub name: String,
-    /// Name of the virtual machine's card.
+    /// Name of the VM's card.
     pub card: String,
-    /// Size of the card memory that the virtual machine uses, in MiB.
+    /// Size of the VM's card memory, in MiB.
     pub placed_mib: u64,
-    /// Utilization of each engine by the virtual machine in the last window.
+    /// Utilization of each engine by the VM in the last measurement window.
     pub busy: Busy,
-    /// Names of the cards to which the virtual machine can move.
+    /// Names of the cards that can accept the VM.
     pub fits: Vec<String>,
 }
 
 /// Recommended move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// Name of the virtual machine.
+    /// VM name.
     pub vm: String,
     /// Name of the target card.
     pub to: String,
@@ -82,24 +82,24 @@ pub struct Advice {
     pub why: String,
 }
 
-/// State kept between rounds.
+/// State that persists between rounds.
 #[derive(Debug)]
 pub struct Rebalancer {
     spec: RebalanceSpec,
-    /// Number of consecutive rounds in which the load difference was too high.
+    /// Number of consecutive rounds in which the load difference exceeded the limit.
     rounds: u32,
-    /// Time of the last move or attempted move of each virtual machine.
+    /// Time of the last move or attempted move of each VM.
     moved: BTreeMap<String, Duration>,
 }
 
 impl Rebalancer {
-    /// Creates the state before the first round.
+    /// Creates the initial state.
     #[must_use]
     pub fn new(spec: RebalanceSpec) -> Self {
         Self { spec, rounds: 0, moved: BTreeMap::new() }
     }
 
-    /// Evaluates the loads once. Returns the move that is due, if any.
+    /// Evaluates the current loads, and returns the move to make, if any.
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
@@ -117,7 +117,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The busier of the two cards must remain the busier one, so that the next move never reverses this one.
+            // The source must remain the busier card, so that the next move never reverses this one.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
@@ -131,7 +131,7 @@ impl Rebalancer {
         let (name, least) = (&fullest.name, &emptiest.name);
         let percent = |load: u64| format!("{}.{} %", load / 10, load % 10);
         let why = format!(
-            "`{name}` is loaded {} and `{least}` {}, {} rounds in a row; after the move, they differ by {}",
+            "`{name}` has a load of {} and `{least}` of {}, {} rounds in a row; the move reduces the difference to {}",
             percent(fullest.load()),
             percent(emptiest.load()),
             self.rounds,
@@ -141,15 +141,15 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Prevents moves of a virtual machine for a while after an attempted move.
+    /// Suspends moves of a VM for a while after an attempted move.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }
 }
 
-/// Moves virtual machines off a card with `move_off`, one after the other. Retries machines for whose error
-/// `is_retried` returns true as long as other machines leave, because an affinity may permit the card to which another
-/// machine has moved. Returns the moved machines, and the names of the others in order with their errors.
+/// Moves VMs off a card with `move_off`, one after the other. While other VMs move, retries VMs for whose error
+/// `is_retried` returns true, because an affinity rule may permit another card after a move. Returns the results of the
+/// moves, and the remaining VMs with their errors, sorted by name.
 pub fn emptied<T, E>(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<T>, E>,

@@ -1,4 +1,4 @@
-//! Tests of decisions on given loads, and of repeated rebalancing until no move is due.
+//! Tests of decisions for given loads, and of repeated rebalancing until no move is due.
 
 use super::*;
 use proptest::prelude::*;
@@ -9,19 +9,19 @@ fn card(name: &str, placed_mib: u64, busy: Busy) -> CardLoad {
     CardLoad { name: name.to_owned(), shared_mib: 1000, placed_mib, busy }
 }
 
-/// Creates a VM that may move to `a` and `b`.
+/// Creates a VM that can move to `a` and `b`.
 fn vm(name: &str, card: &str, placed_mib: u64, compute: u32) -> VmLoad {
     let fits = ["a", "b"].iter().filter(|to| **to != card).map(|to| (*to).to_owned()).collect();
     VmLoad { name: name.to_owned(), card: card.to_owned(), placed_mib, busy: [compute, 0, 0], fits }
 }
 
-/// Creates the cards `a` and `b`, loaded by these VMs.
+/// Creates the cards `a` and `b` with the load of these VMs.
 fn cards(vms: &[VmLoad]) -> Vec<CardLoad> {
     let empty = |name| card(name, 0, Busy::default());
     ["a", "b"].map(|name| vms.iter().filter(|vm| vm.card == name).fold(empty(name), |card, vm| card.with(vm))).into()
 }
 
-/// Returns the moves of rounds that are one minute apart.
+/// Returns the moves in rounds that are one minute apart.
 fn rounds(rebalancer: &mut Rebalancer, vms: &[VmLoad], minutes: std::ops::Range<u64>) -> Vec<Option<(String, String)>> {
     let round = |minute: u64| rebalancer.round(Duration::from_secs(60 * minute), &cards(vms), vms);
     minutes.map(round).map(|advice| advice.map(|advice| (advice.vm, advice.to))).collect()
@@ -35,7 +35,7 @@ fn some(vm: &str, to: &str) -> Option<(String, String)> {
 fn best_balancing_vm_moves_after_rounds_of_imbalance() {
     let vms = [vm("large", "a", 500, 0), vm("half", "a", 200, 0), vm("small", "a", 50, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
-    // The loads are 750 and 0. Moving `large` would swap them; moving `half` results in 550 and 200.
+    // The loads are 750 and 0. Moving `large` would swap them, while moving `half` results in 550 and 200.
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3), [None, None, some("half", "b")]);
     // A round with equal loads resets the count.
     let mut rebalancer = Rebalancer::new(SPEC);
@@ -48,12 +48,12 @@ fn best_balancing_vm_moves_after_rounds_of_imbalance() {
 fn busy_engines_count_as_memory_does_where_they_are_the_fuller() {
     let vms = [vm("mines", "a", 10, 500), vm("draws", "a", 10, 400), vm("sleeps", "a", 300, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
-    // Compute is loaded 90 % and memory 32 %, so a move that reduces the compute load is selected.
+    // The compute load is 90 % and the memory load is 32 %, so a move that reduces the compute load is selected.
     let advice = (0..3).find_map(|n| rebalancer.round(Duration::from_secs(60 * n), &cards(&vms), &vms)).unwrap();
     assert_eq!((&*advice.vm, &*advice.to), ("draws", "b"));
     assert_eq!(
         advice.why,
-        "`a` is loaded 90.0 % and `b` 0.0 %, 3 rounds in a row; after the move, they differ by 10.0 %"
+        "`a` has a load of 90.0 % and `b` of 0.0 %, 3 rounds in a row; the move reduces the difference to 10.0 %"
     );
 }
 
@@ -62,10 +62,10 @@ fn nothing_moves_without_need_for_too_little_or_back_and_forth() {
     let quiet = |vms: &[VmLoad]| rounds(&mut Rebalancer::new(SPEC), vms, 0..10).iter().all(Option::is_none);
     assert!(quiet(&[vm("x", "a", 125, 0), vm("y", "a", 125, 0)]), "25 % does not exceed the limit");
     assert!(!quiet(&[vm("x", "a", 126, 0), vm("y", "a", 126, 0)]));
-    assert!(quiet(&[vm("whole", "a", 900, 0)]), "the move would only swap the cards");
-    assert!(quiet(&[vm("x", "a", 600, 0), vm("y", "a", 25, 0)]), "the gain is below the margin");
-    // The margin is 50. Moving a VM with a load of 30 reduces the difference by 60, and 53 are required: the margin
-    // plus the cost of a tenth of 30.
+    assert!(quiet(&[vm("whole", "a", 900, 0)]), "the move would only swap the loads");
+    assert!(quiet(&[vm("x", "a", 600, 0), vm("y", "a", 25, 0)]), "the gain is below the minimum");
+    // The minimum is 50. Moving a VM with a load of 30 reduces the difference by 60. More than 53 is required: the
+    // minimum plus a tenth of 30.
     assert!(!quiet(&[vm("x", "a", 600, 0), vm("y", "a", 30, 0)]));
     assert!(quiet(&[vm("x", "a", 600, 0), vm("y", "a", 26, 0)]), "the gain is 52, but 52.6 is required");
 }
@@ -84,8 +84,7 @@ fn vm_that_has_moved_or_could_not_rests() {
     let vms = [vm("x", "a", 300, 0), vm("y", "a", 300, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3)[2], some("x", "b"));
-    // The VM could not be moved, so the other VM is tried next. After that, no VM is moved until the first one may be
-    // retried.
+    // The VM could not be moved, so the other one is tried next. No VM is moved until the first one may be retried.
     rebalancer.rests("x".to_owned(), Duration::from_secs(120));
     assert_eq!(rounds(&mut rebalancer, &vms, 3..6)[2], some("y", "b"));
     rebalancer.rests("y".to_owned(), Duration::from_secs(300));
@@ -112,7 +111,7 @@ proptest! {
         for (index, (on, mib, compute)) in sizes.into_iter().enumerate() {
             vms.push(vm(&format!("vm{index}"), if on == 0 { "a" } else { "b" }, mib, compute));
         }
-        // Even without a rest time, the decision itself prevents moves back and forth.
+        // Even without a rest time, VMs must not move back and forth.
         let mut rebalancer = Rebalancer::new(RebalanceSpec { rest_s: 0, for_rounds: 1, ..SPEC });
         let differ = |vms: &[VmLoad]| {
             let cards = cards(vms);

@@ -1,4 +1,4 @@
-//! The kernel that clears the multiprocessors, and the methods that launch it.
+//! The compute kernel that clears multiprocessors, and the methods that launch it.
 
 use nvspec::addr::GpuVa;
 use nvspec::chip::Chip;
@@ -8,19 +8,19 @@ use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
 /// Assembly source of the kernel.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Number of threads per block. Their registers fill a multiprocessor's register file.
+/// Number of threads per block. Together, their registers fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
 /// Number of registers per thread.
 const REGISTERS: u32 = 32;
-/// Maximum size of a multiprocessor's shared memory in bytes.
+/// Maximum shared memory per multiprocessor in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
-/// Subchannel to which drivers bind the compute class.
+/// Subchannel on which drivers bind the compute class.
 const SUBCHANNEL: u8 = 1;
 
-/// Assembled kernel.
+/// The assembled kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Machine code of the kernel.
+    /// Machine code.
     pub code: Vec<u8>,
     entry: u32,
 }
@@ -29,14 +29,14 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// Returns an error if the assembler fails, which is a bug because the source is part of this program.
+    /// Returns an error if the source cannot be assembled, which is a bug.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the source contains no kernel")?;
         Ok(Self { code: program.bytes(), entry: kernel.entry_offset })
     }
 
-    /// Returns the push buffer words that run the kernel at address `code` on all multiprocessors of a card.
+    /// Returns the push buffer dwords that run the kernel at address `code` on all multiprocessors of a card.
     #[must_use]
     pub fn launch(&self, chip: &Chip, code: GpuVa) -> Vec<u32> {
         let blocks = chip.gpcs * chip.tpcs_per_gpc;
@@ -58,7 +58,7 @@ impl Kernel {
     }
 }
 
-/// Returns the words that write to consecutive methods.
+/// Returns the push buffer dwords that write to consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
@@ -70,10 +70,10 @@ mod tests {
 
     #[test]
     fn kernel_has_a_whole_multiprocessor() {
-        let kernel = Kernel::assemble().expect("it assembles");
+        let kernel = Kernel::assemble().expect("the kernel does not assemble");
         assert!(!kernel.code.is_empty() && kernel.code.len() < 4096);
         assert_eq!(THREADS * REGISTERS, 32_768);
-        let program = sm20::assemble(SOURCE).expect("a program");
+        let program = sm20::assemble(SOURCE).expect("the source does not assemble");
         assert_eq!((program.kernels[0].registers, program.kernels[0].shared_bytes), (REGISTERS, SHARED_BYTES));
     }
 }

@@ -1,29 +1,28 @@
-//! State machine that tracks the tenant of PGRAPH.
+//! State machine that tracks PGRAPH's tenant.
 
 use std::collections::VecDeque;
 use tenant::TenantId;
 
-/// Minimum time in ns for which a busy tenant keeps PGRAPH while another one waits.
-// TIMEOUT: a hundred times as long as clearing takes. A scheduler that gives the engines to one VM at a time switches
-// earlier.
+/// Minimum time in ns that a busy tenant keeps PGRAPH while another tenant waits.
+// TIMEOUT: one hundred times the duration of clearing. A scheduler that assigns the engines to one VM at a time
+// switches earlier.
 const TERM_NS: u64 = 4_000_000;
-/// Retry delay after clearing failed, in ns.
-// TIMEOUT: the mediator's own channel hung or faulted, and recovery takes seconds.
+/// Delay in ns before a retry of failed clearing.
+// TIMEOUT: the mediator's own channel has hung or faulted, and its recovery takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Maximum time in ns for which other tenants may use PGRAPH before a tenant returns that switched to a copy engine in
-/// the middle of its work.
-// TIMEOUT: twenty-five terms. Each return requires clearing PGRAPH twice, for work that may complete immediately.
+/// Maximum time in ns until a tenant returns to PGRAPH that has switched to a copy engine with unfinished work.
+// TIMEOUT: twenty-five terms. Each return requires clearing PGRAPH twice, although the work may complete immediately.
 const RETURN_NS: u64 = 100_000_000;
 
-/// Next step of the caller.
+/// Next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Wait for an event or a timeout.
     Wait,
-    /// Block new work, and remove this tenant's work from PGRAPH.
+    /// Block new work of this tenant on PGRAPH, and remove its work from PGRAPH.
     Close(TenantId),
-    /// Clear the residual data.
+    /// Clear residual data.
     Clear,
     /// Admit this tenant.
     Admit(TenantId),
@@ -32,9 +31,9 @@ pub enum Step {
 /// Statistics on tenant switches of PGRAPH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Number of successful clears of PGRAPH.
+    /// Number of successful clears.
     pub cleared: u64,
-    /// Total duration of the switches in ns, including the waits for tenants to leave.
+    /// Total duration of the switches in ns, including the time until the previous tenant has left.
     pub ns: u64,
     /// Number of failed clears.
     pub failed: u64,
@@ -42,7 +41,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// PGRAPH has one tenant or none, and no switch is in progress.
+    /// No switch is in progress.
     Settled,
     /// The tenant must leave PGRAPH.
     Leaving,
@@ -52,27 +51,27 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// Tenant of PGRAPH, waiting tenants, and whether PGRAPH may contain residual data.
+/// PGRAPH's tenant, the waiting tenants, and the state of a switch.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
-    /// True if PGRAPH may contain residual data of other tenants.
+    /// True if PGRAPH may contain residual data.
     dirty: bool,
     wanted: VecDeque<TenantId>,
-    /// Tenants that need PGRAPH again for unfinished work, with the start times of their waits.
+    /// Tenants whose unfinished work may need PGRAPH again, each with the start time of its wait.
     returning: VecDeque<(TenantId, u64)>,
     phase: Phase,
-    /// Admission time of the tenant.
+    /// Time at which the tenant was admitted.
     since: u64,
-    /// Time at which the tenant was last seen using PGRAPH while another tenant waited.
+    /// Time at which the tenant was last seen using PGRAPH.
     worked: u64,
-    /// Start time of the current switch.
+    /// Start time of the current or last switch.
     began: u64,
     counts: Counts,
 }
 
 impl Default for Tenancy {
-    /// Creates a state without a tenant, in which PGRAPH may contain residual data.
+    /// Creates a state without a tenant. PGRAPH may contain residual data.
     fn default() -> Self {
         let (wanted, returning, counts) = Default::default();
         Self {
@@ -99,20 +98,20 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Queues a tenant whose unfinished work left PGRAPH at `now` (in ns) and may need it again.
+    /// Queues a tenant whose unfinished work left PGRAPH at `now` (in ns), and may need PGRAPH again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
         }
     }
 
-    /// Returns true if a tenant waits for PGRAPH.
+    /// Returns true if the tenant waits for PGRAPH.
     #[must_use]
     pub fn is_wanted_by(&self, tenant: TenantId) -> bool {
         self.wanted.contains(&tenant) || self.returning.iter().any(|(other, _)| *other == tenant)
     }
 
-    /// Forgets a tenant that has left the card, because its number may be reused.
+    /// Removes a tenant that has left the card, because its number may be reused.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
         self.returning.retain(|(other, _)| *other != tenant);
@@ -124,32 +123,32 @@ impl Tenancy {
         }
     }
 
-    /// Returns true if a switch is in progress or requested. If so, [`Self::next`] must be called again soon.
+    /// Returns true if a switch is in progress or requested. In this case, [`Self::next`] must be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.phase != Phase::Settled || !self.wanted.is_empty() || !self.returning.is_empty()
     }
 
-    /// Returns the statistics on switches.
+    /// Returns the switch statistics.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Returns the tenant, and whether it must leave.
+    /// Returns the current tenant, and true if it must leave.
     #[must_use]
     pub fn tenant(&self) -> Option<(TenantId, bool)> {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Returns the time at which the tenant was asked to leave, if it has not left yet.
+    /// Returns the time at which the tenant was requested to leave, if it has not left yet.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)
     }
 
-    /// Returns the next step at `now` (in ns). `works` is true if the tenant has started work on PGRAPH; `left` is true
-    /// if PGRAPH has no work of the tenant. The caller must repeat the call until it returns [`Step::Wait`].
+    /// Returns the next step at `now` (in ns). `works` is true if the tenant has work on PGRAPH, and `left` is true if
+    /// none of its work remains there. The caller must repeat the call until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),
@@ -165,7 +164,7 @@ impl Tenancy {
         if works {
             self.worked = now;
         }
-        // A gap between two submissions does not mean that the tenant is done.
+        // A gap between two submissions does not mean that the tenant has finished.
         let unused = |since: u64| self.wanted.is_empty() && now.saturating_sub(self.worked.max(since)) >= TERM_NS;
         let due = |(_, since): &mut (TenantId, u64)| unused(*since) || now.saturating_sub(*since) >= RETURN_NS;
         if let Some((tenant, _)) = self.returning.pop_front_if(due) {
@@ -195,7 +194,7 @@ impl Tenancy {
         Step::Clear
     }
 
-    /// Handles the completion of [`Step::Clear`]; `done` is true if it succeeded. Returns the next step.
+    /// Handles the completion of [`Step::Clear`], and returns the next step. `done` is true if clearing succeeded.
     pub fn cleared(&mut self, now: u64, done: bool) -> Step {
         if self.phase != Phase::Clearing {
             return Step::Wait;
@@ -211,7 +210,7 @@ impl Tenancy {
         self.admit(now)
     }
 
-    /// Admits the next tenant to a cleared PGRAPH.
+    /// Admits the next tenant to PGRAPH, which has been cleared.
     fn admit(&mut self, now: u64) -> Step {
         let Some(next) = self.wanted.pop_front() else { return Step::Wait };
         (self.tenant, self.since, self.dirty) = (Some(next), now, true);
@@ -226,13 +225,13 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Returns the next step for PGRAPH's tenant. `works` is true if the tenant works, and `left` if it has left
+    /// Returns the next step. `works` is true if the tenant has work on PGRAPH, and `left` is true if it has left
     /// PGRAPH.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
 
-    /// Returns a tenancy with a tenant.
+    /// Creates a state with this tenant.
     fn with(tenant: TenantId, now: u64) -> Tenancy {
         let mut tenancy = Tenancy::default();
         tenancy.want(tenant);
@@ -275,14 +274,14 @@ mod tests {
         assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
         assert_eq!(step(&mut tenancy, RETURN_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + RETURN_NS, true, true), Step::Close(A));
-        // The switch happens soon if the tenant has no work.
+        // The switch happens earlier if the current tenant has no work.
         let mut tenancy = with(A, 0);
         tenancy.want_again(B, 10);
         assert_eq!(step(&mut tenancy, 9 + TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // The switch happens once, after the other waiting tenants have had PGRAPH.
+        // The switch happens once, after the other waiting tenants have used PGRAPH.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(tenancy.cleared(13, true), Step::Admit(c));
         assert_eq!(step(&mut tenancy, 14, true, true), Step::Wait);
         tenancy.want(B);
-        assert_eq!(step(&mut tenancy, 13 + TERM_NS, true, true), Step::Close(c), "`c` had its own turn");
+        assert_eq!(step(&mut tenancy, 13 + TERM_NS, true, true), Step::Close(c), "`c` must have its own term");
         tenancy.forget(B);
         assert_eq!((tenancy.is_wanted_by(B), step(&mut tenancy, 20, false, true)), (false, Step::Clear));
     }
@@ -317,13 +316,13 @@ mod tests {
         assert!(!tenancy.is_changing());
         tenancy.want(A);
         assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
-        // The tenant leaves the card during the switch, and so does the next tenant.
+        // Both the current and the next tenant leave the card during the switch.
         tenancy.want(B);
         tenancy.forget(A);
         tenancy.forget(B);
         assert_eq!((tenancy.cleared(2, true), tenancy.is_changing()), (Step::Wait, false));
         tenancy.want(B);
-        assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "PGRAPH is already clear");
+        assert_eq!(step(&mut tenancy, 3, false, true), Step::Admit(B), "PGRAPH has already been cleared");
     }
 
     #[test]

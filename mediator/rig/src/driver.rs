@@ -446,7 +446,7 @@ impl<M: Machine> Driver<M> {
         self.guest.peek(channel.fence) == channel.fences
     }
 
-    /// Waits for interrupts until all submissions have completed, or until the device is gone.
+    /// Waits for interrupts until all submissions have completed, or until the device has disappeared.
     pub fn wait(&mut self, channel: &Channel) {
         assert_eq!(self.wait_or_fault(channel), None, "the channel has faulted");
     }

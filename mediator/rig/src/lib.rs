@@ -96,7 +96,7 @@ impl Rig {
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
         let (mut device, backend) =
-            MediatedVm::build(&self.host, TenantId(vm), settings, &link).expect("the card has room for the VM");
+            MediatedVm::build(&self.host, TenantId(vm), settings, &link).expect("the card has space for the VM");
         device.connected();
         let msi = link.attach_msi().expect("an event");
         let vram_bytes = settings.share.vram_bytes;

@@ -32,7 +32,7 @@ pub trait Machine {
     /// Writes guest RAM.
     fn ram_write(&self, gpa: u64, data: &[u8]);
 
-    /// Waits for an MSI message. Returns false if the device is gone, so that no interrupt will arrive.
+    /// Waits for an MSI message. Returns false if the device has disappeared, so that no interrupt will arrive.
     fn wait_msi(&self) -> bool;
 
     /// Reads a register.

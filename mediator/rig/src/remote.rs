@@ -54,13 +54,13 @@ impl RemoteGuest {
         self.client.borrow().is_some()
     }
 
-    /// Waits until the server has executed all posted writes. Returns false if the device is gone.
+    /// Waits until the server has executed all posted writes. Returns false if the device has disappeared.
     pub fn settle(&mut self) -> bool {
         self.ask(|client| client.device_info().map(drop));
         self.is_there()
     }
 
-    /// Sends a request to the server. Returns `None` if the server rejects it, or if the server is gone.
+    /// Sends a request to the server. Returns `None` if the server rejects it or no longer exists.
     fn ask<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, ClientError>) -> Option<T> {
         let mut place = self.client.borrow_mut();
         match call(place.as_mut()?) {
@@ -234,7 +234,7 @@ fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }
 
-/// Returns the start addresses of the chunks of an access to `len` bytes at `at`.
+/// Returns the start addresses of the chunks into which an access to `len` bytes at `at` is split.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
     (at..at + len as u64).step_by(MESSAGE_BYTES as usize)
 }

@@ -45,7 +45,7 @@ impl XenVm {
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
         let (mut device, backend) =
-            MediatedVm::build(&rig.host, TenantId(vm), settings, &link).expect("the card has room for the VM");
+            MediatedVm::build(&rig.host, TenantId(vm), settings, &link).expect("the card has space for the VM");
         let (xen, stop) = (FakeXen::default(), StopHandle::new().expect("a handle"));
         let options = XenOptions::new(name.parse().expect("a name"));
         let mut server = XenServer::with(options, xen.hypervisor(), xen.store());

@@ -1,4 +1,4 @@
-//! Consistency checks between parts.
+//! Consistency checks across parts.
 
 use crate::RestoredVm;
 use channels::Channels;
@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts contain the same VMs, and that the channels additionally include the mediator.
+/// Checks that all parts contain the same VMs. The channels also include the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -23,23 +23,22 @@ pub(crate) fn agree_on_vms(
     let same = chunks.vms().map(|(vm, _)| vm).eq(vms.iter().copied())
         && with_channels.eq(vms.iter().copied())
         && with_time.eq(vms.iter().copied());
-    Invalid::unless(same, || "the VMs in memory, channels and the scheduler differ from the existing VMs".into())
+    Invalid::unless(same, || "the chunk owners, channels or scheduler clients differ from the VMs".into())
 }
 
-/// Checks that the VRAM size visible to the guest matches the VM's chunks.
+/// Checks that the guest-visible VRAM size matches the VM's number of chunks.
 pub(crate) fn check_vram(vm: TenantId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
     let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
-    Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, but it has {has:x?}"))
+    Invalid::unless(has == Some(shown), || format!("the guest sees {shown:#x} bytes of VRAM, but the VM has {has:x?}"))
 }
 
-/// Checks for each channel that it belongs to a VM, that its page directory belongs to this VM, and that the guest sees
-/// the channel as bound.
+/// Checks that each channel belongs to a VM and uses a page directory of this VM, and that the guest sees it as bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);
         let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));
         Invalid::unless(own, || {
-            format!("a channel of VM {vm} uses the directory at {directory}, which belongs to another VM")
+            format!("a channel of VM {vm} uses the page directory at {directory}, which belongs to another VM")
         })?;
     }
     for (vm, one) in vms {

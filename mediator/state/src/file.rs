@@ -1,47 +1,45 @@
-//! Reading and writing of all parts in one file.
+//! Reads and writes a file that contains all parts.
 
-use crate::{SavedCard, SavedVm};
+use crate::{SavedCard, SavedTenancy, SavedVm};
 use channels::SavedChannels;
 use devmodel::SavedVGpu;
 use pv::SavedTables;
 use saved_state::{Known, Part, ReadError, SavedState, WriteError, Writer};
-use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
-use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, TenantId};
+use vram::{SavedBalancer, SavedChunks, SavedPool, TenantId};
 
-/// Owner number of the card's parts.
+/// Owner number of the card's own parts.
 const CARD: u32 = 0;
-/// Owner number of the mediator's own pages. No VM has this number.
+/// Owner number of the mediator's pages, which no VM uses.
 const MEDIATOR_OWNER: u32 = TenantId::MEDIATOR.0;
 
 impl SavedCard {
-    /// Returns the supported parts, with their versions.
+    /// Returns the supported parts and their versions.
     #[must_use]
     pub fn known() -> Vec<Known> {
-        vec![
+        let mut known = vec![
             Known::for_part::<SavedChunks>(),
             Known::for_part::<SavedBalancer>(),
-            Known::for_part::<SavedQuanta>(),
             Known::for_part::<SavedChannels>(),
-            Known::for_part::<SavedScheduler>(),
             Known::for_part::<SavedPool>(),
             Known::for_part::<SavedVGpu>(),
             Known::for_part::<SavedSpaces>(),
             Known::for_part::<SavedTables>(),
-        ]
+        ];
+        known.extend(SavedTenancy::known());
+        known
     }
 
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`WriteError`].
+    /// Returns the errors of [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
-        let Self { chunks, balancer, quanta, channels, scheduler, pool, segments: _, vms } = self;
+        let Self { chunks, balancer, tenancy, channels, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
         file.put(CARD, balancer)?;
-        file.put(CARD, quanta)?;
+        tenancy.write(file, CARD)?;
         file.put(CARD, channels)?;
-        file.put(CARD, scheduler)?;
         file.put(MEDIATOR_OWNER, pool)?;
         for SavedVm { vm, gpu, spaces, tables, pool } in vms {
             file.put(vm.0, gpu)?;
@@ -57,17 +55,17 @@ impl SavedCard {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// Returns an error for the reasons listed at [`ReadError`].
+    /// Returns the errors of [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
-        let (chunks, balancer, quanta) = (file.take(CARD)?, file.take(CARD)?, file.take(CARD)?);
-        let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(MEDIATOR_OWNER)?);
+        let (chunks, balancer, tenancy) = (file.take(CARD)?, file.take(CARD)?, SavedTenancy::read(file, CARD)?);
+        let (channels, pool) = (file.take(CARD)?, file.take(MEDIATOR_OWNER)?);
         let mut vms = Vec::new();
         for vm in file.owners::<SavedVGpu>() {
             let (gpu, spaces, pool) = (file.take(vm)?, file.take(vm)?, file.take(vm)?);
             let tables = if has::<SavedTables>(file, vm) { Some(file.take(vm)?) } else { None };
             vms.push(SavedVm { vm: TenantId(vm), gpu, spaces, tables, pool });
         }
-        Ok(Self { chunks, balancer, quanta, channels, scheduler, pool, segments: Vec::new(), vms })
+        Ok(Self { chunks, balancer, tenancy, channels, pool, segments: Vec::new(), vms })
     }
 }
 

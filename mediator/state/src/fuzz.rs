@@ -1,4 +1,4 @@
-//! Decodes arbitrary bytes as saved parts. Each part must either be rejected, or be restored and saved again unchanged.
+//! Decodes arbitrary bytes as saved parts. Each part must either be rejected, or be restored and then saved unchanged.
 
 #![allow(
     clippy::indexing_slicing,
@@ -22,10 +22,10 @@ use vram::{ChunkTable, Quanta, SavedChunks, SavedQuanta, TenantId};
 
 /// Current time in ns.
 const NOW_NS: u64 = 1 << 40;
-/// Size of each guest's VRAM in bytes.
+/// Size of each guest's VRAM, in bytes.
 pub(crate) const VRAM: u64 = 16 << 20;
 
-/// Host with two VMs, and with a card that accepts all writes.
+/// Host with two VMs, and a card that accepts all writes.
 pub(crate) struct Host;
 
 impl Surroundings for Host {
@@ -61,7 +61,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Decodes `data` as a part selected by its first byte, or as a whole file.
+/// Decodes `data` as the part selected by its first byte, or as a whole file.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -100,7 +100,7 @@ pub fn fuzz(data: &[u8]) {
         8 => part::<SavedMoving, Moving>(
             bytes,
             |saved| saved.restored().ok(),
-            |moving| moving.save().expect("a restored state can be saved"),
+            |moving| moving.save().expect("cannot save a restored state"),
             drop,
         ),
         _ => part::<SavedTables, Tables>(
@@ -131,7 +131,7 @@ fn use_chunks(mut table: ChunkTable) {
     }
 }
 
-/// Checks that a restored part is usable, and that saving it reproduces the input.
+/// Checks that a restored part is usable, and that it is saved unchanged.
 fn part<S: saved_state::Part, T>(
     bytes: &[u8],
     restore: impl Fn(S) -> Option<T>,
@@ -140,13 +140,13 @@ fn part<S: saved_state::Part, T>(
 ) {
     let Ok((saved, _)) = postcard::take_from_bytes::<S>(bytes) else { return };
     let Some(restored) = restore(saved) else { return };
-    let bytes = postcard::to_allocvec(&save(&restored)).expect("the part can be encoded");
-    let again = postcard::from_bytes(&bytes).expect("the encoded part can be decoded");
+    let bytes = postcard::to_allocvec(&save(&restored)).expect("cannot encode the part");
+    let again = postcard::from_bytes(&bytes).expect("cannot decode the encoded part");
     assert!(restore(again).is_some(), "the saved part `{}` is rejected", S::NAME);
     exercise(restored);
 }
 
-/// Checks that reading a stream in pieces of any length gives the same result as reading it as a whole. Memory pieces
+/// Checks that reading a stream in segments of any length gives the same result as reading it as a whole. Memory ranges
 /// must be in ascending order, and no bytes may follow the end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
@@ -154,7 +154,7 @@ fn stream(bytes: &[u8]) {
         let (mut reader, mut items, mut last) = (StreamReader::default(), 0, None);
         let all = bytes.chunks(part).try_for_each(|part| {
             reader.feed(part, &mut |item| {
-                assert_eq!(items == 0, matches!(item, Item::Head(_)), "the head comes first");
+                assert_eq!(items == 0, matches!(item, Item::Head(_)), "the first item is not the head");
                 if let Item::Piece(at, data) = item {
                     assert!(last.is_none_or(|last| at >= last) && !data.is_empty() && data.len() <= PIECE_MAX);
                     last = Some(at + data.len() as u64);

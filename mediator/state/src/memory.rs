@@ -1,10 +1,10 @@
-//! Card memory for address spaces that are being restored, allocated from the VM's own pool.
+//! Card memory for restored address spaces, allocated from the VM's own pool.
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
 use vram::{ChunkTable, PagePool};
 
-/// Pool of pages, with a function that writes to the card.
+/// A page pool, and a function that writes card memory.
 pub(crate) struct PoolMemory<'a> {
     pub(crate) pool: &'a mut PagePool,
     pub(crate) chunks: &'a mut ChunkTable,
@@ -14,7 +14,7 @@ pub(crate) struct PoolMemory<'a> {
 impl ShadowMemory for PoolMemory<'_> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
         let address = VramAddr(self.pool.alloc(self.chunks, bytes).ok()?.0);
-        // The memory may still contain an old table.
+        // The memory may contain a stale table.
         let zeros = vec![0; usize::try_from(bytes).ok()?];
         (self.write)(address, &zeros);
         Some(address)

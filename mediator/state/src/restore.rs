@@ -13,41 +13,41 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
-/// Settings of the restored card and its VMs, and access to the card's memory.
+/// Configuration of the restored card and its VMs, and access to the card's memory.
 pub trait Surroundings {
-    /// Returns the addresses of the host's data structures on the card.
+    /// Returns the addresses of the mediator's structures on the card.
     fn layout(&self) -> Layout;
 
-    /// Returns the first chunk and the number of chunks of the host's own data structures.
+    /// Returns the first chunk and the number of chunks of the mediator's structures.
     fn own(&self) -> (u32, u32);
 
-    /// Returns the time of the scheduler's clock in ns.
+    /// Returns the current time of the scheduler's clock in ns.
     fn now_ns(&self) -> u64;
 
-    /// Returns the settings of a VM, or `None` if no such VM is configured.
+    /// Returns the configuration of a VM, or `None` if the VM is not configured.
     fn vm(&self, vm: TenantId) -> Option<VmSurroundings>;
 
-    /// Writes to the card's memory.
+    /// Writes card memory.
     fn write(&mut self, address: VramAddr, data: &[u8]);
 }
 
-/// Settings of a VM.
+/// Configuration of a VM.
 #[derive(Clone, Debug)]
 pub struct VmSurroundings {
     /// Configuration of the vGPU.
     pub config: VGpuConfig,
-    /// Flush mode.
+    /// TLB flush mode.
     pub mode: Mode,
     /// Limits on shadow tables.
     pub limits: Limits,
-    /// Maximum total size of the page tables that the mediator manages for the VM, in bytes.
+    /// Maximum size of the page tables that the mediator maintains for the VM, in bytes.
     pub table_bytes: u64,
 }
 
-/// Restored card.
+/// A restored card.
 #[derive(Debug)]
 pub struct RestoredCard {
-    /// Owners of all chunks.
+    /// Chunk owners.
     pub chunks: ChunkTable,
     /// Policy that selects chunks to move.
     pub balancer: Balancer,
@@ -57,7 +57,7 @@ pub struct RestoredCard {
     pub channels: Channels,
     /// Scheduler.
     pub scheduler: Scheduler,
-    /// Pages of the mediator itself.
+    /// Pages of the mediator's own pool.
     pub pool: PagePool,
     /// Pages of shared segments, by creator.
     pub segments: BTreeMap<TenantId, PagePool>,
@@ -65,32 +65,31 @@ pub struct RestoredCard {
     pub vms: BTreeMap<TenantId, RestoredVm>,
 }
 
-/// Restored VM, whose address spaces do not map guest memory yet.
+/// A restored VM, whose address spaces do not map guest memory yet.
 #[derive(Debug)]
 pub struct RestoredVm {
     /// Registers of the vGPU.
     pub gpu: VGpu,
     /// Address spaces of the VM.
     pub spaces: AddressSpaces,
-    /// Page tables that the mediator manages for the VM.
+    /// Page tables that the mediator maintains for the VM.
     pub tables: Option<Tables>,
-    /// Pages of card memory for the VM's shadow tables.
+    /// Card memory pages of the VM's shadow tables.
     pub pool: PagePool,
 }
 
 impl SavedCard {
-    /// Restores the card and its VMs. Writes only the page directories of address spaces to the card.
+    /// Restores the card and its VMs. Only the page directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// Returns an error if a part is invalid, or inconsistent with another part. Some page directories may already have
-    /// been written; their channels must not run.
+    /// Returns an error if a part is invalid or inconsistent with another part. In this case, some page directories may
+    /// already have been written, and their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
-        let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
+        let Self { chunks, balancer, tenancy, channels, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;
         let balancer = Balancer::restored(balancer, &chunks)?;
-        let quanta = Quanta::try_from(quanta)?;
         let channels = Channels::restored(channels, host.layout())?;
-        let scheduler = Scheduler::restored(scheduler, Nanos(host.now_ns()))?;
+        let (scheduler, quanta) = tenancy.restored(Nanos(host.now_ns()))?;
         let mut unclaimed = chunks.unclaimed();
         let (first, count) = host.own();
         unclaimed.claim(first, count)?;
@@ -124,7 +123,7 @@ impl SavedVm {
         host: &mut impl Surroundings,
     ) -> Result<RestoredVm, Invalid> {
         let Self { vm, gpu, spaces, tables, pool } = self;
-        let set = host.vm(vm).ok_or_else(|| Invalid::new("it is not in the configuration"))?;
+        let set = host.vm(vm).ok_or_else(|| Invalid::new("the VM is not configured"))?;
         let VmSurroundings { config, mode, limits, table_bytes } = set;
         let base = GuestVramAddr(config.vram_bytes);
         let gpu = VGpu::restored(gpu, config)?;

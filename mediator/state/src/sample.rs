@@ -1,8 +1,8 @@
-//! Sample card with two VMs, for tests.
+//! A sample card with two VMs, for tests.
 
 use crate::fuzz::{Host, VRAM, config};
 use crate::memory::PoolMemory;
-use crate::{SavedCard, SavedVm, Surroundings};
+use crate::{SavedCard, SavedTenancy, SavedVm, Surroundings};
 use channels::{Bind, Channels, GuestInstance};
 use devmodel::{Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, WriteFailure};
 use nvspec::addr::{GuestVramAddr, VramAddr};
@@ -14,7 +14,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, PagePool, Quanta, QuantaConfig, TenantId};
 
-/// Card that only stores register values, and no-op backend of a vGPU.
+/// A card that only stores register values, and a no-op vGPU backend.
 #[derive(Default)]
 pub(crate) struct Nothing(BTreeMap<u32, u32>);
 
@@ -74,15 +74,15 @@ impl Backend for Nothing {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// Creates a card with two VMs, each with a channel, used memory, a shadow directory, and queued work. The first VM
-/// uses the paravirtual interface.
+/// Creates a card with two VMs. Each VM has a channel, memory, a shadow directory and queued work. The first VM uses
+/// the paravirtual interface.
 pub(crate) fn card() -> SavedCard {
     let mut chunks = ChunkTable::new(600 * CHUNK_BYTES_MIN, CHUNK_BYTES_MIN, Contents::Zeroed).unwrap();
     chunks.set_host_budget(8);
     let mut pool = PagePool::new(u64::MAX);
     pool.alloc(&mut chunks, 0x3000).unwrap();
     let mut channels = Channels::new(Host.layout(), &[7; 0x1000]);
-    // Fixed values keep the seeds of the fuzz target independent of changed defaults.
+    // Use fixed values, so that changed defaults do not affect the seeds of the fuzz target.
     let pipeline = Pipeline { contended: 2, alone: 64, ahead_ns: 1_000_000 };
     let mut scheduler = Scheduler::new(Config { pipeline, ..Config::default() }, Nanos(0)).unwrap();
     let mut vms = Vec::new();
@@ -102,9 +102,8 @@ pub(crate) fn card() -> SavedCard {
     let quanta = Quanta::new(QuantaConfig::default());
     SavedCard {
         balancer: balancer.save(),
-        quanta: quanta.save(),
+        tenancy: SavedTenancy { scheduler: scheduler.save(), quanta: quanta.save() },
         channels: channels.save(),
-        scheduler: scheduler.save(),
         pool: pool.save(),
         chunks: chunks.save(),
         segments: Vec::new(),

@@ -1,9 +1,8 @@
-//! Moves a tenant of a CUDA card to another card, with its programs: [`carry_over`] sends the requests to the owners of
-//! both cards, one after the other, and undoes them if one fails. [`chosen`] chooses the other card, or names the
-//! obstacle.
+//! Moves a tenant of a CUDA card to another card, with its programs. [`carry_over`] sends the requests to the owners of
+//! both cards one by one, and reverts them if one fails. [`chosen`] selects the target card, or returns the obstacle.
 //!
-//! The owners use the same socket of the tenant. The tenant belongs to the owner that listens on it, so a program that
-//! has left one owner continues with the other one, or with the first one after a failure (decision 163).
+//! Both owners use the tenant's socket. The tenant belongs to the owner that listens on it, so a program that has left
+//! one owner continues with the other one, or with the first one after a failure (decision 163).
 //!
 //! [`carry_vm`] moves a VM, whose programs continue in new workers (decision 168).
 //!
@@ -22,54 +21,54 @@ use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Card, Request, Tenant};
 
-/// Interval at which an owner is asked for progress. A program waits meanwhile.
+/// Interval between progress queries to an owner. Programs are paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Time limit for evicting the tenant's memory and for the work of its programs.
+/// Time limit for evicting the tenant's memory and draining the work of its programs.
 // TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move now.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the programs to continue on the other card.
-// TIMEOUT: the driver restores the memory of contexts within seconds; an owner that ends is back within seconds.
+// TIMEOUT: the driver restores the memory of contexts within seconds; an owner that exits is restarted within seconds.
 const ARRIVE_TIMEOUT: Duration = Duration::from_secs(45);
 /// Time limit for evicting the memory of the other card's tenants for a guarantee.
 // TIMEOUT: the same as for a new tenant.
 const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time limit for undoing a step.
-// TIMEOUT: an owner that ends is back within seconds.
+// TIMEOUT: an owner that exits is restarted within seconds.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reason for which an owner has not carried out a request.
+/// Reason why an owner has not executed a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// The owner refuses the request.
+    /// The owner rejected the request.
     #[error("{0}")]
     Refused(String),
-    /// No owner answers now.
+    /// No owner responds at present.
     #[error("{0}")]
     Absent(String),
 }
 
 /// The owner of a card.
 pub trait Owner {
-    /// Sends a request and waits for its answer.
+    /// Sends a request and waits for the response.
     ///
     /// # Errors
-    /// Returns an error if the owner refuses the request or does not answer.
+    /// Returns an error if the owner rejects the request or does not respond.
     fn ask(&self, request: Request) -> Result<Answer, Trouble>;
 }
 
-/// A tenant on its card and on another one.
+/// A tenant's move to another card.
 #[derive(Clone, Copy)]
 pub struct Plan<'a> {
     /// The owner of the tenant's card.
     pub from: &'a dyn Owner,
     /// The owner of the other card.
     pub to: &'a dyn Owner,
-    /// The tenant for the owner of its card.
+    /// The tenant in the form of its card's owner.
     pub here: &'a Tenant,
-    /// The tenant for the owner of the other card.
+    /// The tenant in the form of the other card's owner.
     pub there: &'a Tenant,
-    /// Set if running programs move, too. The daemon does not set it: in a program that driver 580 has restored on
-    /// another card, chunks can be imported only if the program's driver saw both cards from its start, and the library
+    /// Set if running programs are moved too. The daemon does not set it: after driver 580 has restored a program on
+    /// another card, the program can import chunks only if its driver saw both cards from the start, but the library
     /// shows only the tenant's cards to the driver (decision 163).
     pub moves_programs: bool,
 }
@@ -79,16 +78,16 @@ pub struct Plan<'a> {
 pub struct Carried {
     /// Number of programs that have moved.
     pub programs: usize,
-    /// Size of the tenant's memory in chunks, in bytes.
+    /// Total size of the tenant's chunks in bytes.
     pub bytes: u64,
-    /// Time for which the programs were without a card.
+    /// Time during which the programs could not use a card.
     pub pause: Duration,
 }
 
 /// A move that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The tenant continues on its card.
+    /// The tenant stays on its card.
     #[error("{0}")]
     Stays(String),
     /// The tenant belongs to the other card, because it could not be returned.
@@ -99,7 +98,7 @@ pub enum Failure {
 /// Moves a tenant to another card.
 ///
 /// # Errors
-/// Returns the reason for which the move failed, and on which card the tenant is.
+/// Returns the reason why the move failed. The variant identifies the card that the tenant is on.
 pub fn carry_over(plan: Plan<'_>) -> Result<Carried, Failure> {
     let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
     let bytes = plan.room().map_err(stays)?;
@@ -129,14 +128,14 @@ impl Plan<'_> {
         self.here.name.clone()
     }
 
-    /// Checks that both cards have room for the tenant's memory. Returns the size of this memory.
+    /// Checks that both cards have space for the tenant's memory. Returns the size of this memory in bytes.
     fn room(&self) -> Result<u64, Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
         let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
         let running = found.map_or(0, |(_, tenant)| tenant.programs.len());
         if running > 0 && !self.moves_programs {
             return Err(Trouble::Refused(format!(
-                "{running} of its programs run, and NVIDIA's driver cannot continue them on another card yet: end them \
+                "{running} of its programs run, and NVIDIA's driver cannot yet continue them on another card: end them \
                  first"
             )));
         }
@@ -146,7 +145,7 @@ impl Plan<'_> {
         let mib = |chunks: u32| (u64::from(chunks) * chunk_bytes) >> 20;
         let host = |card: &Card| card.memory.summary.host.budget.saturating_sub(card.memory.summary.host.used);
         let lacks = |chunks: u32, room: u32, what: &str| {
-            Err(Trouble::Refused(format!("{what} has room for {} MiB, and {} MiB are needed", mib(room), mib(chunks))))
+            Err(Trouble::Refused(format!("{what} has space for {} MiB, but {} MiB are needed", mib(room), mib(chunks))))
         };
         if account.placed > host(&here) {
             return lacks(account.placed, host(&here), "the host memory of its card");
@@ -170,7 +169,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Makes the programs of the tenant leave a card. Returns their process IDs.
+    /// Makes the tenant's programs leave a card. Returns their process IDs.
     fn leave(&self, owner: &dyn Owner, limit: Duration) -> Result<Vec<u32>, Trouble> {
         let begin = Instant::now();
         loop {
@@ -194,7 +193,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Waits until all programs that still run have arrived.
+    /// Waits until all programs that are still running have arrived.
     fn wait_for(&self, pids: &[u32]) -> Result<(), Trouble> {
         let (begin, mut absent) = (Instant::now(), None);
         loop {
@@ -205,7 +204,7 @@ impl Plan<'_> {
                     pids.iter().copied().filter(|pid| !here.contains(pid) && lives(*pid)).collect()
                 }
                 Ok(other) => return Err(unexpected(&other)),
-                // The daemon starts an owner that has ended again.
+                // The daemon restarts an owner that has exited.
                 Err(Trouble::Absent(why)) => {
                     absent = Some(why);
                     pids.iter().copied().filter(|pid| lives(*pid)).collect()
@@ -232,10 +231,10 @@ impl Plan<'_> {
         let undone = undone.and_then(|()| {
             let pids: Vec<u32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
             self.retry(|| {
-                // The owner may have the tenant still, if it was started again before it could be asked to remove it.
+                // The owner may still have the tenant, if it restarted before it was requested to remove the tenant.
                 let arrive = || self.from.ask(Request::Arrive { name: self.name(), pids: pids.clone() }).map(drop);
                 match arrive() {
-                    // Without a tenant that leaves, this request has no effect.
+                    // If the tenant is not leaving, this request has no effect.
                     Ok(()) => self.from.ask(Request::Stay(self.name())).map(drop),
                     Err(Trouble::Refused(_)) => self.add(self.from, self.here).and_then(|()| arrive()),
                     absent => absent,
@@ -254,7 +253,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Makes an attempt again while no owner answers.
+    /// Repeats an attempt while no owner responds.
     fn retry(&self, mut attempt: impl FnMut() -> Result<(), Trouble>) -> Result<(), Trouble> {
         let begin = Instant::now();
         loop {
@@ -265,10 +264,10 @@ impl Plan<'_> {
         }
     }
 
-    /// Undoes a step.
+    /// Reverts a step.
     fn undo(&self, what: &str, attempt: impl FnMut() -> Result<(), Trouble>) {
         if let Err(error) = self.retry(attempt) {
-            tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move is not undone");
+            tracing::error!(tenant = self.here.name, what, %error, "a step of a failed move could not be undone");
         }
     }
 }
@@ -281,10 +280,10 @@ fn view(owner: &dyn Owner) -> Result<Card, Trouble> {
 }
 
 fn unexpected(answer: &Answer) -> Trouble {
-    Trouble::Refused(format!("the owner answers {answer:?}: it has another version"))
+    Trouble::Refused(format!("the owner responded {answer:?}: it has a different version"))
 }
 
-/// Returns true if a process runs, or is stopped.
+/// Returns true if a process exists and is not a zombie.
 fn lives(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());

@@ -1,12 +1,12 @@
-//! The cards to which a tenant may move.
+//! Selection of the card that a tenant moves to.
 
 use config::check::Refusal;
 use config::{CardKind, CardSpec, TenantSpec};
 
-/// A card with the name of its model; `None` if its owner has not named it.
+/// A card and its model name, or `None` if its owner has not reported one.
 type KnownCard<'a> = (&'a CardSpec, Option<&'a str>);
 
-/// Returns the reason for which a tenant cannot move to any card.
+/// Returns the reason why a tenant cannot move to any card.
 fn bound(spec: &TenantSpec) -> Option<&'static str> {
     match () {
         () if !spec.cards.is_empty() => Some("it has several cards: end its programs, and change its list of cards"),
@@ -17,7 +17,7 @@ fn bound(spec: &TenantSpec) -> Option<&'static str> {
     }
 }
 
-/// Returns the reason for which a tenant cannot move to a card. `refusals` returns the reasons to refuse a tenant.
+/// Returns the reason why a tenant cannot move to a card. `refusals` returns the card's reasons to reject a tenant.
 fn unsuitable(
     spec: &TenantSpec,
     to: KnownCard<'_>,
@@ -28,14 +28,14 @@ fn unsuitable(
     let chunks = (card.cuda().chunk_mib, here.cuda().chunk_mib);
     match () {
         () if card.name == here.name => Some("it already has that card".to_owned()),
-        () if card.kind != CardKind::Cuda => Some("it is not a card of kind `cuda`".to_owned()),
-        () if card.drained => Some("the card is drained: `mediatorctl card undrain` lets it take tenants".to_owned()),
+        () if card.kind != CardKind::Cuda => Some("the card is not of kind `cuda`".to_owned()),
+        () if card.drained => Some("the card is drained: `mediatorctl card undrain` lets it accept tenants".to_owned()),
         () if model != model_here => {
             let name = |model: Option<&str>| model.unwrap_or("unknown").to_owned();
-            Some(format!("it is another model of card ({}, expected {})", name(model), name(model_here)))
+            Some(format!("the card is a different model ({}, expected {})", name(model), name(model_here)))
         }
         () if chunks.0 != chunks.1 => Some(format!("its `cuda.chunk_mib` is {}, expected {}", chunks.0, chunks.1)),
-        () if card.cuda().driver != here.cuda().driver => Some("it has another `cuda.driver`".to_owned()),
+        () if card.cuda().driver != here.cuda().driver => Some("the card has a different `cuda.driver`".to_owned()),
         () => {
             let there = TenantSpec { card: card.name.clone(), ..spec.clone() };
             refusals(&there).into_iter().next().map(|refusal| format!("{}: {}", refusal.field, refusal.what))
@@ -43,10 +43,10 @@ fn unsuitable(
     }
 }
 
-/// Returns the card to which a tenant moves: the named one, or the suitable card that `place` chooses.
+/// Returns the card that a tenant moves to: the requested one, or a suitable card selected by `place`.
 ///
 /// # Errors
-/// Returns the reason for which the tenant cannot move there, or to any card.
+/// Returns the reason why the tenant cannot move to this card, or to any card.
 pub fn chosen(
     spec: &TenantSpec,
     named: Option<&str>,

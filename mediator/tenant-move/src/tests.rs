@@ -1,4 +1,4 @@
-//! Tests the order of the requests, and the owner that has the tenant after a failure of each of them.
+//! Tests the order of the requests, and which owner has the tenant after each of them fails.
 
 use std::cell::{Cell, RefCell};
 
@@ -6,16 +6,16 @@ use cuda_control::{Answer, MemoryShare, Request, Tenant, TimeShare};
 
 use super::*;
 
-/// An owner that knows at most one tenant. Its programs are this process, if it has one.
+/// An owner with at most one tenant. The tenant's only program, if any, is this process.
 struct Fake<'a> {
     name: &'static str,
     /// Requests to both owners.
     log: &'a RefCell<Vec<String>>,
-    /// Number of requests until one fails, and the failure.
+    /// Number of requests until one fails, and the kind of failure.
     fails_in: &'a Cell<Option<(u32, bool)>>,
     tenant: Cell<Option<bool>>,
     has_left: Cell<bool>,
-    /// Shared among both owners: the owner that listens on the tenant's socket.
+    /// The owner that listens on the tenant's socket. Shared by both owners.
     socket: &'a Cell<&'static str>,
 }
 
@@ -139,7 +139,7 @@ fn failed_request_leaves_tenant_with_the_owner_that_listens() {
     for absent in [false, true] {
         for step in 0..all {
             let (done, has, socket, log) = moved(Some((step, absent)));
-            // The last request only asks for progress, and an owner that is back continues.
+            // The last request only queries progress, and a restarted owner continues.
             if absent && step == all - 1 {
                 assert_eq!((has, socket), ([false, true], "to"), "{log:?}");
                 assert!(done.is_ok(), "{log:?}");

@@ -1,5 +1,5 @@
-//! Tests moves between two owners of cards of the fake driver, which are real processes, with real programs. At each
-//! request to an owner, an owner or the program is killed, or the daemon ends, which this test replaces.
+//! Tests moves between two cards of the fake driver, with real owner processes and real programs. At each request to an
+//! owner, an owner or the program is killed, or the daemon, played by this test, exits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use config::{CardSpec, Config};
 use cuda_control::{Answer, Card as View, Request, Tenant, TenantView};
 use tenant_move::{Carried, Failure, Owner, Plan, Trouble, carry_over};
 
-/// Returns the path of a file in cargo's build folder.
+/// Returns the path of a file in Cargo's build folder.
 fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
     let path = own.parent().and_then(Path::parent).expect("a folder in cargo's build folder").join(name);
@@ -21,7 +21,7 @@ fn built(name: &str) -> PathBuf {
     path
 }
 
-/// A folder with two cards, and with the library and the driver under the names that programs load.
+/// A folder with two cards, the library, and the driver, under the names that programs load.
 struct Rig(tempfile::TempDir);
 
 impl Rig {
@@ -71,7 +71,7 @@ impl Rig {
         Config::parse(&(card("one", 0) + &card("two", 1) + tenants), "test").expect("valid")
     }
 
-    /// Starts a program of a tenant that works on its memory and checks it.
+    /// Starts a program of a tenant that computes on its memory and checks the results.
     fn program(&self, tenant: &str, more: &[&str]) -> Program {
         let mut command = self.command(&built("cuda-program"), "shim");
         let socket = self.path().join("tenants").join(tenant).join("cuda.sock");
@@ -97,7 +97,7 @@ impl Program {
         line.trim().to_owned()
     }
 
-    /// Returns the number of buffers of the next line.
+    /// Returns the number of buffers in the program's next line.
     fn buffers(&mut self) -> u64 {
         let line = self.line();
         let mut words = line.split(' ');
@@ -105,7 +105,7 @@ impl Program {
         words.nth(1).and_then(|count| count.parse().ok()).expect("a number")
     }
 
-    /// Makes the program allocate 4 MiB more, and waits until it has computed with this memory.
+    /// Makes the program allocate another 4 MiB, and waits until it has computed with this memory.
     fn grow(&mut self) {
         let before = self.buffers();
         writeln!(self.input.as_mut().expect("open"), "more").expect("written");
@@ -151,7 +151,7 @@ impl Process {
     }
 }
 
-/// The owner of a card. An owner that has ended is started again, with its tenants, as the daemon does.
+/// The owner of a card. Like the daemon, restarts an owner that has exited, with its tenants.
 struct Card<'a> {
     rig: &'a Rig,
     spec: CardSpec,
@@ -196,7 +196,7 @@ impl<'a> Card<'a> {
         }
     }
 
-    /// Returns a tenant's programs, and the size of its memory on the card and in host memory in MiB.
+    /// Returns the number of a tenant's programs, and the size of its card memory and of its host memory in MiB.
     fn tenant(&self, name: &str) -> Option<(usize, u64, u64)> {
         let view = self.view();
         let named = |(_, tenant): &(_, &TenantView)| tenant.name == name;
@@ -211,7 +211,7 @@ impl Owner for Card<'_> {
         let answer = self.process.borrow_mut().as_mut().and_then(|process| process.exchange(&request));
         let Some(answer) = answer else {
             self.restart();
-            return Err(Trouble::Absent("the owner has ended".to_owned()));
+            return Err(Trouble::Absent("the owner has exited".to_owned()));
         };
         let mut tenants = self.tenants.borrow_mut();
         match (request, answer) {
@@ -236,12 +236,12 @@ impl Drop for Card<'_> {
     }
 }
 
-/// An owner whose requests are reported before and after they are made.
+/// An owner whose requests are reported before and after they are sent.
 struct Watched<'a> {
     card: &'a Card<'a>,
     name: &'static str,
-    /// Gets the name of the request, for example `to.Arrive`, and true after the request. Returns false to fail all
-    /// further requests, as if the daemon had ended.
+    /// Called with the name of a request, for example `to.Arrive`, with false before and true after it. Returns false
+    /// to fail all further requests, as if the daemon had exited.
     report: &'a dyn Fn(&str, bool) -> bool,
 }
 
@@ -249,7 +249,7 @@ impl Owner for Watched<'_> {
     fn ask(&self, request: Request) -> Result<Answer, Trouble> {
         let kind = format!("{request:?}");
         let kind = format!("{}.{}", self.name, kind.split(['(', ' ']).next().unwrap_or_default());
-        let ended = || Err(Trouble::Refused("the daemon has ended".to_owned()));
+        let ended = || Err(Trouble::Refused("the daemon has exited".to_owned()));
         if !(self.report)(&kind, false) {
             return ended();
         }
@@ -265,7 +265,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Starts both owners. Tenant `a` is on card `on`, tenant `b` on the second card.
+    /// Starts both owners. Tenant `a` is on card `on`, and tenant `b` on the second card.
     fn start(rig: &'a Rig, on: usize) -> Self {
         let config = rig.config();
         let cards = [0, 1].map(|at| {
@@ -298,7 +298,7 @@ impl<'a> World<'a> {
         carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there), moves_programs: true })
     }
 
-    /// Waits until tenant `a` has this many programs and at least this much memory on its card, and none elsewhere.
+    /// Waits until tenant `a` has this many programs with at least this much memory on its card and none elsewhere.
     fn until_settled(&self, programs: usize, least_mib: u64) {
         let (here, there) = (&self.cards[self.place()], &self.cards[1 - self.place()]);
         // TIMEOUT: only a failing test waits this long.
@@ -350,7 +350,7 @@ fn programs_without_a_card_cannot_move_and_continue() {
     own.grow();
     other.grow();
     own.end();
-    // The other card takes no contexts.
+    // The other card accepts no contexts.
     std::fs::write(rig.path().join("card/card-1/broken"), "").expect("written");
     let Err(Failure::Stays(why)) = world.carry(&|_, _| true) else { panic!("it has moved") };
     assert!(why.contains("cuCheckpointProcessRestore"), "{why}");
@@ -363,7 +363,7 @@ fn programs_without_a_card_cannot_move_and_continue() {
     other.end();
 }
 
-/// Requests of a move before and after which something ends.
+/// Requests of a move. The tests end a process before and after each.
 const STEPS: [&str; 6] = ["to.Add", "from.Leave", "to.Arrive", "from.Remove", "to.Arrivals", "to.View"];
 
 #[test]
@@ -413,7 +413,7 @@ fn ended_daemon_at_each_step_leaves_the_program_running() {
                 !ended.get()
             });
             assert!(ended.get() && result.is_err(), "{step}: {result:?}");
-            // The next daemon has not saved the new card.
+            // The next daemon does not know the new card.
             drop(world);
             world = World::start(&rig, before);
             program.grow();

@@ -1,9 +1,9 @@
 //! A worker without CUDA, for tests of the device with real guests: `probe-worker --window-fd N --link-fd M`.
 //!
-//! At each doorbell the worker copies the word `HEAD` of the control blob to `TAIL`, and stores the first word of each
-//! pinned blob plus 1 in its second word. A `HEAD` of `u64::MAX` ends the worker.
+//! At each doorbell, the worker copies the word `HEAD` of the control blob to `TAIL`, and sets the second word of each
+//! pinned blob to its first word plus 1. The worker exits if `HEAD` is `u64::MAX`.
 //!
-//! UNSAFETY: the command line contains the numbers of the descriptors.
+//! UNSAFETY: takes ownership of descriptors by number.
 
 #![expect(unsafe_code, reason = "descriptors as numbers")]
 
@@ -17,7 +17,7 @@ use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
 
-/// Time for which a worker continues without a daemon.
+/// Time that a worker keeps running without a daemon.
 const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {
@@ -39,7 +39,7 @@ fn main() {
     let mut alone = None;
     loop {
         let Ok(message) = link.receive_in_worker() else {
-            // The daemon has ended, and the next daemon listens at this path.
+            // The daemon has exited. The next daemon listens at this path.
             let since = *alone.get_or_insert_with(Instant::now);
             let Some(path) = rejoin.as_ref().filter(|_| since.elapsed() < ALONE) else { return };
             std::thread::sleep(Duration::from_millis(10));
@@ -67,7 +67,7 @@ fn main() {
                 let _ = link.send_from_worker(FromWorker::Check);
             }
             ToWorker::Goodbye => return,
-            // The daemon of the test neither restarts nor moves workers.
+            // The test's daemon neither restarts nor moves workers.
             ToWorker::Save | ToWorker::Hold | ToWorker::Resume => {}
         }
     }

@@ -1,4 +1,4 @@
-//! State of an earlier process, before the executor continues with this state.
+//! State of an earlier process, checked before the executor continues with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::journal::{Contents, Journal};
 use crate::saved::{MAX_OUTSTANDING, SavedCommand};
 use crate::window::Window;
 
-/// State of an earlier process, after the checks.
+/// Checked state of an earlier process.
 pub(crate) struct Adoption {
     pub(crate) core: Core,
     pub(crate) contents: Contents,
     pub(crate) window: Arc<Window>,
     pub(crate) journal: Arc<Journal>,
-    /// Set if the earlier process has written the journal.
+    /// Set if the earlier process wrote the journal.
     pub(crate) is_journal_written: bool,
     pub(crate) links: BTreeMap<WorkerId, Link>,
     pub(crate) generation: u64,
@@ -30,7 +30,7 @@ impl std::fmt::Debug for Adoption {
 }
 
 impl Adoption {
-    /// Checks the state that a process has left in its journal or handed over with links.
+    /// Checks the state that a process left in its journal, or handed over with its links.
     ///
     /// # Errors
     /// Returns an error if a value is invalid.

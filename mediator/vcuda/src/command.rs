@@ -1,16 +1,16 @@
-//! The commands of virtio-gpu that the device executes: layouts, decoder, responses.
+//! The virtio-gpu commands that the device executes: layouts, decoding, and responses.
 //!
 //! Sources: VIRTIO 1.2 section 5.7; `linux/virtio_gpu.h`.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Maximum number of bytes of a command that are copied from the guest. Further bytes are ignored.
+/// Maximum number of command bytes that are copied from the guest. Further bytes are ignored.
 pub(crate) const MAX_COMMAND_BYTES: usize = 256;
-/// Maximum number of bytes of a response. The response to [`Command::DisplayInfo`] has this size.
+/// Maximum size of a response in bytes. The response to [`Command::DisplayInfo`] has this size.
 #[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
-/// Maximum number of bytes of a submission that the device reads.
+/// Maximum size in bytes of a submission that the device reads.
 const MAX_SUBMIT_BYTES: usize = 64;
 /// Size of the descriptions of 16 displays, in bytes.
 const DISPLAYS_BYTES: usize = 16 * 24;
@@ -20,19 +20,19 @@ pub const CAPSET: u32 = 24;
 /// The only version of the capability set.
 pub const CAPSET_VERSION: u32 = 1;
 
-/// Flag of a header: the command has a fence.
+/// Header flag: the command has a fence.
 const FLAG_FENCE: u32 = 1 << 0;
-/// Flag of a header: the fence belongs to a ring of the context.
+/// Header flag: the fence belongs to a ring of the context.
 const FLAG_RING_IDX: u32 = 1 << 1;
 
-/// Memory type of a blob: on the host, accessed through the window.
+/// Blob memory type: host memory, accessed through the window.
 const MEM_HOST3D: u32 = 2;
-/// Flag of a blob: the guest can map the blob.
+/// Blob flag: the guest can map the blob.
 const BLOB_MAPPABLE: u32 = 1 << 0;
 /// The guest maps the blob with caching (write-back).
 const MAP_CACHED: u32 = 1;
 
-/// Numbers of commands.
+/// Command types.
 mod number {
     pub(super) const DISPLAY_INFO: u32 = 0x0100;
     pub(super) const RESOURCE_UNREF: u32 = 0x0102;
@@ -48,7 +48,7 @@ mod number {
     pub(super) const UNMAP_BLOB: u32 = 0x0209;
 }
 
-/// Types of responses.
+/// Response types.
 mod answer {
     pub(super) const OK: u32 = 0x1100;
     pub(super) const DISPLAY_INFO: u32 = 0x1101;
@@ -61,7 +61,7 @@ mod answer {
     pub(super) const INVALID_PARAMETER: u32 = 0x1205;
 }
 
-/// The header of each command and each response.
+/// Header of every command and response.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -86,7 +86,7 @@ impl Header {
         zerocopy::transmute!(self)
     }
 
-    /// Returns the context of the command.
+    /// Returns the command's context ID.
     #[must_use]
     pub fn context(&self) -> u32 {
         self.context.get()
@@ -126,7 +126,7 @@ struct MapBlob {
     offset: U64,
 }
 
-/// A body of two words.
+/// A body of two 32-bit words.
 #[derive(FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct TwoWords {
@@ -137,14 +137,14 @@ struct TwoWords {
 /// A decoded command. All fields are copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Requests the displays.
+    /// Queries the displays.
     DisplayInfo,
-    /// Requests the description of a capability set.
+    /// Queries the description of a capability set.
     CapsetInfo {
         /// Index of the set in the list.
         index: u32,
     },
-    /// Requests a capability set.
+    /// Queries a capability set.
     Capset {
         /// ID of the set.
         id: u32,
@@ -153,27 +153,27 @@ pub enum Command {
     },
     /// Creates a context.
     CreateContext {
-        /// ID of the context's capability set, or 0 if the program chose none.
+        /// ID of the context's capability set, or 0 if the program selected none.
         capset: u8,
         /// Name of the program, if the kernel sends it.
         name: String,
     },
     /// Destroys a context.
     DestroyContext,
-    /// Creates a mappable blob in the host's memory.
+    /// Creates a mappable blob in host memory.
     CreateBlob {
-        /// The guest's ID of the resource.
+        /// Resource ID, chosen by the guest kernel.
         resource: u32,
-        /// The program's ID of the blob.
+        /// Blob ID, chosen by the program.
         blob: u64,
         /// Size in bytes.
         size: u64,
     },
-    /// Maps a blob at an offset of the window.
+    /// Maps a blob at an offset in the window.
     MapBlob {
         /// The resource.
         resource: u32,
-        /// The offset.
+        /// Offset in bytes.
         offset: u64,
     },
     /// Unmaps a blob.
@@ -186,9 +186,9 @@ pub enum Command {
         /// The resource.
         resource: u32,
     },
-    /// Attaches a resource to a context, or detaches it.
+    /// Attaches a resource to a context, or detaches one.
     Attach,
-    /// Passes bytes to a context.
+    /// Submits bytes to a context.
     Submit(Submission),
     /// A command that the device does not support.
     Unknown(u32),
@@ -197,15 +197,15 @@ pub enum Command {
 /// The decoded bytes of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submission {
-    /// The submission has no bytes: only its fence matters.
+    /// The submission has no bytes. Only its fence matters.
     Empty,
     /// Wakes the worker.
     Doorbell,
     /// Waits until the word at `offset` of blob `blob` has reached `value`.
     Wait {
-        /// The program's ID of the blob.
+        /// Blob ID, chosen by the program.
         blob: u32,
-        /// Offset of a 64-bit word in bytes.
+        /// Offset of a 64-bit word in the blob, in bytes.
         offset: u64,
         /// The value.
         value: u64,
@@ -219,7 +219,7 @@ pub enum Submission {
     Malformed,
 }
 
-/// Types of submissions.
+/// Submission types.
 mod submission {
     pub(super) const DOORBELL: u32 = 1;
     pub(super) const WAIT: u32 = 2;
@@ -236,7 +236,7 @@ struct Wait {
 }
 
 impl Submission {
-    /// Decodes the bytes of a submission of `size` bytes, of which `bytes` were copied.
+    /// Decodes a submission of `size` bytes from its copied `bytes`, which may be fewer.
     fn decode(size: u32, bytes: &[u8]) -> Self {
         let Ok(size) = usize::try_from(size) else { return Self::Malformed };
         if size == 0 {
@@ -262,7 +262,7 @@ impl Submission {
 }
 
 impl Command {
-    /// Decodes the copied bytes of a command. Returns `None` if the command is too short for its type.
+    /// Decodes a command from its copied bytes. Returns `None` if the command is too short for its type.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<(Header, Self)> {
         let (header, body) = Header::read_from_prefix(bytes).ok()?;
@@ -304,7 +304,7 @@ impl Command {
     }
 }
 
-/// Returns the printable part of a name from the guest.
+/// Returns a name from the guest without unprintable characters.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);
@@ -318,9 +318,9 @@ pub enum Answer {
     Ok,
     /// No display is connected.
     NoDisplays,
-    /// The description of the capability set.
+    /// Description of the capability set.
     CapsetInfo,
-    /// The capability set, with the size of the window.
+    /// The capability set, which contains the window size.
     Capset {
         /// Size of the window in bytes.
         window_bytes: u64,

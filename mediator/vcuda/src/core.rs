@@ -1,9 +1,9 @@
-//! The state machine: contexts, blobs, workers and waits of one device. The inputs are commands and events, and the
-//! outputs are responses and actions. The state machine does no I/O, and receives the time as an argument.
+//! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
+//! outputs are responses and actions. It does no I/O, and gets the time as an argument.
 //!
-//! One worker serves one context. The worker starts when the context's first blob is mapped, so a program that only
-//! examines the device costs nothing. A part of the window belongs to a blob from the mapping until the worker has
-//! unregistered the blob. The part is zeroed at the start and at the end.
+//! One worker serves one context. The worker is started when the context's first blob is mapped, so a program that only
+//! probes the device costs nothing. A blob owns its range of the window from its mapping until the worker has
+//! unregistered the blob. The range is zeroed at both times.
 
 use std::collections::BTreeMap;
 
@@ -20,26 +20,26 @@ use ranges::Ranges;
 pub use saved::{SavedCore, SavedWait};
 pub use status::ProgramStatus;
 
-/// Granularity of the window in bytes: the driver rounds sizes up to it.
+/// Allocation granularity of the window in bytes. The driver rounds sizes up to it.
 pub const PAGE_BYTES: u64 = 4096;
-/// Kind of the blob with a context's control words, stored in the lowest byte of the program's blob ID.
+/// Kind of a control blob. The kind is the lowest byte of a blob ID.
 const KIND_CONTROL: u8 = 1;
-/// Maximum number of contexts. A context without a blob costs only its entry.
+/// Maximum number of contexts. A context without blobs costs only its entry.
 const MAX_CONTEXTS: usize = 1024;
 /// Maximum number of resources.
 const MAX_RESOURCES: usize = 16 << 10;
-/// Maximum number of blobs of a context.
+/// Maximum number of blobs per context.
 const MAX_BLOBS: usize = 1024;
-/// Maximum number of waits of a context: one for each ring, and a reserve for threads that share a ring.
+/// Maximum number of waits per context: one for each ring, plus a reserve for threads that share a ring.
 const MAX_WAITS: usize = 256;
-/// TIMEOUT: a worker that must leave frees its memory on the card, which takes milliseconds.
+/// TIMEOUT: to exit, a worker frees its card memory, which takes milliseconds.
 const LEAVE_NS: u64 = 2_000_000_000;
 
-/// ID of a worker of the device, never reused.
+/// ID of one of the device's workers. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// ID of a command that has no response yet.
+/// ID of a command without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -48,13 +48,13 @@ pub struct Ticket(pub u64);
 pub struct Limits {
     /// Size of the window in bytes.
     pub window_bytes: u64,
-    /// Maximum number of workers, including workers that are leaving.
+    /// Maximum number of workers, including exiting workers.
     pub workers: usize,
 }
 
-/// Words of the window.
+/// Access to the words of the window.
 pub trait Words {
-    /// Loads the 64-bit word at an offset that is a multiple of 8 and inside the window.
+    /// Loads the 64-bit word at an offset inside the window that is a multiple of 8.
     fn load(&self, offset: u64) -> u64;
 }
 
@@ -70,22 +70,22 @@ pub enum Action {
     Blob {
         /// The worker.
         worker: WorkerId,
-        /// The program's number of the blob.
+        /// Blob number, chosen by the program.
         blob: u32,
         /// Kind of the blob.
         kind: u8,
-        /// Serial number of this use of the blob's number.
+        /// Serial number that distinguishes uses of the same blob number.
         serial: u32,
-        /// The blob's part of the window.
+        /// The blob's range of the window.
         range: Range,
     },
     /// Requests that a worker unregister a blob.
     Remove {
         /// The worker.
         worker: WorkerId,
-        /// The program's number of the blob.
+        /// Blob number, chosen by the program.
         blob: u32,
-        /// Serial number of the blob.
+        /// Serial number of the blob's mapping.
         serial: u32,
     },
     /// Wakes a worker.
@@ -93,7 +93,7 @@ pub enum Action {
         /// The worker.
         worker: WorkerId,
     },
-    /// Requests that a worker leave.
+    /// Requests that a worker exit.
     Leave {
         /// The worker.
         worker: WorkerId,
@@ -103,9 +103,9 @@ pub enum Action {
         /// The worker.
         worker: WorkerId,
     },
-    /// Zeroes a part of the window.
+    /// Zeroes a range of the window.
     Zero {
-        /// The part.
+        /// The range.
         range: Range,
     },
     /// Marks the context of a control blob as lost.
@@ -125,11 +125,11 @@ pub enum Action {
 /// State of a context's worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Service {
-    /// No blob was mapped yet.
+    /// No blob has been mapped yet.
     Unused,
-    /// A worker runs.
+    /// A worker is running.
     Worker(WorkerId),
-    /// The worker has ended, or the context has violated the protocol.
+    /// The worker has exited, or the context has violated the protocol.
     Lost,
 }
 
@@ -148,7 +148,7 @@ struct Context {
     name: String,
     pid: Option<u32>,
     service: Service,
-    /// Mapped resources, by the program's numbers of its blobs.
+    /// Mapped resources, keyed by the program's blob number.
     blobs: BTreeMap<u32, u32>,
     waits: Vec<Wait>,
 }
@@ -159,9 +159,9 @@ struct Resource {
     blob: u32,
     kind: u8,
     size: u64,
-    /// Serial number of the mapping; 0 before the mapping.
+    /// Serial number of the mapping, or 0 if the blob was not mapped.
     serial: u32,
-    /// The blob's part of the window, once the blob is mapped.
+    /// The blob's range of the window, once the blob is mapped.
     range: Option<Range>,
     /// The worker that has registered the blob.
     worker: Option<WorkerId>,
@@ -169,18 +169,18 @@ struct Resource {
 
 #[derive(Debug)]
 struct Worker {
-    /// The worker's context, until the context is destroyed.
+    /// ID of the worker's context, until the context is destroyed.
     context: Option<u32>,
-    /// Time at which the worker is killed.
+    /// Time when the worker will be killed, in ns.
     deadline: Option<u64>,
     killed: bool,
-    /// Blobs that the worker is unregistering, the oldest first.
+    /// Blobs that the worker is unregistering, oldest first.
     removing: Vec<Removal>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Removal {
-    /// The program's number of the blob, which may be reused.
+    /// Blob number, which the program may reuse.
     blob: u32,
     serial: u32,
     resource: u32,
@@ -199,7 +199,7 @@ pub struct Core {
     last_worker: u64,
     last_serial: u32,
     actions: Vec<Action>,
-    /// Set if the state that [`Self::save`] includes has changed.
+    /// Set if the state returned by [`Self::save`] has changed.
     is_changed: bool,
 }
 
@@ -231,14 +231,14 @@ impl Core {
         self.workers.is_empty()
     }
 
-    /// Returns true if a command waits for a word.
+    /// Returns true if any command waits for a word.
     #[must_use]
     pub fn has_waits(&self) -> bool {
         self.contexts.values().any(|context| !context.waits.is_empty())
     }
 
     /// Executes a command. Returns the response, which must be sent after the actions, or `None` if a later action
-    /// responds.
+    /// sends it.
     pub fn command(
         &mut self,
         header: &Header,
@@ -261,7 +261,7 @@ impl Core {
             Command::Attach => Answer::Ok,
             Command::CreateBlob { resource, blob, size } => self.create_blob(context, resource, blob, size),
             Command::MapBlob { resource, offset } => self.map_blob(resource, offset),
-            // The guest has removed its mapping, but the worker may still have one. `Unref` frees the range.
+            // The guest has unmapped the blob, but the worker may still have it mapped. `Unref` frees the range.
             Command::UnmapBlob { .. } => Answer::Ok,
             Command::Unref { resource } => return self.unref(resource, ticket),
             Command::Submit(submission) => return self.submit(context, submission, ticket, words),
@@ -282,7 +282,7 @@ impl Core {
         Answer::Ok
     }
 
-    /// Destroys a context. The context's blobs stay until they are dropped.
+    /// Destroys a context. The context's blobs persist until they are dropped.
     fn destroy_context(&mut self, id: u32, now: u64) -> Answer {
         let Some(mut context) = self.contexts.remove(&id) else { return Answer::Invalid };
         self.is_changed = true;
@@ -319,8 +319,8 @@ impl Core {
         Answer::Ok
     }
 
-    /// Maps a blob at the offset that the guest's driver chose. A program receives errors of this command, but not
-    /// errors of earlier commands.
+    /// Maps a blob at the offset chosen by the guest driver. A program is notified of errors of this command, but not
+    /// of errors of earlier commands.
     fn map_blob(&mut self, id: u32, offset: u64) -> Answer {
         let Some(resource) = self.resources.get_mut(&id) else { return Answer::NoResource };
         // A blob outlives its context, whose ID can be reused.
@@ -382,8 +382,8 @@ impl Core {
         }
         let Resource { blob, serial, .. } = resource;
         worker.removing.push(Removal { blob, serial, resource: id, ticket });
-        // A worker may wait for its tenant's slice for a long time. The removal therefore has no time limit: only this
-        // VM waits for it. The worker of a destroyed context must end within its own time limit.
+        // A worker may wait for its tenant's slice for a long time. The removal therefore has no time limit. Only this
+        // VM waits for it. The worker of a destroyed context has its own time limit.
         if !worker.killed {
             self.actions.push(Action::Remove { worker: number, blob, serial });
         }
@@ -432,7 +432,7 @@ impl Core {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         if let Service::Worker(worker) = std::mem::replace(&mut context.service, Service::Lost) {
             self.kill(worker);
-            // Another context may have the ID by the time the worker has ended.
+            // Another context may have this ID by the time the worker has exited.
             if let Some(worker) = self.workers.get_mut(&worker) {
                 worker.context = None;
             }
@@ -440,7 +440,7 @@ impl Core {
         self.report_lost(id);
     }
 
-    /// Marks a context as lost for its program, and responds to its waits.
+    /// Notifies a program that its context is lost, and responds to its waits.
     fn report_lost(&mut self, id: u32) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.is_changed = true;
@@ -460,7 +460,8 @@ impl Core {
         }
     }
 
-    /// Responds to the waits whose words have reached their values, because words of a worker's context have changed.
+    /// Responds to the waits of a worker's context whose words have reached their values. Must be called after words
+    /// have changed.
     pub fn check(&mut self, worker: WorkerId, words: &dyn Words) {
         let context = self.workers.get(&worker).and_then(|worker| self.contexts.get_mut(&worker.context?));
         if let Some(context) = context {
@@ -485,7 +486,7 @@ impl Core {
         self.actions.push(Action::Answer { ticket, answer: Answer::Ok });
     }
 
-    /// Records that a worker's process has ended, or did not start.
+    /// Records that a worker's process has exited, or did not start.
     pub fn exited(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.remove(&id) else { return };
         self.is_changed = true;
@@ -511,7 +512,7 @@ impl Core {
         self.workers.values().filter_map(|worker| worker.deadline).min()
     }
 
-    /// Drops all contexts and outstanding commands, and kills the workers. The device may be used again once
+    /// Drops all contexts and outstanding commands, and kills the workers. The device can be used again once
     /// [`Self::is_quiet`] returns true and the window is zeroed.
     pub fn reset(&mut self) {
         self.is_changed = true;

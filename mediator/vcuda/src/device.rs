@@ -1,7 +1,7 @@
 //! The function's interface to the VMM's server.
 //!
-//! Each access is served here immediately, because QEMU stops the whole VM until the response arrives. The thread of
-//! `executor` executes commands.
+//! Each access is handled immediately, because QEMU stops the whole VM until the response arrives. The thread of
+//! `executor` executes the commands.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::Launcher;
 
-/// Minimum size of the window in bytes. SeaBIOS places a smaller window below 4 GiB, where Linux maps it uncached.
+/// Minimum size of the window in bytes. SeaBIOS places smaller windows below 4 GiB, where Linux maps them uncached.
 pub const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Maximum size of the window in bytes.
 const MAX_WINDOW_BYTES: u64 = 1 << 40;
@@ -32,31 +32,31 @@ const MAX_WINDOW_BYTES: u64 = 1 << 40;
 /// Reason why a function cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A BAR cannot have the window's size.
+    /// The window size is invalid for a BAR.
     #[error("a window of {0:#x} bytes, expected a power of two from 1 GiB to 1 TiB")]
     Window(u64),
-    /// The state of the other daemon is invalid.
+    /// The state saved by the other daemon is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The host refuses memory, a descriptor or a thread.
+    /// The host cannot provide memory, a descriptor or a thread.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
-/// Interrupts of the function.
+/// Returns the number of the function's interrupts.
 #[must_use]
 pub fn irqs() -> IrqCounts {
     IrqCounts { msix: VECTORS.into(), ..IrqCounts::default() }
 }
 
-/// The function.
+/// The CUDA function of a VM.
 pub struct CudaDevice {
     pci: Config,
     link: Link,
     shared: Arc<Shared>,
     thread: Arc<ExecutorThread>,
     limits: Limits,
-    /// The journal of a killed process, until the window of that process is known.
+    /// Contents and file of a killed process's journal, until its window is received.
     earlier: Option<(Contents, Arc<OwnedFd>)>,
 }
 
@@ -64,7 +64,7 @@ impl CudaDevice {
     /// Creates the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's programs.
     ///
     /// # Errors
-    /// Returns an error if the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
+    /// Returns an error if the window size is invalid, or the host cannot provide memory, a descriptor or a thread.
     pub fn build(
         name: &str,
         limits: Limits,
@@ -76,8 +76,8 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Creates the function of a VM that another daemon has suspended, with its descriptors. The function starts to
-    /// work with [`CudaFunction::start`], after the other daemon has given it up.
+    /// Creates a function from the state and descriptors of a function that another daemon has suspended.
+    /// [`CudaFunction::start`] starts the function, and must be called after the other daemon has released it.
     ///
     /// # Errors
     /// Returns the errors of [`Self::build`], and an error if the saved state is invalid.
@@ -124,8 +124,8 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Takes over the state of another process, with which the executor continues. With `journal`, this journal already
-    /// contains the state.
+    /// Takes over the state of another process, so that the executor continues with it. `journal` is a journal that
+    /// already contains this state.
     fn adopt(
         &mut self,
         contents: Contents,
@@ -159,7 +159,8 @@ impl CudaDevice {
         self.pci.read(0, &mut self.shared.state.lock().config);
     }
 
-    /// Begins a reset. The queue is no longer used when this function returns; the other steps follow later.
+    /// Begins a reset. When this function returns, the queue is no longer in use. The executor performs the other
+    /// steps.
     fn begin_reset(&self) {
         let mut state = self.shared.state.lock();
         state.registers.begin_reset();
@@ -252,13 +253,13 @@ impl Device for CudaDevice {
     }
 
     fn dma_map(&mut self, _region: &DmaRegion) -> Result<(), MapError> {
-        // Nothing to do: the executor takes a snapshot of the memory for each use of the queue. QEMU also lends the
-        // window itself, without a file; the executor never uses this memory.
+        // Nothing to do: the executor takes a snapshot of the memory map for each use of the queue. QEMU also maps the
+        // window itself, without a file, but the executor never uses this memory.
         Ok(())
     }
 
     fn dma_unmap(&mut self, _gpa: u64, _size: u64) {
-        // The executor holds this lock while it uses guest memory, with a snapshot that it took under the lock.
+        // The executor holds this lock while it uses guest memory through a snapshot taken under the lock.
         drop(self.shared.state.lock());
     }
 
@@ -296,8 +297,8 @@ impl Device for CudaDevice {
     }
 
     fn disconnected(&mut self) {
-        // The client may keep its mappings, so the next client gets other memory. The window is set first, because the
-        // reset starts to use it.
+        // The client may keep its mappings, so the next client gets new memory. The window must be replaced first,
+        // because the reset uses it.
         let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);

@@ -22,20 +22,20 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Maximum number of commands that are executed before the workers are served again.
+/// Maximum number of commands executed before the workers are served again.
 const MAX_BATCH: usize = 256;
-/// Time for which the queue is polled without doorbells after a command.
+/// Time after a command during which the queue is polled with doorbells suppressed.
 const LINGER: Duration = Duration::from_micros(20);
-/// Time limit for killed workers to end when the function is dropped.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it.
+/// Time limit for killed workers to exit when the function is dropped.
+// TIMEOUT: a killed process exits immediately, unless it is stuck in the driver.
 const KILLED: Duration = Duration::from_secs(2);
-/// Interval at which the end of killed workers is checked.
+/// Interval at which killed workers are checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages of one worker that are handled before the next worker's messages.
+/// Maximum number of messages handled per worker before the next worker is served.
 const MAX_MESSAGES: usize = 64;
-/// TIMEOUT: the daemon hands a killed daemon's journal over within milliseconds of its start, unless the host is busy.
+/// TIMEOUT: the daemon provides a killed daemon's journal within milliseconds of its start, unless the host is busy.
 const ADOPTION_NS: u64 = 5_000_000_000;
-/// TIMEOUT: interval of polls for words that the card writes, because no worker reports these words.
+/// TIMEOUT: interval for polling words written by the card, which no worker reports.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
 mod moving;
@@ -51,26 +51,27 @@ pub(crate) struct Executor {
     window: Arc<Window>,
     launcher: Box<dyn Launcher>,
     workers: BTreeMap<WorkerId, Worker>,
-    /// Commands of the current queue that have no response yet.
+    /// Commands of the current queue without a response.
     outstanding: BTreeMap<Ticket, (Header, Request)>,
     generation: u64,
-    /// Commands of the current queue when it was last used.
+    /// Command counts of the current queue when it was last used.
     progress: Progress,
-    /// Set if the last response of an earlier process may be missing from the counts.
+    /// Set if the counts may lack the last response of an earlier process.
     is_resuming: bool,
-    /// The recorded command to which the earlier process may have responded last.
+    /// The recorded command that the earlier process may have responded to last.
     answering: Option<Ticket>,
-    /// Commands of an earlier process whose responses are known.
+    /// Commands with known responses that wait until the queue can be used.
     ready: Vec<(Ticket, Answer)>,
     tickets: u64,
     journal: Arc<Journal>,
-    /// Set if the journal is incomplete and no longer written.
+    /// Set if the journal is incomplete and is no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
-    /// Time until which an earlier process's state may arrive. Before that, it is unknown which workers may connect.
+    /// Deadline in ns for the state of an earlier process to arrive. Until it arrives, it is unknown which workers may
+    /// connect.
     adoption_until: Option<u64>,
     failures: u64,
-    /// Set if the list of programs may differ from the list that operators see.
+    /// Set if the published list of programs may be outdated.
     has_news: bool,
     /// Workers that are being replaced.
     restarting: BTreeMap<WorkerId, restart::Restarting>,
@@ -148,7 +149,7 @@ impl Executor {
                 *self.shared.programs.lock() = self.core.programs(process);
             }
             if let Err(error) = self.wait(is_busy) {
-                tracing::error!(%error, "CUDA programs of this VM are no longer served: waiting failed");
+                tracing::error!(%error, "CUDA programs of this VM are no longer served: cannot wait for events");
                 break;
             }
         }
@@ -158,12 +159,12 @@ impl Executor {
         self
     }
 
-    /// Ends all workers.
+    /// Kills all workers, and waits for them to exit.
     fn end(&mut self) {
         self.fail_move("its VM ends");
         self.core.reset();
         self.perform();
-        // A killed process is reaped here. Otherwise it would stay a zombie.
+        // Reap the killed processes here. Otherwise, they would remain zombies.
         let since = Instant::now();
         let left = |executor: &Self| executor.workers.len().saturating_add(executor.dismissed.len());
         while left(self) > 0 && since.elapsed() < KILLED {
@@ -172,18 +173,18 @@ impl Executor {
             self.continue_move();
         }
         if left(self) > 0 {
-            tracing::error!(count = left(self), "workers were killed and do not end");
+            tracing::error!(count = left(self), "killed workers do not exit");
         }
     }
 
-    /// Returns the host's monotonic clock, which is the same for all processes, in ns.
+    /// Returns the time of the host's monotonic clock in ns, which all processes share.
     fn now(&self) -> u64 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
     }
 
-    /// Waits for the guest, a worker, or a time.
+    /// Waits for the guest, a worker, or the next deadline.
     fn wait(&self, is_busy: bool) -> Result<(), Errno> {
         let rejoins = self.workers.values().filter_map(|worker| worker.rejoins_until).min();
         let adoption = self.adoption_until.filter(|_| self.rejoin.is_some());
@@ -215,7 +216,7 @@ impl Executor {
         }
     }
 
-    /// Does all available work. Returns true if more work may be available.
+    /// Performs the pending work. Returns true if more work may be pending.
     fn serve(&mut self) -> bool {
         self.shared.wake.clear();
         let adoption = self.shared.state.lock().adoption.take();
@@ -238,7 +239,7 @@ impl Executor {
         self.serve_queue()
     }
 
-    /// Continues a reset: it is complete when no worker is left and the window is zeroed.
+    /// Continues a reset, which completes once no worker is left and the window is zeroed.
     fn reset(&mut self) {
         let generation = self.shared.state.lock().generation;
         self.has_news = true;
@@ -257,10 +258,10 @@ impl Executor {
         }
         drop(state);
         if let Err(error) = self.window.zero_all() {
-            tracing::error!(%error, "the window cannot be zeroed; the device stays in reset");
+            tracing::error!(%error, "the window cannot be zeroed; the device remains in reset");
             return;
         }
-        // Until the registers report that the reset is complete, the next process repeats the reset.
+        // If this process is killed before the registers report completion, the next process repeats the reset.
         (self.progress, self.is_resuming, self.answering) = Default::default();
         if std::mem::take(&mut self.is_journal_void) {
             self.journal.revalidate();
@@ -275,13 +276,13 @@ impl Executor {
         }
     }
 
-    /// Handles the messages and the ends of workers.
+    /// Handles messages and exits of workers.
     fn serve_workers(&mut self) {
         let mut ended = Vec::new();
         let mut messages = Vec::new();
         for (&id, worker) in &mut self.workers {
             worker.flush();
-            // The end of a worker is handled after its earlier messages.
+            // The exit of a worker is handled after its earlier messages.
             let has_ended = is_readable(&*worker);
             while let Some(message) = worker.receive() {
                 messages.push((id, message));
@@ -331,7 +332,7 @@ impl Executor {
         self.core.exited(id);
     }
 
-    /// Executes commands of the queue. Returns true if more commands may be available.
+    /// Executes commands from the queue. Returns true if more commands may be pending.
     fn serve_queue(&mut self) -> bool {
         if !matches!(self.with_queue(ControlQueue::suppress_kicks), Some(())) {
             return false;
@@ -345,7 +346,7 @@ impl Executor {
                 }
                 Found::NoQueue => return false,
                 Found::Nothing => {
-                    // Guests often send several commands in sequence, and need no doorbells in the meantime.
+                    // Guests often send several commands in sequence, and need no doorbells while this loop polls.
                     let since = *idle_since.get_or_insert_with(Instant::now);
                     while since.elapsed() < LINGER {
                         std::hint::spin_loop();
@@ -370,7 +371,7 @@ impl Executor {
         }
     }
 
-    /// Uses the queue, if the device may use it. A queue that violates the standard is not used again.
+    /// Calls a function with the queue, if the device may use it. A queue that violates the standard is not used again.
     fn with_queue<T>(
         &mut self,
         act: impl FnOnce(&mut ControlQueue, &MemoryTable) -> Result<T, QueueError>,
@@ -397,7 +398,7 @@ impl Executor {
         let why = match used {
             Some(Ok(result)) => return Some(result),
             Some(Err::<_, QueueError>(error)) => error.to_string(),
-            None => "its set-up names no memory of the guest".to_owned(),
+            None => "its setup does not refer to guest memory".to_owned(),
         };
         *queue = None;
         let vector = registers.fail();
@@ -431,7 +432,7 @@ impl Executor {
             self.perform();
             return self.journal.put_progress(self.progress);
         };
-        // A command that changes nothing can be repeated, so it is counted together with its response.
+        // A command without an effect can be repeated, so it is counted together with its response.
         let ready = ReadyAnswer::new(answer).filter(|_| self.core.is_changed());
         if let Some(ready) = ready {
             self.record_command(ticket, (&header, &request), Reply::Ready(ready));
@@ -441,7 +442,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Responds to a command, if its queue still exists. `is_recorded` is true if the journal contains the command.
+    /// Responds to a command if its queue still exists. `is_recorded` is true if the journal contains the command.
     fn answer(&mut self, header: &Header, request: &Request, answer: Answer, is_recorded: bool) {
         let bytes = answer.encode(header);
         let journal = Arc::clone(&self.journal);
@@ -497,7 +498,7 @@ impl Executor {
             }
             Action::Zero { range } => {
                 if let Err(error) = self.window.zero(range) {
-                    tracing::error!(%error, ?range, "a part of the window cannot be zeroed");
+                    tracing::error!(%error, ?range, "a range of the window cannot be zeroed");
                 }
             }
             Action::Lost { control } => {
@@ -507,12 +508,12 @@ impl Executor {
             }
             Action::Answer { ticket, answer } => {
                 if self.is_resuming || self.with_queue(|_, _| Ok(())).is_none() {
-                    // For example, a worker can end before the VMM has shared the guest's memory with this daemon.
+                    // For example, a worker can exit before the VMM has shared guest memory with this daemon.
                     self.ready.push((ticket, answer));
                     return;
                 }
                 if let Some((header, request)) = self.outstanding.remove(&ticket) {
-                    // The next process must not find the state from before the response.
+                    // The next process must not find a state older than the response.
                     self.record_changes();
                     self.answer(&header, &request, answer, true);
                 }
@@ -544,18 +545,18 @@ impl Executor {
     }
 }
 
-/// Logs the reason why a worker reports for its end.
+/// Logs the reason that a worker reports for exiting.
 fn report(reason: Reason) {
     match reason {
         Reason::Forbidden(number) => {
             let call = worker_link::call_name(number);
-            tracing::warn!(call, number, "the worker of a CUDA program has made a forbidden system call, and ends");
+            tracing::warn!(call, number, "the worker of a CUDA program has made a forbidden system call, and exits");
         }
-        other => tracing::warn!(reason = ?other, "the worker of a CUDA program ends"),
+        other => tracing::warn!(reason = ?other, "the worker of a CUDA program exits"),
     }
 }
 
-/// Returns true if a worker's process has ended.
+/// Returns true if a worker's process has exited.
 fn is_readable(worker: &Worker) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(worker.ended(), PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

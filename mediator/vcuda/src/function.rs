@@ -1,4 +1,4 @@
-//! The function's interface to the daemon: its programs, its thread, and its suspension for another daemon.
+//! The function's interface to the daemon: its programs, its thread, and its handover to another daemon.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
 use crate::worker::Launcher;
 
-/// Interval at which the end of the thread is checked.
+/// Interval at which the thread is checked until it has stopped.
 const SUSPEND_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Time limit for the reply to a move, after the limit of the move.
@@ -37,7 +37,7 @@ enum Thread {
     Gone,
 }
 
-/// The thread of a function's executor, and the state that both share with the server's thread.
+/// The thread of a function's executor, and the state that they share with the server thread.
 #[derive(Debug)]
 pub(crate) struct ExecutorThread {
     shared: Arc<Shared>,
@@ -65,8 +65,8 @@ impl ExecutorThread {
         Ok(())
     }
 
-    /// Stops the executor's thread without an effect on workers. Returns false if the thread does not stop by the time
-    /// `until`; the thread then continues.
+    /// Stops the executor's thread without affecting its workers. Returns false if the thread does not stop by `until`.
+    /// In this case, the thread continues.
     fn suspend(&self, until: Instant) -> bool {
         self.shared.set_stop(stop::SUSPEND);
         loop {
@@ -92,7 +92,7 @@ impl ExecutorThread {
         }
     }
 
-    /// Calls a function with the executor, if its thread is stopped.
+    /// Calls a function with the executor if its thread is stopped.
     pub(crate) fn with_idle<T>(&self, act: impl FnOnce(&mut Executor) -> T) -> Option<T> {
         let mut thread = std::mem::take(&mut *self.thread.lock());
         let done = match &mut thread {
@@ -103,7 +103,7 @@ impl ExecutorThread {
         done
     }
 
-    /// Drops the executor without an effect on its workers, which belong to another daemon.
+    /// Drops the executor without affecting its workers, which belong to another daemon.
     pub(crate) fn leave(&self) {
         let thread = std::mem::take(&mut *self.thread.lock());
         if let Thread::Idle(mut executor) = thread {
@@ -111,24 +111,24 @@ impl ExecutorThread {
         }
     }
 
-    /// Ends the executor and its workers, unless they belong to another daemon.
+    /// Stops the executor and kills its workers, unless they belong to another daemon.
     pub(crate) fn end(&self) {
         self.shared.set_stop(stop::END);
         let thread = std::mem::take(&mut *self.thread.lock());
         match thread {
             Thread::Running(handle) => {
                 if handle.join().is_err() {
-                    tracing::error!("the thread that executes commands for CUDA programs had panicked");
+                    tracing::error!("the thread that executes commands for CUDA programs has panicked");
                 }
             }
-            // The executor has never run in this process, or is suspended. The workers may belong to another daemon.
+            // The executor has never run in this process, or was suspended. The workers may belong to another daemon.
             Thread::Idle(mut executor) => executor.leave(),
             Thread::Gone => {}
         }
     }
 }
 
-/// The operator's view of a function.
+/// Handle of a function, for operators and upgrades.
 #[derive(Clone, Debug)]
 pub struct CudaFunction(pub(crate) Arc<ExecutorThread>);
 
@@ -139,31 +139,31 @@ impl CudaFunction {
         self.0.shared.programs.lock().clone()
     }
 
-    /// Starts to execute commands of a function that belonged to another daemon.
+    /// Starts executing commands of a function that belonged to another daemon.
     ///
     /// # Errors
-    /// Returns an error if the host refuses a thread.
+    /// Returns an error if the thread cannot be created.
     pub fn start(&self) -> io::Result<()> {
         self.0.start()
     }
 
-    /// Suspends the function for another daemon; its server is already suspended. The workers continue to run.
+    /// Suspends the function for another daemon. Its server must already be suspended. The workers keep running.
     ///
     /// # Errors
-    /// Returns an error if the function does not stop by the time `until`. The function then continues.
+    /// Returns an error if the function does not stop by `until`. In this case, the function continues.
     pub fn suspend(&self, until: Instant) -> Result<SuspendedFunction, &'static str> {
         match self.0.suspend(until) {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),
-            false => Err("the thread of its CUDA function does not become quiescent"),
+            false => Err("the thread of its CUDA function does not stop"),
         }
     }
 
-    /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
-    /// guest. Returns the result for each program; the list is empty without programs.
+    /// Restarts the workers of the guest's programs. With `pid`, restarts only programs with this process ID in the
+    /// guest. Returns one result per program.
     ///
     /// # Errors
-    /// Returns an error if a result does not exist within `limit`. A worker that responds later still restarts, unless
-    /// the function has been handed over in the meantime.
+    /// Returns an error if a result is not available within `limit`. A worker that responds later is still restarted,
+    /// unless the function has been handed over by then.
     pub fn restart(&self, pid: Option<u32>, limit: Duration) -> Result<Vec<Restart>, RestartError> {
         let begin = Instant::now();
         let until = begin.checked_add(limit).unwrap_or(begin);
@@ -205,7 +205,7 @@ impl CudaFunction {
         self.0.shared.state.lock().is_bus_master
     }
 
-    /// Returns counters, with names that are valid for metrics.
+    /// Returns the counters and their metric names.
     #[must_use]
     pub fn counters(&self) -> [(&'static str, u64); 5] {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -231,16 +231,16 @@ impl SuspendedFunction {
         Self { thread, is_left: false }
     }
 
-    /// Saves the function, with duplicates of its descriptors.
+    /// Saves the function and duplicates its descriptors.
     ///
     /// # Errors
     /// Returns an error if the function cannot be handed over. The error contains the reason.
     pub fn save(&self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let saved = self.thread.with_idle(|executor| executor.save());
-        saved.unwrap_or_else(|| Err("its thread has ended".to_owned()))
+        saved.unwrap_or_else(|| Err("its thread has exited".to_owned()))
     }
 
-    /// Leaves the workers to another daemon, which continues with the saved function.
+    /// Releases the workers to another daemon, which continues with the saved function.
     pub fn leave(mut self) {
         self.is_left = true;
         self.thread.leave();
@@ -253,7 +253,7 @@ impl Drop for SuspendedFunction {
             return;
         }
         if let Err(error) = self.thread.start() {
-            tracing::error!(%error, "CUDA programs of this VM are no longer served: no thread");
+            tracing::error!(%error, "CUDA programs of this VM are no longer served: cannot create a thread");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Random steps from bytes, for property tests and the fuzz target.
+//! Decodes bytes to random steps, for property tests and the fuzz target.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ pub(crate) enum Step {
     },
     /// A word of the window changes.
     Store {
-        /// Number of the word.
+        /// Index of the word.
         word: u16,
         /// New value of the word.
         value: u64,
@@ -31,14 +31,14 @@ pub(crate) enum Step {
         /// Number of the blob.
         blob: u32,
     },
-    /// A worker has ended.
+    /// A worker has exited.
     Exited {
         /// The worker.
         worker: WorkerId,
     },
     /// Time passes.
     Tick {
-        /// Seconds.
+        /// Elapsed time in seconds.
         seconds: u8,
     },
     /// The guest resets the device.
@@ -59,7 +59,7 @@ pub(crate) fn header(context: u32) -> Header {
     Header::read_from_bytes(&bytes).unwrap()
 }
 
-/// Decodes steps of five bytes each. The numbers are small, so that steps refer to the same objects.
+/// Decodes steps of five bytes each. IDs are small, so that different steps refer to the same objects.
 #[must_use]
 pub(crate) fn steps(input: &[u8]) -> Vec<Step> {
     let (chunks, _) = input.as_chunks::<5>();
@@ -103,7 +103,7 @@ fn step([kind, first, second, third, fourth]: [u8; 5]) -> Step {
     Step::Command { context, command }
 }
 
-/// Words that change at each load.
+/// Words that change on each load.
 struct Changing(Cell<u64>);
 
 impl Words for Changing {
@@ -114,7 +114,7 @@ impl Words for Changing {
     }
 }
 
-/// Interprets arbitrary bytes as commands of a guest and as steps. Neither may panic or grow without bound.
+/// Interprets arbitrary bytes as a guest's commands and as steps. Neither may panic or use unbounded memory.
 pub fn run(input: &[u8]) {
     let mut core = Core::new(Limits { window_bytes: 1 << 20, workers: 4 });
     let words = Changing(Cell::new(0));
@@ -123,7 +123,7 @@ pub fn run(input: &[u8]) {
         if let Some((header, command)) = Command::decode(chunk)
             && let Some(answer) = core.command(&header, command, Ticket(number), &words, number)
         {
-            assert!(answer.encode(&header).len() <= crate::command::MAX_ANSWER_BYTES, "an answer is bounded");
+            assert!(answer.encode(&header).len() <= crate::command::MAX_ANSWER_BYTES, "a response is bounded");
         }
         core.take_actions();
     }

@@ -1,8 +1,8 @@
-//! The journal: the state with which the next process continues the function after this process was killed.
+//! The journal: the state that lets the next process continue the function after this process was killed.
 //!
 //! The journal is a memory file whose descriptor the service manager stores. A killed process stops between two
-//! instructions, so its earlier stores are in the file in program order. Each change is first written to unused space.
-//! Then a single word makes the change valid.
+//! instructions, so the file contains all of its earlier stores. Each change is first written to unused space. Then, a
+//! store to a single word makes the change valid.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -13,8 +13,9 @@
 //! | 2 × 2 MiB | the structure; [`word::STRUCTURE`] selects the valid copy |
 //!
 //! A command that changes contexts, blobs or workers is stored in its slot, with its response, before the structure
-//! that includes the command becomes valid. The response is sent afterwards. Other commands are counted together with
-//! their response, after it was sent. The guest's ring shows the next process whether the last command has a response.
+//! that includes the command's effect becomes valid. The response is sent afterwards. Other commands are counted
+//! together with their response, after it was sent. The next process finds in the guest's ring whether the last command
+//! has a response.
 
 use std::fs::File;
 use std::io;
@@ -45,25 +46,25 @@ const FILE_BYTES: u64 = STRUCTURE_AT + 2 * STRUCTURE_BYTES;
 /// Owner of the part in a copy of the structure.
 const FUNCTION: u32 = 0;
 
-/// Offsets of words in bytes.
+/// Byte offsets of words.
 mod word {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const REGISTERS: u64 = 8;
     pub(super) const STRUCTURE: u64 = 16;
-    /// Number of popped commands in the upper half, and number of commands with a response in the lower half.
+    /// Number of popped commands in the upper half, and number of sent responses in the lower half.
     pub(super) const PROGRESS: u64 = 24;
 }
 
-/// Offsets of words in a slot in bytes.
+/// Byte offsets of words in a slot.
 mod slot {
     /// 1 if the slot is in use. This word is written last.
     pub(super) const STATE: u64 = 0;
     pub(super) const INDEX: u64 = 8;
-    /// Number of responses before this response, plus 1; 0 before the response.
+    /// Number of earlier responses plus 1, or 0 if the response is not being sent.
     pub(super) const ANSWERING: u64 = 16;
     pub(super) const TICKET: u64 = 24;
     pub(super) const HEADER: u64 = 32;
-    /// 0 for a removal, 1 for a word, and 2 or more for a response.
+    /// Kind of [`Reply`]: 0 for a removal, 1 for a word, and 2 or more for a known response.
     pub(super) const REPLY: u64 = 56;
     pub(super) const BLOB: u64 = 64;
     pub(super) const WORD: u64 = 72;
@@ -111,10 +112,10 @@ impl Journal {
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         let size = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_size);
         let is_whole = seals.contains(SealFlags::SHRINK) && u64::try_from(size) == Ok(FILE_BYTES);
-        Invalid::unless(is_whole, || "the journal of the CUDA function has another size".into())?;
+        Invalid::unless(is_whole, || "the journal of the CUDA function has an invalid size".into())?;
         let journal = Self::map(file).map_err(Invalid::new)?;
         Invalid::unless(journal.load(word::MAGIC) == MAGIC, || {
-            "the journal of the CUDA function is of another version of the daemon".into()
+            "the journal of the CUDA function is from another version of the daemon".into()
         })?;
         Ok(journal)
     }
@@ -127,7 +128,7 @@ impl Journal {
     fn store(&self, at: u64, value: u64) {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
         if let Err(error) = self.region.as_volatile_slice().store(value, at, Ordering::Release) {
-            tracing::error!(%error, at, "a word of a journal cannot be stored");
+            tracing::error!(%error, at, "cannot write a word of a journal");
         }
     }
 
@@ -155,7 +156,7 @@ impl Journal {
         Some(bytes)
     }
 
-    /// Writes bytes to the unused copy of two, and makes this copy valid.
+    /// Writes bytes to the unused one of two copies, and makes this copy valid.
     fn replace(&self, selector: u64, at: u64, space: u64, bytes: &[u8]) -> bool {
         let next = self.load(selector) & 1 ^ 1;
         let written = self.write(at.saturating_add(next.saturating_mul(space)), space, bytes);
@@ -175,7 +176,7 @@ impl Journal {
     pub(crate) fn put_registers(&self, registers: &SavedRegisters) {
         let bytes = postcard::to_allocvec(registers).unwrap_or_default();
         if !self.replace(word::REGISTERS, REGISTERS_AT, REGISTERS_BYTES, &bytes) {
-            tracing::error!("the registers of a CUDA function are more than its journal holds");
+            tracing::error!("the registers of a CUDA function do not fit in its journal");
         }
     }
 
@@ -190,7 +191,7 @@ impl Journal {
         if written { Ok(()) } else { Err("the programs' state does not fit in the journal".to_owned()) }
     }
 
-    /// Records the numbers of commands.
+    /// Records the command counts.
     pub(crate) fn put_progress(&self, Progress { popped, answered }: Progress) {
         self.store(word::PROGRESS, u64::from(popped) << 32 | u64::from(answered));
     }
@@ -227,7 +228,7 @@ impl Journal {
         put(slot::STATE, 1);
     }
 
-    /// Records that a command is about to get its response, after `answered` other responses. `None` undoes the record.
+    /// Records that a command's response is about to be sent, after `answered` other responses. `None` reverts this.
     pub(crate) fn put_answering(&self, head: u16, answered: Option<u32>) {
         let number = answered.map_or(0, |answered| u64::from(answered).saturating_add(1));
         self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
@@ -278,7 +279,7 @@ impl Journal {
     /// Removes all commands.
     pub(crate) fn clear(&self) {
         for head in 0..MAX_OUTSTANDING as u64 {
-            // A slot that was never used has no memory, and no memory is allocated for it.
+            // Writing to a slot that was never used would allocate memory for it.
             let state = SLOTS_AT.saturating_add(head.saturating_mul(SLOT_BYTES));
             if self.load(state) != 0 {
                 self.store(state, 0);
@@ -292,7 +293,7 @@ impl Journal {
         self.store(word::MAGIC, 0);
     }
 
-    /// Undoes [`Self::void`] once the incomplete state no longer exists.
+    /// Reverts [`Self::void`] once the incomplete state no longer exists.
     pub(crate) fn revalidate(&self) {
         self.store(word::MAGIC, MAGIC);
     }
@@ -300,7 +301,7 @@ impl Journal {
     /// Reads the journal.
     ///
     /// # Errors
-    /// Returns an error if nothing was recorded, or another version recorded it.
+    /// Returns an error if the journal is empty or was written by another version.
     pub(crate) fn contents(&self) -> Result<Contents, Invalid> {
         let nothing = || Invalid::new("the journal of the CUDA function is empty");
         let bytes = self.valid(word::REGISTERS, REGISTERS_AT, REGISTERS_BYTES).ok_or_else(nothing)?;

@@ -1,26 +1,26 @@
-//! The CUDA function of a VM: a virtio-gpu device with a private capability set, which the stock driver of Linux uses.
+//! The CUDA function of a VM: a virtio-gpu device with a private capability set, used through Linux's stock driver.
 //!
-//! A program of the guest opens the render node, creates a context and *blobs*: parts of the *window*, a BAR that is
-//! backed by one file of this process. The first blob of a context starts a *worker*, a process of the host that maps
-//! the window and calls CUDA for the program. The device passes doorbells to the worker. The device responds to the
-//! waits of the program's threads when words in its blobs have reached their values.
+//! A guest program opens the render node, and creates a context and *blobs*: ranges of the *window*, a BAR backed by
+//! one file of this process. The first blob of a context starts a *worker*, a host process that maps the window and
+//! calls CUDA for the program. The device passes doorbells to the worker. It completes the waits of the program's
+//! threads when words in its blobs have reached their values.
 //!
-//! - `core`: the state machine: contexts, blobs, workers, waits.
-//! - `command`: the commands of virtio-gpu, and the responses.
-//! - `pci`, `registers`: the configuration space and BAR0. Each access is served immediately.
+//! - `core`: the state machine for contexts, blobs, workers and waits.
+//! - `command`: the virtio-gpu commands and their responses.
+//! - `pci`, `registers`: the configuration space and BAR0. Each access is handled immediately.
 //! - `queue`: the control queue in the guest's memory, with indirect descriptors.
 //! - `window`: the window's memory.
 //! - `device`: the function's interface to the VMM's server; `executor`: the thread that executes commands; `shared`:
 //!   the state that both share.
 //! - `worker`: processes and their links.
 //! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
-//!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket
-//!   through which workers find the next process.
+//!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket that
+//!   workers use to find the next process.
 //! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` has their steps.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it
-//! is copied once and then checked.
+//! is copied once before it is checked.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(
     test,

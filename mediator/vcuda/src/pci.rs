@@ -8,7 +8,7 @@ use saved_state::Invalid;
 
 use crate::registers::{BAR0_BYTES, COMMON, DEVICE, ISR, MSIX_PBA, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, VECTORS};
 
-/// Bytes of configuration space.
+/// Size of the configuration space in bytes.
 pub(crate) const CONFIG_BYTES: usize = 256;
 
 /// Offset of the command register.
@@ -17,14 +17,14 @@ const COMMAND: usize = 0x04;
 const COMMAND_BITS: u16 = 0x0406;
 const BUS_MASTER: u8 = 1 << 2;
 
-/// Offset of the base address of the registers.
+/// Offset of the base address register of the registers.
 const BAR0: usize = 0x10;
-/// Offset of the base address of the window, 64 bits.
+/// Offset of the 64-bit base address register of the window.
 const BAR4: usize = 0x20;
-/// Flags of the window's base address: 64 bits, prefetchable.
+/// Flags in the window's base address register: 64-bit, prefetchable.
 const BAR_WIDE_PREFETCHABLE: u8 = 0x0c;
 
-/// Offsets of the capabilities, in the order of the list.
+/// Offsets of the capabilities, in list order.
 mod capability {
     pub(super) const COMMON: usize = 0x40;
     pub(super) const ISR: usize = 0x50;
@@ -34,7 +34,7 @@ mod capability {
     pub(super) const MSIX: usize = 0x9c;
 }
 
-/// Types of virtio's capabilities.
+/// Types of virtio capabilities.
 mod kind {
     pub(super) const COMMON: u8 = 1;
     pub(super) const NOTIFY: u8 = 2;
@@ -45,29 +45,29 @@ mod kind {
 
 /// ID of the host-visible window among the shared memory regions.
 const HOST_VISIBLE: u8 = 1;
-/// Vendor-specific capability.
+/// ID of a vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// MSI-X capability.
+/// ID of the MSI-X capability.
 const MSIX: u8 = 0x11;
 
 /// The function's configuration space.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     bytes: [u8; CONFIG_BYTES],
-    /// Writable bits.
+    /// Mask of writable bits.
     writable: [u8; CONFIG_BYTES],
     initial: [u8; CONFIG_BYTES],
 }
 
 impl Config {
-    /// Creates the configuration space of a function with a window of `window_bytes`, a power of two.
+    /// Creates the configuration space of a function with a window of `window_bytes` bytes, a power of two.
     pub(crate) fn new(window_bytes: u64) -> Self {
         let mut image = Image { bytes: [0; CONFIG_BYTES], writable: [0; CONFIG_BYTES] };
         image.put(0x00, &0x1af4u16.to_le_bytes());
         image.put(0x02, &0x1050u16.to_le_bytes());
-        // Status: the function has a list of capabilities.
+        // Status: the function has a capability list.
         image.put(0x06, &0x0010u16.to_le_bytes());
-        // Revision 1, and the class of a display controller that is neither VGA nor 3D.
+        // Revision 1, class of display controllers that are neither VGA nor 3D.
         image.put(0x08, &[1, 0x00, 0x80, 0x03]);
         image.put(0x2c, &0x1af4u16.to_le_bytes());
         image.put(0x2e, &0x1100u16.to_le_bytes());
@@ -76,7 +76,7 @@ impl Config {
         image.allow(COMMAND, &COMMAND_BITS.to_le_bytes());
         image.allow(BAR0, &(!BAR0_BYTES.wrapping_sub(1)).to_le_bytes()[..4]);
         image.allow(BAR4, &(!window_bytes.wrapping_sub(1)).to_le_bytes());
-        // Interrupt line, for use by the firmware.
+        // Interrupt line, for firmware.
         image.allow(0x3c, &[0xff]);
         for (at, next, kind, place) in [
             (capability::COMMON, capability::ISR, kind::COMMON, COMMON),
@@ -95,23 +95,23 @@ impl Config {
         let control = u16::from(VECTORS).wrapping_sub(1);
         image.put(capability::MSIX, &[MSIX, 0]);
         image.put(capability::MSIX.wrapping_add(2), &control.to_le_bytes());
-        // The enable bit, and the mask of all vectors.
+        // The enable bit and the function mask bit.
         image.allow(capability::MSIX.wrapping_add(3), &[0xc0]);
-        // The table and the pending bits are in BAR0.
+        // The vector table and the pending bits are in BAR0.
         image.put(capability::MSIX.wrapping_add(4), &MSIX_TABLE.start.to_le_bytes()[..4]);
         image.put(capability::MSIX.wrapping_add(8), &MSIX_PBA.start.to_le_bytes()[..4]);
         let Image { bytes, writable } = image;
         Self { bytes, writable, initial: bytes }
     }
 
-    /// Reads from `offset`. Bytes beyond the end are zeros.
+    /// Reads from `offset`. Bytes beyond the end read as zeros.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         let from = usize::try_from(offset).unwrap_or(CONFIG_BYTES);
         let bytes = self.bytes.iter().skip(from).copied().chain(std::iter::repeat(0));
         data.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
     }
 
-    /// Writes at `offset`; only writable bits change.
+    /// Writes at `offset`. Only writable bits change.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
         let from = usize::try_from(offset).unwrap_or(CONFIG_BYTES);
         for ((byte, mask), new) in self.bytes.iter_mut().zip(self.writable).skip(from).zip(data) {
@@ -119,17 +119,17 @@ impl Config {
         }
     }
 
-    /// Returns true if the function may access the guest's memory.
+    /// Returns true if the function may access guest memory.
     pub(crate) fn is_bus_master(&self) -> bool {
         self.bytes.get(COMMAND).is_some_and(|command| command & BUS_MASTER != 0)
     }
 
-    /// Restores the configuration space of another process.
+    /// Restores the configuration space saved by another process.
     ///
     /// # Errors
     /// Returns an error if the configuration space belongs to another function.
     pub(crate) fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
-        let other = || Invalid::new("the configuration space is another function's");
+        let other = || Invalid::new("the configuration space belongs to another function");
         let saved: [u8; CONFIG_BYTES] = saved.try_into().map_err(|_| other())?;
         let parts = saved.iter().zip(self.initial).zip(self.writable);
         let is_same = parts.into_iter().all(|((saved, initial), writable)| saved & !writable == initial & !writable);
@@ -160,7 +160,7 @@ impl Image {
         self.writable.iter_mut().skip(at).zip(bits).for_each(|(to, bits)| *to = *bits);
     }
 
-    /// Adds a virtio capability: its length, type, BAR and ID, and then a location in that BAR.
+    /// Adds a virtio capability, given its length, type, BAR and ID, and a location in the BAR.
     fn virtio(&mut self, at: usize, next: usize, what: [u8; 4], offset: u64, len: u64) {
         self.put(at, &[VENDOR_SPECIFIC, u8::try_from(next).unwrap_or(0)]);
         self.put(at.wrapping_add(2), &what);

@@ -1,6 +1,6 @@
-//! The control queue in the guest's memory.
+//! The control queue in guest memory.
 //!
-//! Descriptors and commands are copied once when they are read, because the guest may change them at any time.
+//! Descriptors and commands are copied once when they are read, because the guest can change them at any time.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use crate::command::MAX_COMMAND_BYTES;
 use crate::registers::{QUEUE_SIZES, Setup};
 use crate::saved::{MAX_WRITABLE, Progress, SavedCommand};
 
-/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag in the available ring: the guest requests no interrupts. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
 /// Reason why the queue can no longer be used. The guest must reset the device.
@@ -21,10 +21,10 @@ pub(crate) enum QueueError {
     /// The queue's rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
-    /// The ring contains responses that the device has not sent.
-    #[error("the ring of answers was changed by the guest")]
+    /// The guest has changed the index of the used ring.
+    #[error("the guest has changed the used ring")]
     Changed,
-    /// The queue's rings are not in the guest's memory.
+    /// The queue's rings are not in guest memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
 }
@@ -50,14 +50,14 @@ impl Request {
         self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
     }
 
-    /// Returns a command that another process has taken from the queue, without the command's bytes.
+    /// Returns a command that another process has popped from the queue, without the command's bytes.
     pub(crate) fn restored(command: &SavedCommand) -> Self {
         let part = |&(at, len): &(u64, u64)| (GuestAddress(at), usize::try_from(len).unwrap_or(usize::MAX));
         Self { head: command.head, bytes: Vec::new(), writable: command.writable.iter().map(part).collect() }
     }
 }
 
-/// The control queue, and the number of commands that have passed through it.
+/// The control queue and its command counts.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
     queue: Queue,
@@ -65,8 +65,8 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if the set-up does
-    /// not refer to guest memory.
+    /// Creates the queue that the guest has set up, positioned after the commands in `progress`. Returns `None` if the
+    /// setup does not refer to guest memory.
     pub(crate) fn new(setup: Setup, progress: Progress, memory: &MemoryTable) -> Option<Self> {
         let [most, _] = QUEUE_SIZES;
         let mut queue = Queue::new(most).ok()?;
@@ -81,12 +81,12 @@ impl ControlQueue {
         queue.is_valid(memory).then_some(Self { queue, progress })
     }
 
-    /// Returns the number of commands that have passed through the queue.
+    /// Returns the command counts of the queue.
     pub(crate) fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// Returns the number of responses in the guest's ring after the responses of `progress`.
+    /// Returns the number of responses in the used ring beyond those in `progress`.
     ///
     /// # Errors
     /// Returns an error if the rings cannot be used.
@@ -94,14 +94,14 @@ impl ControlQueue {
         Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
     }
 
-    /// Replaces the numbers of commands that have passed through the queue.
+    /// Replaces the command counts, and positions the queue after these commands.
     pub(crate) fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
         self.queue.set_next_avail(low(progress.popped));
         self.queue.set_next_used(low(progress.answered));
     }
 
-    /// Takes the next command.
+    /// Pops the next command.
     ///
     /// # Errors
     /// Returns an error if the rings cannot be used.
@@ -109,7 +109,7 @@ impl ControlQueue {
         let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
         self.progress.popped = self.progress.popped.wrapping_add(1);
         let mut request = Request { head: chain.head_index(), bytes: Vec::new(), writable: Vec::new() };
-        // The `virtio_queue` crate limits the length of a chain: 65,535 in an indirect table.
+        // The `virtio_queue` crate limits the length of a chain, to 65,535 in an indirect table.
         for part in chain {
             let len = usize::try_from(part.len()).unwrap_or(usize::MAX);
             if part.is_write_only() {
@@ -121,7 +121,7 @@ impl ControlQueue {
                 request.bytes.resize(from.saturating_add(len).min(MAX_COMMAND_BYTES), 0);
                 let to = request.bytes.get_mut(from..).unwrap_or_default();
                 if memory.read_slice(to, part.addr()).is_err() {
-                    // The bytes are not in guest memory, so the command ends before them.
+                    // These bytes are not in guest memory. Truncate the command before them.
                     request.bytes.truncate(from);
                 }
             }
@@ -146,12 +146,12 @@ impl ControlQueue {
         }
         self.queue.add_used(memory, request.head, written)?;
         self.progress.answered = self.progress.answered.wrapping_add(1);
-        // The `virtio_queue` crate's own check for an interrupt ignores the ring's flag.
+        // The interrupt check of the `virtio_queue` crate ignores the ring's flag.
         let flags: u16 = memory.load(GuestAddress(self.queue.avail_ring()), Ordering::SeqCst)?;
         Ok(u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
-    /// Informs the guest that no doorbell is necessary.
+    /// Notifies the guest that no doorbells are needed.
     ///
     /// # Errors
     /// Returns an error if the rings cannot be used.
@@ -159,17 +159,17 @@ impl ControlQueue {
         Ok(self.queue.disable_notification(memory)?)
     }
 
-    /// Informs the guest that each command needs a doorbell. Returns true if commands have arrived without one.
+    /// Notifies the guest that each command needs a doorbell. Returns true if commands have arrived without one.
     ///
     /// # Errors
     /// Returns an error if the rings cannot be used.
     pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
-        // This call executes the full fence between the flag and the index.
+        // This call executes a full fence between writing the flag and reading the index.
         Ok(self.queue.enable_notification(memory)?)
     }
 }
 
-/// Returns the lower half of a count, in the format of the rings.
+/// Returns the lower half of a count, as in the rings' indices.
 fn low(count: u32) -> u16 {
     let [a, b, ..] = count.to_le_bytes();
     u16::from_le_bytes([a, b])

@@ -1,6 +1,6 @@
-//! BAR0: the registers of a modern virtio-pci device and the table of its MSI-X vectors.
+//! BAR0: the registers of a modern virtio-pci device and the MSI-X table.
 //!
-//! The registers are a state machine that stores values and reports the effects of writes. Each access is served
+//! The registers are a state machine that stores values and reports the effects of writes. Each access is handled
 //! immediately.
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.
@@ -11,30 +11,30 @@ use std::ops::Range;
 
 pub(crate) use saved::SavedRegisters;
 
-/// Bytes of BAR0.
+/// Size of BAR0 in bytes.
 pub(crate) const BAR0_BYTES: u64 = 0x8000;
-/// The common configuration.
+/// Offsets of the common configuration.
 pub(crate) const COMMON: Range<u64> = 0..0x38;
-/// The interrupt status.
+/// Offsets of the interrupt status.
 pub(crate) const ISR: Range<u64> = 0x1000..0x1004;
-/// The configuration of virtio-gpu.
+/// Offsets of the virtio-gpu configuration.
 pub(crate) const DEVICE: Range<u64> = 0x2000..0x2010;
-/// The doorbells of the queues.
+/// Offsets of the queues' doorbells.
 pub(crate) const NOTIFY: Range<u64> = 0x3000..0x4000;
-/// Distance between the doorbells of two queues, in bytes.
+/// Stride of the queues' doorbells in bytes.
 pub(crate) const NOTIFY_MULTIPLIER: u32 = 4;
-/// The table of MSI-X vectors.
+/// Offsets of the MSI-X table.
 pub(crate) const MSIX_TABLE: Range<u64> = 0x6000..0x6000 + VECTORS as u64 * 16;
-/// The pending bits of the vectors. The VMM stores these bits, which read as 0 here.
+/// Offsets of the MSI-X pending bits. The VMM stores these bits, which read as 0 here.
 pub(crate) const MSIX_PBA: Range<u64> = 0x7000..0x7008;
 /// Number of MSI-X vectors: configuration, control queue, cursor queue.
 pub(crate) const VECTORS: u8 = 3;
-/// Vector of an event that signals no interrupt.
+/// Vector number of events without an interrupt.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
 /// Number of queues: control and cursor.
 pub(crate) const QUEUES: usize = 2;
-/// Maximum sizes of the queues.
+/// Maximum sizes of the queues in entries.
 pub(crate) const QUEUE_SIZES: [u16; QUEUES] = [1024, 16];
 
 /// Bits of the device status.
@@ -44,10 +44,10 @@ pub(crate) mod status {
     pub(crate) const NEEDS_RESET: u8 = 64;
 }
 
-/// Offered features: 3D, blobs, contexts with a capability set, indirect descriptors, version 1, and addresses that an
-/// IOMMU translates.
+/// Offered features: 3D, blobs, contexts with a capability set, indirect descriptors, version 1, and addresses
+/// translated by an IOMMU.
 const FEATURES: u64 = 1 << 0 | 1 << 3 | 1 << 4 | 1 << 28 | 1 << 32 | 1 << 33;
-/// Features without which the device does not work.
+/// Features that the driver must accept.
 const REQUIRED: u64 = 1 << 32;
 
 /// Offsets in the common configuration.
@@ -72,15 +72,15 @@ mod common {
 /// An effect of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// The write has no effect outside of the registers.
+    /// The write has no effect outside the registers.
     None,
     /// The driver has rung the doorbell of the control queue, or enabled the device.
     Kick,
-    /// The driver resets the device. The status does not read as 0 before [`Registers::reset`].
+    /// The driver resets the device. The status does not read as 0 until [`Registers::reset`].
     Reset,
 }
 
-/// Addresses of a queue in guest memory.
+/// Size of a queue, and guest addresses of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Setup {
     /// Number of entries.
@@ -98,7 +98,7 @@ struct QueueRegisters {
     enabled: bool,
 }
 
-/// The values.
+/// Values of the registers.
 #[derive(Debug)]
 pub(crate) struct Registers {
     device_feature_select: u32,
@@ -110,7 +110,7 @@ pub(crate) struct Registers {
     queue_select: u16,
     queues: [QueueRegisters; QUEUES],
     table: [u8; VECTORS as usize * 16],
-    /// The driver has requested a reset that is not complete.
+    /// Set if the driver has requested a reset that is not complete.
     is_resetting: bool,
 }
 
@@ -134,7 +134,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads registers. Bytes without a register read as zeros.
+    /// Reads registers. Bytes outside of registers read as zeros.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if COMMON.contains(&offset) {
@@ -155,7 +155,7 @@ impl Registers {
         }
     }
 
-    /// Returns the value of the register at an offset. For half of a 64-bit register, returns the whole value.
+    /// Returns the value of the register at an offset. For either half of a 64-bit register, returns the whole value.
     fn common(&self, offset: u64) -> u64 {
         let queue = self.queues.get(usize::from(self.queue_select));
         let of_queue = |value: fn(&QueueRegisters) -> u64| queue.map_or(0, value);
@@ -255,7 +255,7 @@ impl Registers {
 
     fn set_status(&mut self, new: u8) -> Effect {
         if new == 0 {
-            // Set even if the reset has nothing to do, so that the status reads as 0 only after a complete reset.
+            // Set this even if nothing needs to be reset, so that the status reads as 0 only after a complete reset.
             self.is_resetting = true;
             self.status |= status::NEEDS_RESET;
             return Effect::Reset;
@@ -288,7 +288,7 @@ impl Registers {
         (control.vector != NO_VECTOR).then_some(control.vector)
     }
 
-    /// Marks the device as failed, and returns the vector that reports the failure.
+    /// Marks the device as failed, and returns the vector for reporting the failure.
     pub(crate) fn fail(&mut self) -> Option<u16> {
         self.status |= status::NEEDS_RESET;
         self.isr |= 2;
@@ -305,18 +305,18 @@ impl Registers {
         self.is_resetting
     }
 
-    /// Completes a reset. The table of vectors stays, because it belongs to the bus.
+    /// Completes a reset. The MSI-X table is kept, because it belongs to the bus.
     pub(crate) fn reset(&mut self) {
         *self = Self { table: self.table, ..Self::default() };
     }
 }
 
-/// Returns `value` if it is a valid vector, and [`NO_VECTOR`] otherwise.
+/// Returns `value` if it is a valid vector, or [`NO_VECTOR`] otherwise.
 fn vector(value: u16) -> u16 {
     if value < u16::from(VECTORS) { value } else { NO_VECTOR }
 }
 
-/// Returns one of the two words of a value; 0 for other indices.
+/// Returns one of the two 32-bit halves of a value, or 0 for other indices.
 fn half(value: u64, select: u32) -> u64 {
     match select {
         0 => value & 0xffff_ffff,
@@ -348,7 +348,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Sets up the registers as Linux does, up to DRIVER_OK.
+    /// Sets up the registers like Linux, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!([read(&mut registers, ISR.start, 1), read(&mut registers, ISR.start, 1)], [1, 0]);
         registers.write(common::QUEUE_DESC, &0u64.to_le_bytes());
         registers.write(common::QUEUE_SIZE, &[8, 0]);
-        assert_eq!(registers.control_queue(), Some(setup), "a queue in use does not change");
+        assert_eq!(registers.control_queue(), Some(setup), "an enabled queue cannot be changed");
     }
 
     #[test]
@@ -413,7 +413,7 @@ mod tests {
         let mut registers = driven();
         assert_eq!(registers.write(NOTIFY.start, &[0, 0]), Effect::Kick);
         assert_eq!(registers.write(NOTIFY.start + 4, &[1, 0]), Effect::None);
-        assert_eq!(registers.fail(), None, "the driver chose no vector");
+        assert_eq!(registers.fail(), None, "the driver has set no vector");
         assert_eq!(registers.write(NOTIFY.start, &[0, 0]), Effect::None);
     }
 

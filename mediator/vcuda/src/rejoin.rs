@@ -1,4 +1,4 @@
-//! The socket through which workers connect to a new daemon after their own daemon has ended.
+//! The socket that workers use to connect to a new daemon after their own daemon has exited.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use worker_link::Link;
 
-/// Maximum number of waiting connections.
+/// Maximum number of pending connections.
 const BACKLOG: i32 = 64;
 
 /// The listening socket.
@@ -17,8 +17,8 @@ const BACKLOG: i32 = 64;
 pub(crate) struct RejoinSocket(OwnedFd);
 
 impl RejoinSocket {
-    /// Listens at a path, in place of an earlier daemon's socket. This user and its group may connect, because workers
-    /// may run as separate users in this group. Process IDs distinguish workers from other processes.
+    /// Listens at a path, replacing an earlier daemon's socket. This user and its group may connect, because workers
+    /// may run as separate users in this group. Their process IDs distinguish workers from other processes.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -35,7 +35,7 @@ impl RejoinSocket {
         Ok(Self(socket))
     }
 
-    /// Accepts a connection, with its process ID; `None` if no connection waits.
+    /// Accepts a connection. Returns it with its peer's process ID, or `None` if no connection is pending.
     pub(crate) fn accept(&self) -> Result<Option<(i32, Link)>, Errno> {
         match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC) {
             Ok(socket) => {

@@ -1,11 +1,11 @@
-//! Restarts of workers, as the daemon requests them.
+//! Requests and results of worker restarts.
 
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-/// Usual time limit for the restarts of a request.
-// TIMEOUT: a worker waits for the work of its program for at most 10 s, and copies its memory to the host and back. A
-// worker that is under the guest's control may not respond at all.
+/// Default time limit for the restarts of a request.
+// TIMEOUT: a worker waits at most 10 s for its program's work, and its memory is copied to the host and back. A worker
+// controlled by the guest may not respond at all.
 pub const RESTART_LIMIT: Duration = Duration::from_secs(120);
 
 /// Result of the restart of one program's worker.
@@ -15,31 +15,32 @@ pub struct Restart {
     pub name: String,
     /// The program's process ID in the guest, if its library has sent the ID. The ID is not checked.
     pub pid: Option<u32>,
-    /// Time from the request until the program continued in the new worker, or the reason against the restart.
+    /// Time from the request until the program continued in the new worker, or the reason why the worker was not
+    /// restarted.
     pub result: Result<Duration, String>,
 }
 
 /// A request for restarts.
 #[derive(Debug)]
 pub(crate) struct RestartRequest {
-    /// Process ID of the program in the guest; all programs if `None`.
+    /// Process ID of the program in the guest, or `None` for all programs.
     pub(crate) pid: Option<u32>,
     /// Time of the request.
     pub(crate) begin: Instant,
-    /// Time until which the requester waits, and the restarts prevent a handover.
+    /// Time until when the requester waits and the restarts prevent a handover.
     pub(crate) until: Instant,
-    /// Receives the number of restarts, and then the result of each.
+    /// Receives the number of restarts.
     pub(crate) counts: Sender<usize>,
     pub(crate) results: Sender<Restart>,
 }
 
-/// Reasons for which restarts have no result.
+/// Reason why restarts have no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestartError {
-    /// The function does not execute commands.
-    #[error("its CUDA function is not served now")]
+    /// The function is not executing commands.
+    #[error("its CUDA function is not being served")]
     NotServed,
-    /// The workers have not responded in time.
+    /// A worker has not responded in time.
     #[error("a worker has not responded within {0:?}")]
     TimedOut(Duration),
 }

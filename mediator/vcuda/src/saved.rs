@@ -1,4 +1,4 @@
-//! The saved form of the function, for the next daemon of an upgrade and for the journal.
+//! Saved state of the function, for upgrades and for the journal.
 
 use saved_state::{Invalid, only_version};
 use serde::{Deserialize, Serialize};
@@ -7,12 +7,12 @@ use crate::command::{Answer, Header};
 use crate::core::{SavedCore, SavedWait};
 use crate::registers::SavedRegisters;
 
-/// Maximum number of commands without a response: the number of descriptors of the control queue.
+/// Maximum number of commands without a response, which is the number of descriptors of the control queue.
 pub(crate) const MAX_OUTSTANDING: usize = 1024;
-/// Maximum number of writable parts of a command.
+/// Maximum number of writable buffers of a command.
 pub(crate) const MAX_WRITABLE: usize = 8;
 
-/// The function. The descriptors of its window and of the workers' connections are handed over separately.
+/// Saved state of a function. The descriptors of its window and of its workers' links are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedFunction {
     /// The PCI configuration space.
@@ -21,18 +21,18 @@ pub struct SavedFunction {
     pub(crate) progress: Progress,
     pub(crate) outstanding: Vec<SavedCommand>,
     pub(crate) structure: SavedStructure,
-    /// Workers whose connections are handed over, in the order of their descriptors.
+    /// IDs of workers whose links are handed over, in the order of their descriptors.
     pub(crate) links: Vec<u64>,
 }
 
 only_version!(SavedFunction, "vcuda", 2);
 
-/// The part of the function that changes with contexts, blobs and workers.
+/// The part of the state that changes with contexts, blobs and workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedStructure {
     pub core: SavedCore,
     pub processes: Vec<SavedProcess>,
-    /// Number of commands that this state includes.
+    /// Number of popped commands whose effects this state includes.
     pub popped: u32,
     pub last_ticket: u64,
     /// Name of the card that the workers use.
@@ -41,28 +41,28 @@ pub(crate) struct SavedStructure {
 
 only_version!(SavedStructure, "vcuda.structure", 2);
 
-/// The process of a worker.
+/// A worker and its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedProcess {
     pub worker: u64,
     pub id: ProcessId,
 }
 
-/// Identity of a process of this host. Each process has a different identity.
+/// Unique identity of a process on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// The process ID, which may be reused after the end of the process.
+    /// Process ID, which may be reused after the process has exited.
     pub pid: i32,
-    /// Start time of the process in the kernel's ticks since the boot.
+    /// Start time of the process in clock ticks since boot.
     pub started: u64,
 }
 
-/// Numbers of commands of the current queue. The counts wrap.
+/// Command counts of the current queue. They wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    /// Commands taken from the queue.
+    /// Number of commands popped from the queue.
     pub popped: u32,
-    /// Commands with a response.
+    /// Number of commands with a response.
     pub answered: u32,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct SavedCommand {
     pub head: u16,
     /// Number of commands that were popped before this command.
     pub index: u32,
-    /// Number of responses before the command's own, once the response is being sent.
+    /// Number of earlier responses, once this command's response is being sent.
     pub answering: Option<u32>,
     pub ticket: u64,
     pub header: [u8; 24],
@@ -82,18 +82,18 @@ pub(crate) struct SavedCommand {
     pub writable: Vec<(u64, u64)>,
 }
 
-/// Condition for the response to a command.
+/// Condition for sending the response to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// A word reaches its value.
+    /// A word has reached its value.
     Word(SavedWait),
-    /// A worker removes a blob. If the worker has ended, the command succeeds.
+    /// A worker has removed a blob, or has exited.
     Removal,
     /// No condition: the response is already known.
     Ready(ReadyAnswer),
 }
 
-/// A response to a command that changes the state.
+/// Response to a command that changes the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ReadyAnswer {
     Ok,
@@ -105,11 +105,11 @@ pub(crate) enum ReadyAnswer {
 }
 
 impl ReadyAnswer {
-    /// All responses, in the order of their numbers in the journal.
+    /// All responses, in the order of their codes in the journal.
     pub(crate) const ALL: [Self; 6] =
         [Self::Ok, Self::Mapped, Self::OutOfMemory, Self::NoResource, Self::Invalid, Self::Unspecified];
 
-    /// Returns the saved form of a response; `None` for responses to queries, which change nothing.
+    /// Returns the saved form of a response, or `None` for responses to queries, which change nothing.
     pub(crate) fn new(answer: Answer) -> Option<Self> {
         Some(match answer {
             Answer::Ok => Self::Ok,
@@ -140,12 +140,12 @@ impl SavedCommand {
         Header::from(self.header)
     }
 
-    /// Checks the values that do not depend on other values.
+    /// Checks the values of this command in isolation.
     ///
     /// # Errors
     /// Returns an error if a value is invalid.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
-        Invalid::unless(fits, || format!("command {} is impossible", self.head))
+        Invalid::unless(fits, || format!("command {} is invalid", self.head))
     }
 }

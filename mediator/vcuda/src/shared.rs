@@ -1,4 +1,4 @@
-//! State that the server's thread, the executor and the daemon share.
+//! State shared by the server's thread, the executor and the daemon.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::registers::Registers;
 use crate::restart::RestartRequest;
 use crate::window::Window;
 
-/// State under the lock. A thread holds the lock for one access or one command, and never while it waits.
+/// State under the lock. A thread holds the lock for one access or one command, and never while it blocks.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) registers: Registers,
@@ -25,16 +25,16 @@ pub(crate) struct State {
     /// Generation number of the queue. Responses to commands of an earlier generation are dropped.
     pub(crate) generation: u64,
     pub(crate) is_bus_master: bool,
-    /// The window of the current client; `None` if the host refused the memory.
+    /// The window of the current client, or `None` if its memory could not be allocated.
     pub(crate) window: Option<Arc<Window>>,
-    /// The PCI configuration space after the last write of the server's thread.
+    /// The PCI configuration space after the server thread's last write.
     pub(crate) config: [u8; CONFIG_BYTES],
     pub(crate) journal: Arc<Journal>,
     /// Restarts of workers that the executor has not begun yet.
     pub(crate) restarts: Vec<RestartRequest>,
     /// A move to another card that the executor has not begun yet.
     pub(crate) carry: Option<MoveRequest>,
-    /// State of an earlier process, which the executor takes over first.
+    /// State of an earlier process, which the executor must take over first.
     pub(crate) adoption: Option<Box<Adoption>>,
 }
 
@@ -67,10 +67,10 @@ impl State {
     }
 }
 
-/// Reason why the executor's thread ends.
+/// Reasons why the executor's thread stops.
 pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
-    /// The function ends.
+    /// The function is dropped.
     pub(crate) const END: u8 = 1;
     /// Another thread, or another daemon, continues.
     pub(crate) const SUSPEND: u8 = 2;
@@ -106,17 +106,17 @@ impl Shared {
         })
     }
 
-    /// Returns true if the executor's thread must end.
+    /// Returns true if the executor's thread must stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire) != stop::NONE
     }
 
-    /// Returns true if the function ends, and its workers with it.
+    /// Returns true if the function is being dropped together with its workers.
     pub(crate) fn is_ending(&self) -> bool {
         self.stop.load(Ordering::Acquire) == stop::END
     }
 
-    /// Sets or clears the reason why the executor's thread must end.
+    /// Sets or clears the reason why the executor's thread must stop.
     pub(crate) fn set_stop(&self, reason: u8) {
         self.stop.store(reason, Ordering::Release);
         self.wake.wake();

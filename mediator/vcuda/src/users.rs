@@ -1,4 +1,4 @@
-//! Users of the workers: the workers of each VM run as a separate user.
+//! Users of the workers. The workers of each VM run as a separate user.
 //!
 //! The folder of a VM contains a file with the user ID. If workers outlive their daemon, the next daemon reads this
 //! file and assigns the same user to the VM, and to no other VM.
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Capabilities that a daemon without root privileges needs to start and end processes of other users.
+/// Capabilities that a daemon without root privileges needs to start and kill processes of other users.
 const NEEDED: [(CapabilitySet, &str); 3] =
     [(CapabilitySet::SETUID, "CAP_SETUID"), (CapabilitySet::SETGID, "CAP_SETGID"), (CapabilitySet::KILL, "CAP_KILL")];
 
@@ -25,8 +25,8 @@ pub enum NoUser {
          cuda.conf of the package describes, or remove the key"
     )]
     Rights(String),
-    /// All users are in use.
-    #[error("all {0} users of `cuda.worker_users` have VMs, expected a larger range")]
+    /// All users are assigned.
+    #[error("all {0} users of `cuda.worker_users` are assigned to VMs; configure a larger range")]
     Exhausted(usize),
     /// The user cannot be recorded.
     #[error("cannot record the user of the VM's workers: {0}")]
@@ -37,11 +37,11 @@ pub enum NoUser {
 #[derive(Debug)]
 pub struct Users {
     first: u32,
-    /// True for each user that belongs to a VM. `None` without a range.
+    /// Set for each user that is assigned to a VM. `None` if no range is configured.
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// The user of a VM's workers. After the drop, another VM may get this user.
+/// The user of a VM's workers. Dropping it allows another VM to get this user.
 #[derive(Debug)]
 pub struct User {
     number: u32,
@@ -51,14 +51,15 @@ pub struct User {
 }
 
 impl Users {
-    /// Creates the users of a card, with the first and the last user ID of `cuda.worker_users`.
+    /// Creates the users of a card from the first and the last user ID in `cuda.worker_users`.
     #[must_use]
     pub fn new(range: Option<[u32; 2]>) -> Self {
         let Some([first, last]) = range else { return Self { first: 0, taken: None } };
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns the user recorded in this VM's folder, or an unused user; `None` if workers run as the daemon's user.
+    /// Returns the user recorded in this VM's folder, or an unused user. Returns `None` if workers run as the daemon's
+    /// user.
     ///
     /// # Errors
     /// Returns an error if no user can be assigned.
@@ -94,19 +95,19 @@ impl Users {
     }
 }
 
-/// Returns the user that the VM of this folder has now, or had under an earlier daemon.
+/// Returns the user recorded for the VM of this folder.
 fn recorded(folder: &Path) -> Option<u32> {
     std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
 }
 
-/// Returns the users that belong to the VMs of the other folders.
+/// Returns the users recorded for the VMs of the other folders.
 fn of_others(folder: &Path) -> Vec<u32> {
     let folders = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
     let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
     folders.filter(|path| path != folder).filter_map(|path| recorded(&path)).collect()
 }
 
-/// Deletes the record of a VM that is removed.
+/// Deletes the record of a VM that is being removed.
 pub fn forget(folder: &Path) {
     // The file does not exist if the VM had no separate user.
     let _ = std::fs::remove_file(folder.join(RECORD));
@@ -150,7 +151,7 @@ mod tests {
         NEEDED.iter().fold(CapabilitySet::empty(), |all, (one, _)| all | *one)
     }
 
-    /// Returns the folders of some VMs.
+    /// Creates folders for some VMs.
     fn folders(names: &[&str]) -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
         let all = tempfile::tempdir().expect("a folder");
         let folders: Vec<_> = names.iter().map(|name| all.path().join(name)).collect();
@@ -181,7 +182,7 @@ mod tests {
         drop(second);
         let first = take(0).expect("free");
         assert_eq!(first.number(), 500);
-        assert!(take(2).is_err(), "processes of the other user are left");
+        assert!(take(2).is_err(), "processes of the other user are still running");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The host-visible window: memory of one file that is mapped by the guest, the workers and this process.
+//! The host-visible window: memory of one file, mapped by the guest, the workers and this process.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Creates a window of `bytes` zero bytes, whose memory is allocated on the first write.
+    /// Creates a zeroed window of `bytes` bytes. Its memory is allocated on first write.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let file = region_memory("cuda-window", bytes)?;
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
@@ -36,7 +36,7 @@ impl Window {
     /// Returns an error if the file cannot be mapped or has a different size.
     pub(crate) fn adopt(file: Arc<OwnedFd>, bytes: u64) -> io::Result<Self> {
         if rustix::fs::fstat(&file)?.st_size.cast_unsigned() != bytes {
-            return Err(io::Error::other("the window has another size"));
+            return Err(io::Error::other("the window has a different size"));
         }
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
         let own = File::from(file.try_clone()?);
@@ -54,7 +54,7 @@ impl Window {
         self.bytes
     }
 
-    /// Zeroes a part and returns its memory to the host.
+    /// Zeroes a range and releases its memory to the host.
     pub(crate) fn zero(&self, range: Range) -> io::Result<()> {
         let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(fallocate(&*self.file, how, range.offset, range.size)?)
@@ -65,12 +65,12 @@ impl Window {
         self.zero(Range { offset: 0, size: self.bytes })
     }
 
-    /// Stores a 64-bit word. Does nothing if the word is outside of the window.
+    /// Stores a 64-bit word. Does nothing if the word is outside the window.
     pub(crate) fn store(&self, offset: u64, value: u64) {
         if let Ok(offset) = usize::try_from(offset) {
             let stored = self.region.as_volatile_slice().store(value.to_le(), offset, Ordering::Release);
             if let Err(error) = stored {
-                tracing::error!(%error, offset, "a word of the window cannot be stored");
+                tracing::error!(%error, offset, "cannot write a word of the window");
             }
         }
     }
@@ -86,7 +86,7 @@ impl Window {
     /// Writes for a client that does not map the window.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        // A write outside of the window is lost, as on a bus.
+        // Writes outside the window are ignored, as on a bus.
         let _ = self.region.as_volatile_slice().write_slice(data, offset);
     }
 }

@@ -1,4 +1,4 @@
-//! The device's interface to its workers, each of which has a process and a link.
+//! The device's interface to its workers. Each worker has a process and a link.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -10,14 +10,14 @@ use worker_link::{FromWorker, LinkError, Rejoin, ToWorker, WorkerFiles, WorkerOp
 
 use crate::saved::ProcessId;
 
-/// Maximum number of messages that wait for a worker. The socket itself buffers a few hundred messages.
+/// Maximum number of queued messages to a worker. The socket itself buffers a few hundred messages.
 const MAX_OUTBOX: usize = 4096;
 
-/// Maximum number of lines from a worker that are logged.
+/// Maximum number of logged lines per worker.
 const MAX_LOGGED_LINES: usize = 64;
-/// Maximum length of a line in bytes. The rest of a longer line counts as another line.
+/// Maximum length of a line in bytes. The rest of a longer line counts as a separate line.
 const MAX_LINE_BYTES: u64 = 512;
-/// Maximum number of bytes of all lines.
+/// Maximum total size of a worker's logged lines in bytes.
 const MAX_LOGGED_BYTES: u64 = 32 << 10;
 
 /// Starts workers.
@@ -25,24 +25,24 @@ pub trait Launcher: Send {
     /// Starts a worker that maps the window `window`.
     ///
     /// # Errors
-    /// Returns an error if no worker runs. The error contains the reason.
+    /// Returns an error if the worker cannot be started. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
     /// Starts a worker that continues the program of another worker, from the state in the file `state`. With
     /// `is_held`, the worker waits until the device resumes it.
     ///
     /// # Errors
-    /// Returns an error if no worker runs. The error contains the reason.
+    /// Returns an error if the worker cannot be started. The error contains the reason.
     fn launch_next(&mut self, window: OwnedFd, state: OwnedFd, is_held: bool) -> Result<Started, String> {
         let _ = (window, state, is_held);
         Err("workers of this launcher cannot continue programs".to_owned())
     }
 
-    /// Returns the process of a worker that an earlier daemon has started; `None` if the process has ended.
+    /// Returns the process of a worker that an earlier daemon started, or `None` if it has exited.
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>>;
 
-    /// Returns the socket through which workers of an earlier daemon connect to this one, and the time for which they
-    /// try; `None` if they cannot connect.
+    /// Returns the socket that workers of an earlier daemon use to connect to this one, and their time limit, or `None`
+    /// if they cannot connect.
     fn rejoin(&self) -> Option<&Rejoin> {
         None
     }
@@ -55,23 +55,23 @@ pub trait Launcher: Send {
 
 /// A process that serves a context.
 pub trait Process: Send {
-    /// Returns a descriptor that is readable once the process has ended.
+    /// Returns a descriptor that becomes readable once the process has exited.
     fn ended(&self) -> BorrowedFd<'_>;
 
-    /// Kills the process, without waiting for its end.
+    /// Kills the process without waiting for it to exit.
     fn kill(&mut self);
 
-    /// Releases the process after its end.
+    /// Reaps the exited process.
     fn reap(&mut self);
 
-    /// Returns the identity of the process for another daemon; `None` if the process cannot be adopted.
+    /// Returns the identity of the process for another daemon, or `None` if the process cannot be adopted.
     fn id(&self) -> Option<ProcessId>;
 
-    /// Leaves the process to another daemon: dropping this value does not kill it.
+    /// Releases the process to another daemon, so that dropping this value does not kill it.
     fn leave(&mut self);
 }
 
-/// A worker that was started.
+/// A newly started worker.
 pub struct Started {
     /// The connection.
     pub link: worker_link::Link,
@@ -88,7 +88,7 @@ pub struct ProgramLauncher {
     pub options: WorkerOptions,
 }
 
-/// Copies a worker's first messages to the log. Later messages fail, because a guest may control the worker.
+/// Copies a worker's first messages to the log. Their number is limited, because a guest may control the worker.
 fn relay(pid: u32, messages: impl Read) {
     let mut reader = BufReader::new(messages.take(MAX_LOGGED_BYTES));
     for _ in 0..MAX_LOGGED_LINES {
@@ -115,7 +115,8 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // The open descriptor reserves the process ID, so the start time below belongs to the same process.
+        // While the descriptor is open, the process ID is not reused, so the start time below belongs to the same
+        // process.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
@@ -138,7 +139,7 @@ impl ProgramLauncher {
         if let Some(messages) = child.stderr.take() {
             let (span, pid) = (tracing::Span::current(), child.id());
             let thread = std::thread::Builder::new().name("cuda-messages".to_owned());
-            // Without the thread, the worker's messages are lost.
+            // If the thread cannot be created, the worker's messages are lost.
             drop(thread.spawn(move || span.in_scope(|| relay(pid, messages))));
         }
         let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
@@ -146,17 +147,17 @@ impl ProgramLauncher {
     }
 }
 
-/// Returns the time of a process's start in ticks since the boot. Source: proc(5), field 22.
+/// Returns the start time of a process in clock ticks since boot. Source: proc(5), field 22.
 fn start_time(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may contain spaces and parentheses.
+    // The program name may contain spaces and parentheses.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A process and the descriptor that reports its end. The process is killed when this value is dropped.
+/// A process and its process file descriptor. Dropping this value kills the process.
 #[derive(Debug)]
 struct WorkerProcess {
-    /// `None` if another process has started the worker.
+    /// Child process, or `None` if another process started the worker.
     child: Option<Child>,
     ended: OwnedFd,
     id: Option<ProcessId>,
@@ -178,7 +179,7 @@ impl WorkerProcess {
                 let pid = i32::try_from(child.id()).unwrap_or(0);
                 let id = start_time(pid).map(|started| ProcessId { pid, started });
                 if id.is_none() {
-                    tracing::warn!(pid, "a worker cannot outlive this daemon: its start in /proc cannot be read");
+                    tracing::warn!(pid, "a worker cannot outlive this daemon: cannot read its start time in /proc");
                 }
                 Ok(Self { child: Some(child), ended, id, is_left: false })
             }
@@ -197,16 +198,16 @@ impl Process for WorkerProcess {
     }
 
     fn kill(&mut self) {
-        // The process may have ended already.
+        // The process may already have exited.
         let _ = pidfd_send_signal(&self.ended, Signal::KILL);
     }
 
     fn reap(&mut self) {
         let Some(child) = &mut self.child else { return };
         match child.try_wait() {
-            Ok(Some(status)) if !status.success() => tracing::info!(%status, "a worker has ended"),
+            Ok(Some(status)) if !status.success() => tracing::info!(%status, "a worker has exited"),
             Ok(_) => {}
-            Err(error) => tracing::error!(%error, "a worker that has ended cannot be reaped"),
+            Err(error) => tracing::error!(%error, "cannot reap an exited worker"),
         }
     }
 
@@ -225,7 +226,7 @@ impl Drop for WorkerProcess {
             return;
         }
         self.kill();
-        // A killed process ends when the driver permits this. This thread does not wait for the end.
+        // Do not wait, because a killed process may be stuck in the driver.
         if let Some(child) = &mut self.child {
             let _ = child.try_wait();
         }
@@ -234,13 +235,13 @@ impl Drop for WorkerProcess {
 
 /// A worker of the device.
 pub(crate) struct Worker {
-    /// `None` until the worker of an earlier daemon has connected to this one.
+    /// Link, or `None` if the worker of an earlier daemon has not connected to this one yet.
     link: Option<worker_link::Link>,
     process: Box<dyn Process>,
     outbox: VecDeque<ToWorker>,
-    /// Set if the link is closed, or the worker violates the protocol.
+    /// Set if the link is closed, or the worker has violated the protocol.
     is_deaf: bool,
-    /// Time at which a worker without a link is killed.
+    /// Time when a worker without a link will be killed, in ns.
     pub(crate) rejoins_until: Option<u64>,
 }
 
@@ -249,7 +250,7 @@ impl Worker {
         Self { link: Some(link), process, outbox: VecDeque::new(), is_deaf: false, rejoins_until: None }
     }
 
-    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until the time `until`.
+    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until `until`.
     pub(crate) fn adopted(process: Box<dyn Process>, link: Option<worker_link::Link>, until: u64) -> Self {
         let rejoins_until = link.is_none().then_some(until);
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
@@ -269,17 +270,17 @@ impl Worker {
         self.process.id()
     }
 
-    /// Leaves the process to another daemon.
+    /// Releases the process to another daemon.
     pub(crate) fn leave(&mut self) {
         self.process.leave();
     }
 
-    /// Returns the link's descriptor, if messages are expected on the link.
+    /// Returns the link's descriptor if messages are expected on it.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().filter(|_| !self.is_deaf).map(AsFd::as_fd)
     }
 
-    /// Returns the descriptor that reports the end of the process.
+    /// Returns the descriptor that reports that the process has exited.
     pub(crate) fn ended(&self) -> BorrowedFd<'_> {
         self.process.ended()
     }
@@ -289,8 +290,8 @@ impl Worker {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message, either now or after the worker has read earlier messages. A worker that does not read is
-    /// killed. Without a link, the message is dropped, because everything is repeated when the worker connects.
+    /// Sends a message now, or after the worker has read earlier messages. Kills a worker that does not read its
+    /// messages. Without a link, drops the message, because everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;
@@ -299,22 +300,22 @@ impl Worker {
             return;
         }
         if self.outbox.len() >= MAX_OUTBOX {
-            tracing::warn!("a worker does not read its messages and is killed");
+            tracing::warn!("killing a worker that does not read its messages");
             self.kill();
         }
         self.outbox.push_back(message);
         self.flush();
     }
 
-    /// Makes the worker save its state in a file, if it reads its messages: `message` is `Save` or `Hold`. Returns true
-    /// if the request was sent.
+    /// Requests that the worker save its state to a file, if it reads its messages: `message` is `Save` or `Hold`.
+    /// Returns true if the request was sent.
     pub(crate) fn send_save(&mut self, message: ToWorker, file: BorrowedFd<'_>) -> bool {
         self.flush();
         let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());
         link.is_some_and(|link| link.send_save(message, file).is_ok())
     }
 
-    /// Sends waiting messages.
+    /// Sends queued messages.
     pub(crate) fn flush(&mut self) {
         let Some(link) = self.link.as_ref().filter(|_| !self.is_deaf) else { return };
         while let Some(&message) = self.outbox.front() {
@@ -326,7 +327,7 @@ impl Worker {
         }
     }
 
-    /// Receives a message, if one has arrived. A worker that has closed its link is killed.
+    /// Receives a message if one has arrived. Kills a worker that has closed its link.
     pub(crate) fn receive(&mut self) -> Option<FromWorker> {
         let link = self.link.as_ref().filter(|_| !self.is_deaf)?;
         match link.receive_from_worker() {
@@ -337,7 +338,7 @@ impl Worker {
                 None
             }
             Err(error) => {
-                tracing::warn!(%error, "a worker is killed");
+                tracing::warn!(%error, "killing a worker");
                 self.kill();
                 None
             }
@@ -365,6 +366,6 @@ mod tests {
         relay(1, &mut endless);
         let mut lines = std::io::Cursor::new(b"a\nb\n".repeat(1000));
         relay(1, &mut lines);
-        assert!(lines.position() <= MAX_LOGGED_BYTES, "it reads no more than it logs");
+        assert!(lines.position() <= MAX_LOGGED_BYTES, "reads no more than the log limit");
     }
 }

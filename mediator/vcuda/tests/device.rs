@@ -1,4 +1,4 @@
-//! Tests the device with a driver's accesses, a real queue in memory, and threads as workers.
+//! Tests the device with a simulated driver, a real queue in memory, and threads as workers.
 
 mod support;
 
@@ -39,9 +39,9 @@ fn program_shares_blob_with_its_worker_and_waits() {
     guest.done(&doorbell(3));
     let (slot, bytes) = guest.answer();
     assert_eq!((slot, u32::from_le_bytes(bytes[..4].try_into().unwrap())), (2, 0x1100));
-    assert_eq!((bytes[4], bytes[8], bytes[16], bytes[20]), (3, 8, 3, 2), "the fence comes back");
+    assert_eq!((bytes[4], bytes[8], bytes[16], bytes[20]), (3, 8, 3, 2), "the response contains the fence");
     assert_eq!(guest.answers(), 0);
-    // The device also notices words that change without a report.
+    // The device also detects words that change without a report.
     window.as_volatile_slice().store(43u64, 0x10_0000, Ordering::Release).unwrap();
     assert_eq!(guest.answer().0, 1);
     guest.until(|guest| guest.function.programs().len() == 1);
@@ -78,7 +78,7 @@ fn killed_program_frees_its_worker_and_other_goes_on() {
     guest.done(&doorbell(2));
     guest.post(4, &destroy(1));
     let slots = [guest.answer().0, guest.answer().0];
-    assert_eq!(slots, [3, 4], "the wait ends with its context");
+    assert_eq!(slots, [3, 4], "the wait is completed when its context is destroyed");
     guest.done(&unref(1));
     guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
     guest.post(5, &wait(2, (1, 1), 1));
@@ -145,7 +145,7 @@ fn registers_answer_while_a_worker_does_not_start() {
     guest.done(&context(1));
     guest.done(&blob(1, 1, 1, CONTROL_BYTES));
     guest.post(0, &map(1, 0));
-    // The executor waits in the launcher. An access that waited for the executor would block this test forever.
+    // The executor is blocked in the launcher. An access that waited for the executor would block this test forever.
     guest.until(|guest| guest.function.counters()[1].1 == 3);
     for _ in 0..100 {
         assert_eq!(guest.status(), 0xf);
@@ -177,7 +177,7 @@ fn long_indirect_chain_is_answered() {
 #[test]
 fn broken_rings_stop_the_device_until_reset() {
     let mut guest = Guest::new();
-    // This index is further ahead than the number of entries in the queue.
+    // This index is ahead by more than the queue's number of entries.
     guest.poke(0x2002, &5000u16.to_le_bytes());
     guest.write(RegionIndex::Bar0, 0x3000, &[0, 0]);
     guest.until(|guest| guest.status() & 0x40 != 0);
@@ -219,7 +219,7 @@ fn dropped_device_ends_its_workers() {
     guest.program(2, 0x20_0000);
     let Guest { device, events, sender, .. } = guest;
     drop((device, sender));
-    // The threads have ended, so the channel is closed after their last events.
+    // The threads have exited, so the channel is closed after their last events.
     let ended = events.iter().filter(|event| *event == Event::Ended).count();
     assert_eq!(ended, 2);
 }

@@ -19,7 +19,7 @@ fn load(guest: &Guest, offset: u64) -> u64 {
     guest.window().as_volatile_slice().load(offset as usize, Ordering::Acquire).unwrap()
 }
 
-/// Returns a guest with a program that is served.
+/// Returns a guest with one served program.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.program(3, CONTROL);
@@ -32,7 +32,7 @@ fn state(guest: &Guest) -> u64 {
     load(guest, CONTROL + cuda_ring::control::STATE)
 }
 
-/// Restarts the only program, and returns the reason against the restart.
+/// Restarts the worker of the only program. Returns the reason if it was not restarted.
 fn restart(guest: &Guest) -> Option<String> {
     let mut restarts = guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap();
     let restart = restarts.pop().unwrap();
@@ -55,7 +55,7 @@ fn program_continues_with_its_blobs_in_the_next_worker() {
             |event: &Event| matches!(event, Event::Message(ToWorker::Blob { id: 0, kind: 1, serial: 1, .. }));
         assert!(events.iter().any(has_blob), "{events:?}");
         assert_ne!(state(&guest), cuda_ring::state::LOST);
-        // The next worker's doorbells, and blobs of the program, have their effects.
+        // Doorbells to the new worker and the program's blobs still work.
         let before = load(&guest, CONTROL);
         guest.done(&doorbell(3));
         guest.until(|guest| load(guest, CONTROL) > before);
@@ -67,7 +67,7 @@ fn program_continues_with_its_blobs_in_the_next_worker() {
     guest.post(2, &doorbell(3));
     let mut slots = [guest.answer().0, guest.answer().0];
     slots.sort_unstable();
-    assert_eq!(slots, [1, 2], "the wait from before is answered");
+    assert_eq!(slots, [1, 2], "the earlier wait gets its response");
     guest.done(&destroy(3));
     guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
     assert!(guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap().is_empty(), "no program");
@@ -86,15 +86,15 @@ fn worker_that_refuses_continues_its_program() {
     assert!(!guest.events.try_iter().any(|event| event == Event::Ended));
     store(&guest, CONTROL + BEHAVIOUR, behaviour::SAVES);
     assert_eq!(restart(&guest), None);
-    assert!(guest.function.restart(Some(5), vcuda::RESTART_LIMIT).unwrap().is_empty(), "no program has this number");
+    assert!(guest.function.restart(Some(5), vcuda::RESTART_LIMIT).unwrap().is_empty(), "no program has this ID");
 }
 
 #[test]
 fn worker_that_fails_during_a_restart_ends_only_its_program() {
     for (behaviour, reason) in [
-        (behaviour::ENDS, "its worker has ended"),
-        (behaviour::NEXT_ENDS, "the next worker could not continue the program"),
-        (behaviour::LIES, "its worker has ended"),
+        (behaviour::ENDS, "its worker has exited"),
+        (behaviour::NEXT_ENDS, "the new worker could not continue the program"),
+        (behaviour::LIES, "its worker has exited"),
     ] {
         let mut guest = guest();
         guest.program(4, 0x40_0000);
@@ -110,7 +110,7 @@ fn worker_that_fails_during_a_restart_ends_only_its_program() {
         let before = load(&guest, 0x40_0000);
         guest.done(&doorbell(4));
         guest.until(|guest| load(guest, 0x40_0000) > before);
-        // The lost program's context can be dropped, and the other program's worker restarted.
+        // The lost program's context can be destroyed, and the other program's worker restarted.
         guest.done(&destroy(3));
         store(&guest, 0x40_0000 + BEHAVIOUR, behaviour::SAVES);
         assert_eq!(restart(&guest), None);

@@ -18,18 +18,18 @@ fn load(guest: &Guest, offset: usize) -> u64 {
     guest.window().as_volatile_slice().load(offset, Ordering::Acquire).unwrap()
 }
 
-/// Returns a guest whose workers find the next device through a folder.
+/// Returns a guest whose workers find the next device through a socket in this folder.
 fn guest(folder: &tempfile::TempDir) -> Guest {
     guest_with(folder, Duration::from_secs(60))
 }
 
-/// Returns a guest whose workers try to connect to the next device for this time.
+/// Returns a guest whose workers try for this long to connect to the next device.
 fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
     let socket = folder.path().join("workers.sock");
     Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))
 }
 
-/// A way in which another device continues the function.
+/// A way for another device to continue the function.
 type Way = fn(&mut Guest, fn(&mut Guest));
 const WAYS: [Way; 2] = [|guest, meanwhile| guest.upgrade(meanwhile), |guest, meanwhile| guest.kill(meanwhile)];
 
@@ -46,7 +46,7 @@ fn program_continues_with_its_worker_in_next_device() {
         guest.until(|guest| load(guest, 0x10_0000) == 42);
         let started = guest.events.try_iter().filter(|event| *event == Event::Started).count();
         assert_eq!(started, 1);
-        // The guest cannot notice that no device serves it: its commands wait in the queue.
+        // The guest does not notice that no device serves it: its commands wait in the queue.
         way(&mut guest, |guest| guest.post(2, &command(0x777, 0, &[])));
         // After a kill, the next daemon rings the doorbell, so the word may already have its value.
         let mut slots = Vec::new();
@@ -67,7 +67,7 @@ fn program_continues_with_its_worker_in_next_device() {
         assert!(!events.contains(&Event::Started) && !events.contains(&Event::Ended), "{events:?}");
         let [program] = &guest.function.programs()[..] else { panic!("one program") };
         assert!(program.is_served);
-        // New programs start, and the old program ends.
+        // New programs can start, and the old program can exit.
         guest.program(4, 0x40_0000);
         guest.done(&destroy(3));
         guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
@@ -86,7 +86,7 @@ fn commands_are_answered_once_across_many_devices() {
             way(&mut guest, |guest| guest.post(2, &blob(2, 9, 1, CONTROL_BYTES)));
             assert_eq!(guest.answer().0, 2, "round {round}");
             guest.done(&map(9, 0x40_0000));
-            assert_eq!(guest.send(&map(9, 0x60_0000)).0, 0x1205, "it was mapped once");
+            assert_eq!(guest.send(&map(9, 0x60_0000)).0, 0x1205, "it is already mapped");
             guest.done(&destroy(2));
             guest.done(&unref(9));
             assert_eq!(guest.answers(), 0);
@@ -132,7 +132,7 @@ fn worker_that_ended_meanwhile_is_reported_as_lost() {
 #[test]
 fn worker_that_stays_stopped_is_lost_after_its_own_limit() {
     let folder = tempfile::tempdir().unwrap();
-    // A worker without a daemon ends after this time, so the next daemon does not wait longer.
+    // A worker without a daemon exits after this time, so the next daemon does not wait longer.
     let mut guest = guest_with(&folder, Duration::from_millis(200));
     guest.program(1, 0x10_0000);
     guest.post(1, &wait(1, (1, 1), 100));
@@ -163,7 +163,7 @@ fn reset_in_progress_continues_in_next_device() {
         guest.program(1, 0);
         store(&guest, 8, 7);
         way(&mut guest, |guest| guest.write(RegionIndex::Bar0, 0x14, &[0]));
-        // The write happens after the upgrade has saved the state. The next device receives it, as on a bus.
+        // The write follows the saving of the state in an upgrade. The next device receives it, as on a bus.
         guest.write(RegionIndex::Bar0, 0x14, &[0]);
         guest.until(|guest| guest.status() == 0);
         assert_eq!(load(&guest, 8), 0);
@@ -191,7 +191,7 @@ fn unknown_process_at_the_workers_socket_is_sent_away() {
     let folder = tempfile::tempdir().unwrap();
     let mut guest = guest(&folder);
     guest.program(1, 0);
-    // No worker waits for a connection, so this process is not a worker.
+    // No worker is expected to connect, so this process is not a worker.
     let stranger = worker_link::Link::connect(&folder.path().join("workers.sock")).unwrap();
     assert_eq!(stranger.receive_in_worker().unwrap(), ToWorker::Goodbye);
     guest.done(&doorbell(1));
@@ -203,7 +203,7 @@ fn journal_of_other_version_or_empty_file_is_refused() {
     let guest = Guest::new();
     let (mut device, other) = (Guest::new().device, Guest::new());
     let file = vmm_glue::mappable::region_memory("other", 4096).unwrap();
-    assert!(device.take_journal(std::sync::Arc::new(file)).unwrap_err().0.contains("another size"));
+    assert!(device.take_journal(std::sync::Arc::new(file)).unwrap_err().0.contains("an invalid size"));
     let journal = guest.device.journal().unwrap();
     rustix::io::pwrite(&journal, &[0; 8], 0).unwrap();
     assert!(device.take_journal(journal).unwrap_err().0.contains("another version"));
@@ -216,7 +216,7 @@ fn journal_of_other_version_or_empty_file_is_refused() {
 const PROGRESS: u64 = 24;
 const SLOT: u64 = 8 << 10;
 
-/// Changes the counts of popped commands and of sent responses, as if the last change had not been made.
+/// Sets the counts of popped commands and sent responses, to revert the last change.
 fn uncount(journal: &std::os::fd::OwnedFd, popped: u32, answered: u32) {
     let mut bytes = [0; 8];
     rustix::io::pread(journal, &mut bytes, PROGRESS).unwrap();
@@ -240,7 +240,7 @@ fn kill_between_answer_and_count_answers_once() {
             }
         });
         guest.done(&command(0x108, 0, &[0, 0]));
-        assert_eq!(guest.answers(), 0, "the last command was answered once");
+        assert_eq!(guest.answers(), 0, "the last command got one response");
         assert_eq!(guest.send(&context(2)).0, if is_recorded { 0x1205 } else { 0x1100 });
     }
 }
@@ -253,7 +253,7 @@ fn kill_before_recorded_answer_repeats_the_answer_only() {
     guest.done(&context(2));
     let journal = guest.device.journal().unwrap();
     guest.kill(|guest| {
-        // The response does not exist, and the slot is still in use.
+        // The response was not sent, and the slot is still in use.
         guest.unanswer();
         uncount(&journal, 0, 1);
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();

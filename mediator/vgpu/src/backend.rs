@@ -1,13 +1,13 @@
-//! Use of the card by one VM: combines the VM's memory, work and waits.
+//! A VM's use of its card: combines the VM's memory, work, and waits.
 //!
 //! Modules:
 //! - `registers`: effects of the vGPU's registers on the card
-//! - `channels`: turns an instance block and a doorbell into work on the card
+//! - `channels`: binds channels from instance blocks, and turns doorbells into work on the card
 //! - `aperture`: CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN
-//! - `moves`: pages that move to and from mapped apertures
-//! - `waits`: binds and work that wait for memory
-//! - `operations`: requests of a paravirtual guest
-//! - `segments`: memory that VMs share, in address spaces
+//! - `moves`: moves pages to and from mapped apertures
+//! - `waits`: retries binds and work that wait for memory
+//! - `operations`: implements requests of a paravirtual guest
+//! - `segments`: maps memory that VMs share into address spaces
 //! - `saved`: saved state of these parts
 
 mod aperture;
@@ -47,13 +47,13 @@ use vram::TenantId;
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Doorbells that channels on the card rang.
+        /// Doorbells rung on channels that are on the card.
         doorbells: "doorbells",
         /// Doorbells whose GP_PUT is beyond the end of the ring.
         doorbells_refused: "doorbells_refused",
         /// TLB flushes by the guest.
         flushes: "tlb_flushes",
-        /// Channel binds that were rejected.
+        /// Interrupts that the vGPU has raised.
         interrupts: "interrupts",
         /// Channels bound on the card.
         binds: "channel_binds",
@@ -63,36 +63,36 @@ counts! {
         runlists: "runlists",
         /// Faults that the guest's work caused.
         faults: "faults",
-        /// Submissions to the card.
+        /// Submissions passed to the card.
         submissions: "submissions",
         /// GPFIFO entries in these submissions.
         entries: "ring_entries",
-        /// Channels killed because they made no progress.
+        /// Channels killed for making no progress.
         hangs: "hangs",
         /// Binds and submissions that waited for memory.
         memory_waits: "memory_waits",
-        /// Waits for memory that ended unsuccessfully.
+        /// Waits for memory that failed.
         memory_denied: "memory_denied",
-        /// Time that work has waited for memory, excluding current waits, in ns.
+        /// Time for which work has waited for memory, without current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
-        /// Writes by the guest's CPU that waited for memory.
+        /// Guest CPU writes that waited for memory.
         writes_waited: "memory_writes_waited",
-        /// Writes that waited for memory and were lost.
+        /// Guest CPU writes that waited for memory and were lost.
         writes_lost: "memory_writes_lost",
-        /// Reads of BAR0 by the guest's CPU.
+        /// BAR0 reads by the guest's CPU.
         register_reads: "register_reads",
-        /// Writes of BAR0 by the guest's CPU.
+        /// BAR0 writes by the guest's CPU.
         register_writes: "register_writes",
-        /// Reads of BAR1 and BAR3 that arrived as messages.
+        /// BAR1 and BAR3 reads that arrived as messages.
         aperture_reads: "aperture_reads",
-        /// Writes of BAR1 and BAR3 that arrived as messages.
+        /// BAR1 and BAR3 writes that arrived as messages.
         aperture_writes: "aperture_writes",
-        /// VRAM bytes that the guest's CPU accessed through messages.
+        /// Bytes of VRAM that the guest's CPU accessed through messages.
         aperture_bytes: "aperture_bytes",
     }
 }
 
-/// Parameters for creating a [`VmBackend`].
+/// Arguments for creating a [`VmBackend`].
 pub(super) struct Description {
     pub(super) vm: TenantId,
     pub(super) link: Link,
@@ -113,7 +113,7 @@ pub(super) struct VmBackend {
     work: Work,
     /// Binds and work that wait for memory.
     pending: Pending,
-    /// Writes by the guest's CPU that wait for memory.
+    /// State of guest CPU writes that wait for memory.
     writes: WriteWait,
     /// Work that must leave the card before pages under apertures can move.
     stop: Option<Stop>,
@@ -121,9 +121,9 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so that other VMs may get its chunks.
+    /// Set if the VM has neither work nor memory on the card, so other VMs may get its chunks.
     quiet: bool,
-    /// The doorbell that the current access rang.
+    /// Doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
     counts: Counts,
     /// The paravirtual interface, if the operator offers it.
@@ -186,7 +186,7 @@ impl VmBackend {
         self.quiet
     }
 
-    /// Records the guest's PRAMIN base. Does not move pages yet.
+    /// Records the guest's PRAMIN base. Does not move pages.
     pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
@@ -211,24 +211,24 @@ impl VmBackend {
         self.pv.as_deref_mut()
     }
 
-    /// Returns the guest's RAM; `None` while the device may not access it.
+    /// Returns the guest's RAM, or `None` while the device may not access it.
     pub(super) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.memory.grants().ram_now()
     }
 
-    /// Counts a read of an aperture that arrived as a message.
+    /// Counts an aperture read that arrived as a message.
     pub(super) fn count_aperture_read(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_reads += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts a write of an aperture that arrived as a message.
+    /// Counts an aperture write that arrived as a message.
     pub(super) fn count_aperture_write(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_writes += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts an access to PRAMIN that arrived as a message. Register accesses are counted separately.
+    /// Counts a PRAMIN access that arrived as a message. Register accesses are counted separately.
     pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
         self.remap_mut().count_message(MappedWindow::Pramin, offset);
         self.count_bytes(bytes);
@@ -239,12 +239,12 @@ impl VmBackend {
         self.count_bytes(bytes);
     }
 
-    /// Counts a read of a register.
+    /// Counts a register read.
     pub(super) fn count_register_read(&mut self) {
         self.counts.register_reads += 1;
     }
 
-    /// Counts a write of a register.
+    /// Counts a register write.
     pub(super) fn count_register_write(&mut self) {
         self.counts.register_writes += 1;
     }
@@ -254,7 +254,7 @@ impl VmBackend {
         self.counts.aperture_bytes += bytes as u64;
     }
 
-    /// Counts a channel that was killed because it made no progress.
+    /// Counts a channel that was killed for making no progress.
     pub(super) fn count_hang(&mut self) {
         self.counts.hangs += 1;
     }
@@ -264,7 +264,7 @@ impl VmBackend {
         self.counts.faults += 1;
     }
 
-    /// Takes the faults to report to the guest.
+    /// Returns and clears the faults to report to the guest.
     pub(super) fn take_faults(&mut self) -> Vec<MmuFault> {
         std::mem::take(&mut self.faults)
     }
@@ -274,7 +274,7 @@ impl VmBackend {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns true if the guest has a channel on the card, or if the channel's bind waits for memory.
+    /// Returns true if the guest has a channel on the card or the channel's bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
@@ -289,7 +289,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Like [`Self::with_channels`], but also passes the card's state.
+    /// Same as [`Self::with_channels`], but also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -299,19 +299,19 @@ impl VmBackend {
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }
 
-    /// Reads guest memory at its current location, without special treatment of USERD pages.
+    /// Reads guest memory at its current location. USERD pages are read like other memory.
     pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
         self.with_channels(|_, view, _| view.fill(place, data))
     }
 
-    /// Pauses or resumes scheduling of all channels.
+    /// Pauses or resumes all of the VM's channels.
     fn pause(&mut self, paused: bool) {
         let mut state = self.host.lock();
         self.with_state(&mut state, |channels, card, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest's driver from the card: channels, address spaces, apertures. Keeps VM memory.
+    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps VM memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -340,7 +340,7 @@ impl VmBackend {
         self.memory.lend(region)
     }
 
-    /// Handles the withdrawal of guest memory by the VMM. The card cannot access the memory after this call.
+    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
@@ -355,7 +355,7 @@ impl VmBackend {
         self.memory.forget_ram();
     }
 
-    /// Applies the moves of `commit` to the VM's memory, in one critical section of the card's lock.
+    /// Moves the VM's memory by calling `commit`, in one critical section of the card's lock.
     pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         let state = &mut *host.lock();
@@ -364,14 +364,14 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // Quarantine the vacated chunks before another thread can lock the card and allocate them.
+            // Quarantine the vacated chunks before another thread can acquire the card's lock and allocate them.
             state.quarantine_left();
         }
         relocated
     }
 
-    /// Updates the shadows of a directory (or of all address spaces, if `None`) and the apertures from the guest's
-    /// tables. After this call, neither the card nor its TLBs contain permissions that the guest has revoked.
+    /// Updates the shadows of a directory, or of all address spaces if `None`, and the apertures from the guest's
+    /// tables. Afterwards, neither the card's page tables nor its TLBs contain revoked permissions.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
@@ -379,7 +379,7 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Permits only these channels to run, provided that they are enabled. Returns true if the change has already taken
+    /// Permits only these channels to run, and only if they are enabled. Returns true if the change has already taken
     /// effect; otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
@@ -397,8 +397,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that the guest has not bound, and restores
-    /// the setting for page tables that the mediator keeps.
+    /// Undoes the arrival of a VM that could not resume: removes unbound channels, and restores the setting for kept
+    /// page tables.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();
@@ -416,8 +416,8 @@ impl VmBackend {
         self.memory.log_ram(on);
     }
 
-    /// Returns the ranges of guest RAM that overlap `range` and that the card's work may have written since the last
-    /// call. `goes_on` is set if the work keeps running.
+    /// Returns the ranges of guest RAM within `range` that the card's work may have written since the last call.
+    /// `goes_on` is true if the work keeps running.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

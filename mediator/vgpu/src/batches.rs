@@ -1,7 +1,7 @@
-//! Batches of a paravirtual guest, and their effects on the vGPU.
+//! Effects of a paravirtual guest's batches on the vGPU.
 //!
-//! A batch can access the card only in the ways that registers can. An operation on a channel performs the equivalent
-//! register accesses; `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
+//! A batch can access the card only in ways in which registers can. An operation on a channel makes the equivalent
+//! register accesses, and `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -13,14 +13,14 @@ use nvspec::regs::pfifo::CHANNEL;
 use virtio_queue::Queue;
 
 impl Core {
-    /// Starts the queue that the guest has configured.
+    /// Starts the queue as configured by the guest.
     pub(crate) fn start_pv(&mut self) {
         let memory = self.backend.ram_now();
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
     /// Executes the current batch, or the next available one, for at most one critical section of the VM's lock. The
-    /// caller must release the lock before it calls this function again.
+    /// caller must release the lock between calls.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;
@@ -28,7 +28,7 @@ impl Core {
         let Some(mut queue) = self.backend.pv_mut().and_then(Interface::take_queue) else { return Progress::Idle };
         let served = self.serve_queue(&mut queue);
         match &served {
-            // No operation in a batch can reset the interface, so the queue is still the same.
+            // No operation in a batch can reset the interface, so this is still the same queue.
             Ok(_) => self.with_pv(|pv| pv.put_queue(queue)),
             Err(why) => self.with_pv(|pv| pv.fail(why)),
         }
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Resets the interface to its initial state, except the counters. Unbinds the channels that it created.
+    /// Resets the interface to its initial state, except for the counters, and unbinds the channels that it created.
     pub(crate) fn reset_pv(&mut self) {
         let Self { gpu, backend, .. } = self;
         let Some(pv) = backend.pv() else { return };
@@ -83,7 +83,7 @@ impl Core {
         self.signal_pv();
     }
 
-    /// Sets the function's interrupt level from the interface's current state.
+    /// Sets the function's interrupt level according to the interface's state.
     pub(crate) fn signal_pv(&mut self) {
         let asserted = self.backend.pv().is_some_and(Interface::interrupts);
         self.gpu.set_beside(asserted, &mut self.backend);

@@ -1,4 +1,4 @@
-//! The operator's view of a VM: its counters and denied accesses.
+//! Operator's view of a VM: its counters and denied accesses.
 
 use super::device::Core;
 use devmodel::denied::Site;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use vm_device::{DeniedAccess, DeviceStatus, InterruptKind};
 
 impl Core {
-    /// Returns the VM's status for the operator, without the counts of the card manager.
+    /// Returns the VM's status for operators, without the card manager's counters.
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
         let (spaces, shadow_bytes) = backend.memory().usage();

@@ -1,5 +1,5 @@
-//! Event counters. One declaration defines a counter's field, its description, and the name that operators see. `cargo
-//! xtask check` rejects a counter that is never incremented.
+//! Event counters. A single declaration defines a counter's field, description, and name for operators. `cargo xtask
+//! check` rejects a counter that is never incremented.
 
 /// Declares a struct of counters. Each field has a doc line and a metric name.
 macro_rules! counts {
@@ -11,7 +11,7 @@ macro_rules! counts {
         }
 
         impl $name {
-            /// Returns all counters, each with the name that operators see.
+            /// Returns all counters with their names for operators.
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }

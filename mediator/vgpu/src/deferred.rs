@@ -1,17 +1,18 @@
-//! Doorbells that are submitted after the reply to their write was sent, to shorten the wait of the guest's CPU.
+//! Doorbells that are submitted after the reply to their write, to shorten the wait of the guest's CPU.
 //!
 //! 1. A write rings a doorbell. [`Core::defer_doorbell`] stores it in [`Core::deferred`], and the write returns
 //!    [`vmm_glue::Ack::Deferred`].
 //! 2. The server sends the reply, and calls [`vmm_glue::Device::complete`] before any other method of the device.
-//! 3. [`Core::complete_deferred`] submits the doorbell. Locking the VM never does this.
+//! 3. [`Core::complete_deferred`] submits the doorbell. Locking the VM does not.
 //!
 //! Other threads may lock the VM between steps 1 and 3:
 //! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
-//!   may have rung such a doorbell after the reply.
+//!   may have rung a doorbell that it finds after the reply.
 //! - A thread that saves or moves the VM also calls this function. The server completes the write before it hands the
-//!   VM to such a thread, so no deferred doorbell exists then; [`Core::write_down`] rejects a VM that has one.
+//!   VM to such a thread, so there is no deferred doorbell at that time. [`Core::write_down`] rejects a VM that has
+//!   one.
 //! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because they do not
-//!   act for the guest. The doorbell refers to a virtual channel, which these threads do not change.
+//!   act on behalf of the guest. The doorbell refers to a virtual channel, which these threads do not change.
 //! - [`Core::clean`] drops the doorbell together with its channel.
 
 use super::backend::RungDoorbell;
@@ -19,10 +20,10 @@ use super::device::{Core, MediatedDevice, MediatedVm};
 use card_manager::mailbox::MailboxGuard;
 
 impl Core {
-    /// Defers the doorbell that the current write rang, if it may be submitted after the reply. Returns true if the
-    /// caller must complete the write later.
+    /// Defers the doorbell that the current write has rung, if it may be submitted after the reply. In this case,
+    /// returns true, and the caller must complete the write later.
     pub(super) fn defer_doorbell(&mut self) -> bool {
-        // Pages that must move wait for the VM's work, so submit the doorbell first.
+        // Moves of pages wait for the VM's work, so submit the doorbell first.
         if self.backend.moves_wait() {
             return false;
         }
@@ -31,7 +32,7 @@ impl Core {
         true
     }
 
-    /// Submits the deferred doorbell, unless it was already submitted.
+    /// Submits the deferred doorbell, unless this was done already.
     pub(super) fn complete_deferred(&mut self) {
         let Some(RungDoorbell { channel, gp_put }) = self.deferred.take() else { return };
         self.backend.ring_shown(channel, gp_put);
@@ -40,7 +41,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Submits the deferred doorbell, unless it was already submitted, and handles queued events.
+    /// Submits the deferred doorbell, unless this was done already, and handles queued events.
     pub(super) fn complete_deferred(&self) {
         self.core().complete_deferred();
     }
@@ -51,7 +52,7 @@ impl MediatedDevice {
     #[track_caller]
     pub(super) fn enter(&self) -> MailboxGuard<'_, Core> {
         let core = self.vm.core();
-        // PANIC: only a bug in the server can trigger this, and only in a debug build.
+        // PANIC: only a bug in the server can cause this, and only debug builds check it.
         debug_assert_eq!(core.deferred, None, "a call overtook a deferred doorbell");
         core
     }

@@ -1,4 +1,4 @@
-//! A mediated VM, with its interfaces for the vfio-user server, the card's interrupt thread, and the daemon.
+//! A mediated VM, and its interfaces to the vfio-user server, the card's interrupt thread, and the daemon.
 
 use super::Apertures;
 use super::backend::{self, Description, RungDoorbell, VmBackend as Backend, WaitingDoorbells};
@@ -24,7 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its backend on the card, under one lock, so that a register access and an interrupt cannot interleave.
+/// The vGPU and its backend on the card, under one lock, so that register accesses and interrupts cannot interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
@@ -32,11 +32,11 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// Card time for which the guest's alarm is armed, in ns.
     pub(super) alarm: Option<u64>,
-    /// The doorbell of a write whose reply was sent, until it is submitted.
+    /// Doorbell of a write that was replied to but whose work was not submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
-    /// Set if the VM has moved to another card. Events are ignored then.
+    /// Set if the VM has moved to another card, so events must be ignored.
     pub(super) gone: bool,
     pub(super) client: Client,
     pub(super) board: Arc<StatusCell>,
@@ -47,12 +47,12 @@ pub(super) struct Core {
 pub(super) struct Client {
     /// Set if the client has stopped the VM.
     pub(super) stopped: bool,
-    /// Set if the client logs writes to guest RAM by the VM's work.
+    /// Set if the client logs the work's writes to guest RAM.
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, readable without the VM's lock. When requested, the holder of that lock publishes
-/// a new status as it releases the lock.
+/// The VM's status for operators, readable without the VM's lock. On request, the lock's holder publishes it on
+/// release.
 #[derive(Debug, Default)]
 pub(super) struct StatusCell {
     pub(super) wanted: AtomicBool,
@@ -73,11 +73,11 @@ pub struct Settings {
     pub share: Share,
     /// TLB flush mode of the shadow page tables.
     pub shadow: shadow_pt::Mode,
-    /// Method of serving BAR1 and BAR3.
+    /// Way in which BAR1 and BAR3 are served.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,
-    /// Settings of the paravirtual interface; `None` if it is not offered.
+    /// Settings of the paravirtual interface, or `None` if it is not offered.
     pub paravirtual: Option<PvSettings>,
 }
 
@@ -90,18 +90,18 @@ pub struct MediatedVm {
     pub(super) link: Link,
 }
 
-/// The device of a mediated VM, which the vfio-user server calls.
+/// Device of a mediated VM, as seen by the vfio-user server.
 pub struct MediatedDevice {
     pub(super) vm: Arc<MediatedVm>,
     pci: devmodel::pci::PciIdentity,
     config_bytes: u64,
     pub(super) settings: Settings,
-    /// Migration state; owned by `migrating`.
+    /// State of a migration, which `migrating` manages.
     pub(super) migration_state: Box<dyn Any + Send>,
 }
 
 impl MediatedVm {
-    /// Builds VM number `vm` on `host`.
+    /// Creates the VM with number `vm` on `host`.
     ///
     /// # Errors
     /// Returns an error if the card has too little memory left, or if a setting is out of range.
@@ -141,7 +141,7 @@ impl MediatedVm {
         &self.host
     }
 
-    /// Creates the VM from parts.
+    /// Creates a VM from its parts.
     pub(super) fn from_parts(
         core: Core,
         board: Arc<StatusCell>,
@@ -153,20 +153,20 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Locks the VM without side effects. A thread whose work must not overtake a deferred doorbell calls
+    /// Locks the VM without side effects. Threads that must not overtake a deferred doorbell call
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
         self.core.lock()
     }
 
-    /// Runs `act` with the VM locked.
+    /// Runs `act` while the VM is locked.
     #[cfg(feature = "test-rig")]
     pub fn while_locked(&self, act: impl FnOnce()) {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // Run `act` on another thread, because this one may lock other VMs.
+            // Run `act` on another thread, because it may lock other VMs.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -183,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// Returns an error if the range is not entirely VM memory, or if it is too long.
+    /// Returns an error if the range is not entirely within the VM's memory or is too long.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -196,7 +196,7 @@ impl MediatedVm {
         written
     }
 
-    /// Reads guest VRAM at its current location, without special treatment of USERD pages.
+    /// Reads guest VRAM at its current location. USERD pages are read like other memory.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
@@ -206,7 +206,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Creates the state from its parts.
+    /// Creates the core from its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<StatusCell>) -> Self {
         Self {
             gpu,
@@ -221,13 +221,13 @@ impl Core {
         }
     }
 
-    /// Installs apertures that a client will map. The apertures contain no pages.
+    /// Installs apertures for a client to map. They contain no pages yet.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes memory in a window of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
+    /// Changes the memory in a BAR's window. Unmaps the PRAMIN window during the change, and maps it again afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -250,7 +250,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Performs all effects of an access that go beyond the registers.
+    /// Performs the effects of an access beyond the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -283,7 +283,7 @@ impl Core {
         }
     }
 
-    /// Writes BAR0. Returns `true` if the paravirtual doorbell rang.
+    /// Writes BAR0. Returns `true` if the paravirtual doorbell was rung.
     fn bar0_write(&mut self, offset: u64, data: &[u8]) -> Result<bool, NoMemory> {
         match self.backend.pv_mut() {
             Some(pv) if Interface::covers(offset) => {
@@ -313,17 +313,17 @@ impl Core {
     }
 }
 
-/// Outcome of a guest's write.
+/// Outcome of an attempt to execute a guest's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteOutcome {
     Done,
     /// The guest has submitted batches.
     Batches,
-    /// Too little memory is free; the write must be retried.
+    /// No memory is free for the write, so it must be retried.
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the reply to the write has been sent.
+    /// The write rang a doorbell, which is deferred until the reply was sent.
     DoorbellDeferred,
 }
 
@@ -334,7 +334,7 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), migration_state: Box::new(()) }
     }
 
-    /// Attempts a write once. Returns with the VM unlocked, because memory may have to move before the next attempt.
+    /// Attempts a write once. The VM is unlocked on return, because memory may have to move before the next attempt.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<WriteOutcome, AccessError> {
         let core = &mut *self.enter();
         let Core { gpu, backend, .. } = core;
@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Handles pages that must move. Returns true if some still wait.
+    /// Moves pages that must move, as far as possible. Returns true if some still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +382,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because
-    /// its waiters also serve other VMs.
+    /// Executes the batches that were queued when the doorbell was rung. Releases the VM's lock between batches,
+    /// because threads that wait for it also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -427,7 +427,7 @@ impl Device for MediatedDevice {
             let region = &mut regions[showing.region() as usize];
             match region.clone().with_mappable(file, vec![area]) {
                 Ok(mappable) => *region = mappable,
-                Err(error) => tracing::error!(%error, ?showing, "an aperture cannot be mapped and will be trapped"),
+                Err(error) => tracing::error!(%error, ?showing, "cannot map an aperture, so it will be trapped"),
             }
         }
         regions
@@ -452,7 +452,7 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    /// Serves a write until it is complete, except for a doorbell that may be deferred.
+    /// Executes a write completely, except for a doorbell that may be deferred.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         loop {
             match self.write_once(region, offset, data)? {
@@ -475,7 +475,7 @@ impl Device for MediatedDevice {
     }
 
     fn complete(&mut self, _: Deferred) {
-        // Another thread may have submitted the doorbell already.
+        // Another thread may already have submitted the doorbell.
         self.vm.complete_deferred();
     }
 
@@ -498,7 +498,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory of an incompletely received state could not be wiped");
+            tracing::error!(%error, "cannot wipe the memory of an incompletely received VM");
         }
     }
 
@@ -515,15 +515,15 @@ impl Device for MediatedDevice {
         let quiet = {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
-            // The client keeps its existing mappings.
+            // The client keeps the way in which it maps the apertures.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
             core.change(MappedWindow::Pramin, |remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
-        // The next client may belong to a different tenant.
+        // The next client may belong to another tenant.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "the memory of a removed VM could not be wiped");
+            tracing::error!(%error, "cannot wipe the memory of a removed VM");
         }
     }
 
@@ -557,7 +557,7 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Returns the configuration of the VM's vGPU, which is needed to restore a saved vGPU.
+    /// Returns the configuration of the VM's vGPU, which is needed to restore the vGPU.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {
         self.core().gpu.config().clone()
@@ -569,10 +569,10 @@ impl MediatedVm {
         self.vm
     }
 
-    /// Releases everything that the VM uses on the card. Must be called once, after the device has been dropped.
+    /// Releases all resources that the VM uses on the card. Must be called once, after the device was dropped.
     ///
     /// # Errors
-    /// Returns an error if the card still uses any of it.
+    /// Returns an error if the card still uses any of these resources.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

@@ -1,4 +1,4 @@
-//! Handles card events and memory relocations for a VM.
+//! Handling of card events and memory relocations by a VM.
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;
@@ -50,7 +50,7 @@ impl Recipient for Core {
                 }
             }
             GuestEvent::Alarm => {
-                // If the alarm fires too early by the card's clock, re-arm it for the remaining time.
+                // If the alarm expires too early by the card's clock, arm it again for the remaining time.
                 self.alarm = None;
                 self.gpu.tick(&mut self.backend);
             }
@@ -65,7 +65,7 @@ impl Recipient for Core {
             GuestEvent::MmuFault { channel, unit, va, kind } => {
                 backend.count_fault();
                 let instance = backend.end_retired(channel);
-                tracing::warn!(vm = %backend.vm(), ?channel, unit, %va, kind, "a guest's access faulted");
+                tracing::warn!(vm = %backend.vm(), ?channel, unit, %va, kind, "a guest's work caused an MMU fault");
                 let field = |field: nvspec::Field| field.get(kind);
                 gpu.mmu_fault(
                     MmuFault {

@@ -1,17 +1,17 @@
-//! One VM on a card: connects the VM's vGPU to the card.
+//! A VM on a card: connects the VM's vGPU to the card.
 //!
 //! Modules, each of which uses only earlier ones:
 //! - `memory`: the VM's memory and address spaces
 //! - `work`: the mediator's records of the VM's channels
 //! - `pv`: the paravirtual interface
 //! - `pending` and `write_wait`: waits for memory
-//! - `backend`: combines these for the card, and implements the effects of registers
+//! - `backend`: combines these for the card, and implements the side effects of registers
 //! - `device`: the device that the vfio-user server calls
-//! - `batches`: effects of the batches of a paravirtual guest
-//! - `saved`: handing a VM over to another process
-//! - `moving`: moving a VM to another card
-//! - `saving`: saving a VM as a byte stream
-//! - `events`: card events
+//! - `batches`: implements the effects of a paravirtual guest's batches
+//! - `saved`: hands a VM over to another process
+//! - `moving`: moves a VM to another card
+//! - `saving`: saves a VM as a byte stream
+//! - `events`: handles card events
 //! - `counters` and `status`: the operator's view, which never waits for the VM
 //!
 //! Lock order: `locks::rank`.
@@ -43,11 +43,11 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// Method of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
+/// Way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
     Trapped,
-    /// The VMM maps most of each aperture. Accesses to the mapped part cause no messages.
+    /// The VMM maps most of each aperture. Accesses to this part cause no messages.
     Remapped,
 }

@@ -1,10 +1,10 @@
-//! The memory of one VM, as its guest, the card and the page tables see it.
+//! A VM's memory as seen by its guest, the card, and the page tables.
 //!
 //! Modules:
 //! - `grants`: memory that page tables may map
-//! - `view`: one VM's read access to the card
+//! - `view`: a VM's read access to its memory on the card
 //! - `spaces`: shadow page tables
-//! - `ram`: guest RAM at card addresses
+//! - `ram`: guest RAM at bus addresses
 //! - `remap`: apertures that the VMM maps
 //! - `operands`: memory to which submitted work refers
 //! - `saved`: saved state
@@ -33,8 +33,8 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Maximum card memory for one VM's shadow tables, in bytes. A directory needs 64 KiB, and each 128 MiB of used address
-/// space needs 264 KiB.
+/// Maximum card memory for a VM's shadow tables in bytes. A directory needs 64 KiB, and 128 MiB of addresses need 264
+/// KiB.
 pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory of a VM, and its address spaces.
@@ -48,9 +48,9 @@ pub(crate) struct Memory {
     bar3: ApertureTlb,
     /// Address of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
-    /// Accumulated report of all synchronisations since the VM was created.
+    /// Accumulated report of all synchronizations since the VM was created.
     report: SyncReport,
-    /// Number of synchronisations that have read tables since the VM was created.
+    /// Number of synchronizations that have read tables since the VM was created.
     syncs: u64,
 }
 
@@ -76,28 +76,27 @@ impl Memory {
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
-    /// Returns the address space whose shadow directory is at this card address.
+    /// Returns the address space whose shadow directory is at this VRAM address.
     pub(crate) fn space_of(&self, directory: VramAddr) -> Option<SpaceId> {
         self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
 
-    /// Returns the memory that the VM's page tables may map.
+    /// Returns the memory to which the VM's page tables may refer.
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
-    /// Like [`Self::grants`], but mutable. The caller must remove revoked memory from the address spaces.
+    /// Same as [`Self::grants`], but mutable. The caller must remove revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }
 
-    /// Returns the accumulated report of all synchronisations since the VM was created, and the number of
-    /// synchronisations that read tables.
+    /// Returns the accumulated report of all synchronizations, and the number of those that read tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }
 
-    /// Returns the instance block that is bound to an aperture.
+    /// Returns the instance block bound to an aperture.
     pub(crate) fn aperture_instance(&self, aperture: Aperture) -> Option<Place> {
         match aperture {
             Aperture::Bar1 => self.bar1.instance(),
@@ -113,12 +112,12 @@ impl Memory {
         }
     }
 
-    /// Records the guest's PRAMIN base.
+    /// Sets the guest's PRAMIN base.
     pub(crate) fn place_window(&mut self, base: Option<GuestVramAddr>) {
         self.pramin = base;
     }
 
-    /// Handles the guest's flush of the apertures: clears their TLBs, and marks their page tables as possibly changed.
+    /// Handles a guest's flush of the apertures: clears their TLBs, and marks their page tables as possibly changed.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
         self.bar3.flush();
@@ -131,7 +130,7 @@ impl Memory {
             Aperture::Bar1 => &mut self.bar1,
             Aperture::Bar3 => &mut self.bar3,
         };
-        // Reading the guest's tables requires the card's lock, so take it only on a TLB miss.
+        // Reading the guest's tables requires the card's lock, so acquire it only on a TLB miss.
         let mapping: Mapping = match tlb.cached(offset) {
             Some(mapping) => mapping,
             None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,
@@ -144,7 +143,7 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Returns the pages of a window whose targets have changed in the guest's tables.
+    /// Returns the pages in a window whose targets in the guest's tables have changed, with the new targets.
     pub(crate) fn changes(&mut self, showing: MappedWindow) -> Vec<(u32, PageTarget)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();
@@ -168,7 +167,7 @@ impl Memory {
         changes
     }
 
-    /// Calls `each` with the translation of an aperture and the guest's memory.
+    /// Calls `each` with an aperture's TLB and the guest's memory.
     fn with_aperture<T>(&mut self, aperture: Aperture, each: impl FnOnce(&mut ApertureTlb, &mut View<'_>) -> T) -> T {
         let Self { host, grants, bar1, bar3, .. } = self;
         let tlb = match aperture {

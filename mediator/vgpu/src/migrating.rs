@@ -1,8 +1,8 @@
 //! Migration controlled by the client, which saves or loads the VM's state through vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: starting to load
-//! drops the VM's previous state, and after an invalid state the device fails until the client resets it. Therefore the
-//! card never needs memory for two copies.
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires that a state is loaded in place:
+//! starting to load drops the VM's previous state, and after an invalid state, the device fails until the client resets
+//! it. Therefore, the card never needs memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
 /// Time limit for the VM's work to leave the engines and for operations in progress to end.
-// TIMEOUT: the same limit as for moving a VM. Only the VM's client waits, and QEMU times out a request after 5 s.
+// TIMEOUT: same as for moving a VM. Only the VM's client waits, and QEMU times out a request after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: ManagerError) -> MigrationError {
@@ -22,9 +22,9 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device cannot handle in its current state. The server never sends one.
+/// Returns the error for a request that the device cannot handle in its state. The server makes no such requests.
 fn misplaced() -> MigrationError {
-    MigrationError::failed("the device is in the wrong state for this request")
+    MigrationError::failed("the device cannot handle this request in its current state")
 }
 
 impl Core {
@@ -36,8 +36,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Resets the VM, whose work is stopped, to its initial state. The client stays connected, and the VM stays
-    /// stopped.
+    /// Resets the VM, whose work is stopped, to its initial state. The client stays connected and the VM stays stopped.
     fn forget_all(&self, settings: &Settings) -> Result<(), ManagerError> {
         {
             let core = &mut *self.core();
@@ -58,7 +57,7 @@ impl MediatedVm {
 }
 
 impl MediatedDevice {
-    /// Returns the migration's phase; `None` before the first phase.
+    /// Returns the phase of the migration, or `None` if none has started.
     fn phase(&mut self) -> Option<&mut Phase> {
         self.migration_state.downcast_mut()
     }
@@ -71,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration after the client has reset the device or disconnected, and the VM has been cleaned. Returns
-    /// true if the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration after the client has reset the device or disconnected and the VM was cleaned. Returns true if
+    /// the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -107,7 +106,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // From now on, also log pages that were reported before.
+                // From now on, also log pages that were already reported.
                 core.backend.log_ram(true);
             }
         }
@@ -173,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // By now, the client may lend different memory.
+            // The client may lend other memory by now.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

@@ -2,7 +2,7 @@
 //!
 //! The VM on the other card is built like any other ([`MediatedVm::build`]). That VM maps the client's memory while the
 //! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
-//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory.
+//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. A move transfers [`Migrating`] and the memory.
 //! `saving` serializes the same state.
 
 use super::backend::SavedBackend;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval at which a thread polls whether a VM is quiescent.
+/// Interval at which a thread polls for the VM to become quiescent.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// State of a VM on its old card, without its memory.
+/// State of a VM on its old card, without the VM's memory.
 #[derive(Debug)]
 pub(super) struct Migrating {
     pub(super) gpu: SavedVGpu,
@@ -32,38 +32,38 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// Card time when the state was saved, in ns. Set only if the VM will continue with another client, or later.
+    /// Card time at which the state was saved, in ns. Set only if the VM resumes with another client or later.
     pub(super) since_ns: Option<u64>,
 }
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the new card
-/// has borrowed, and releases the rest on the old card. The drop takes long, because memory is scrubbed.
+/// has borrowed, and releases the rest on the old card. This takes long, because the memory is scrubbed.
 #[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
-    /// The new card and the VM's number on it, if that card has borrowed memory.
+    /// New card and the VM's number on it, if this card has borrowed memory.
     there: Option<(Arc<ManagedCard>, TenantId)>,
-    /// Keeps the VM's work on the old card halted.
+    /// Keeps the VM's work on the old card stopped.
     halted: Option<Halted>,
-    /// Number of bytes of memory that were copied.
+    /// Number of bytes of memory copied.
     pub bytes: u64,
-    /// Breakdown of the VM's downtime.
+    /// Parts of the VM's downtime.
     pub parts: Parts,
 }
 
-/// Breakdown of the downtime of a moved VM.
+/// Parts of a moved VM's downtime.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time for the VM's work to leave the engines and for saving the VM's state.
+    /// Time for the VM's work to leave the engines and for its state to be saved.
     pub still: Duration,
-    /// Time for comparing and copying the memory that the new card has not borrowed.
+    /// Time for comparing and copying memory that the new card has not borrowed.
     pub memory: Duration,
     /// Time for building the VM and its page tables on the new card.
     pub anew: Duration,
 }
 
 impl<'a> Left<'a> {
-    /// Creates the value for a VM that was replaced and whose work is stopped.
+    /// Creates the value for a VM that was replaced. Its work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -84,12 +84,13 @@ impl Drop for Left<'_> {
 }
 
 impl MediatedVm {
-    /// Moves this VM to `there`, a VM on another card that awaits the arrival. Neither VM is served during the move. A
-    /// channel that does not leave its engines within `limit` is killed as hung. `there` may be served before the
+    /// Moves this VM to `there`, a VM on another card that awaits its arrival. Neither VM may be served during the
+    /// move. Channels that do not leave their engines within `limit` are killed. `there` may be served before the
     /// result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot move. The VM then continues on this card, and the caller must release `there`.
+    /// Returns an error if the VM cannot move. In this case, the VM continues on this card, and the caller must release
+    /// `there`.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -98,7 +99,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // By now, the client may lend different memory.
+        // The client may lend other memory by now.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -115,14 +116,15 @@ impl MediatedVm {
     /// Releases the resources of a VM that has left the card.
     fn give_back(&self) {
         if let Err(error) = self.release() {
-            tracing::error!(vm = %self.vm, %error, "the card keeps resources of a VM that has left it");
+            tracing::error!(vm = %self.vm, %error, "cannot release the resources of a VM that has left the card");
         }
     }
 
     /// Saves the VM, which must be halted and not served. Waits up to `limit` for operations in progress to end.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if operations remain in progress; see also [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if operations are still in progress, and the errors of
+    /// [`Self::check_movable`].
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
@@ -136,7 +138,7 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // Save both parts under one lock, because work that arrives between two locks would be in neither part.
+        // Save both parts under the same lock. Otherwise, work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(ManagerError::Stays("the VM has mapped a shared segment"));
@@ -160,9 +162,8 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the memory of the apertures that the client of `old` has mapped. The memory keeps its pages if
-    /// `inhabited` is true, and is empty otherwise. The contents stay unchanged, because `old` may have to resume with
-    /// them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped. If `inhabited` is true, the memory
+    /// keeps its pages; otherwise, it counts as empty. Its contents do not change, so that `old` can resume.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.
@@ -179,8 +180,7 @@ impl MediatedVm {
     /// Takes over the state of the arriving VM, whose memory is already on this card, and resumes.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`Self::become_one`]. After an error, this VM must be
-    /// [released](Self::release).
+    /// Returns the errors of [`Self::become_one`]. After an error, this VM must be [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -192,7 +192,7 @@ impl MediatedVm {
     /// Takes over the state of the arriving VM, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid on this card, or if the card has too few resources for the VM.
+    /// Returns an error if the state is invalid on this card or the card has too few resources for the VM.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
@@ -221,7 +221,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel bound by the guest is on the card or was rejected.
+/// Checks that each channel that the guest has bound is on the card or was rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

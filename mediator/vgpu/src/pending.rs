@@ -1,7 +1,7 @@
 //! A VM's work that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is asked to find memory.
-//! When the mover notifies the VM that memory is available, the VM retries all of this work.
+//! No thread waits for memory while it holds a lock. Work without memory is recorded, and the mover is notified. When
+//! the mover notifies the VM that memory is available, the VM retries all of this work.
 
 mod saved;
 
@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of the mover's scans rather than after a time.
+/// A wait for memory. It is limited by a number of the mover's scans rather than by a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Start time of the wait, for accounting.
+    /// Start time of the wait, for statistics.
     since: Instant,
     looks: Looks,
 }
@@ -28,7 +28,7 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns true if the mover has scanned without success for as long as `limit`.
+    /// Returns true if the mover's scans have failed for as long as `limit` permits.
     pub(crate) fn is_over(&self, state: &CardState, vm: TenantId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// A bound guest channel that waits for card memory.
+/// A guest channel whose bind waits for card memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
@@ -49,16 +49,16 @@ pub(crate) struct PendingBind {
     pub(crate) wait: Wait,
 }
 
-/// Binds and work of one VM that wait for memory.
+/// A VM's binds and work that wait for memory.
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: TenantId,
-    /// Time that entries may wait while no memory becomes available.
+    /// Maximum time that an entry may wait while the mover's scans fail.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
-    /// Waiting doorbells of bound channels.
+    /// Doorbells of bound channels that wait, and their waits.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The guest's last runlist, if a bind has been waiting since its submission.
+    /// The guest's last runlist, if a bind has been pending since it was submitted.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -68,7 +68,7 @@ impl Pending {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
 
-    /// Returns the time that an entry may wait while no memory becomes available.
+    /// Returns the maximum time that an entry may wait while the mover's scans fail.
     pub(crate) fn limit(&self) -> Duration {
         self.limit
     }
@@ -84,15 +84,15 @@ impl Pending {
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Records whether the guest has enabled a channel whose bind is pending.
+    /// Records if the guest has enabled a channel whose bind is pending.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns two flags for a channel whose bind is pending: whether the guest has enabled it, and whether its
-    /// doorbell has rung.
+    /// Returns two flags for a channel with a pending bind: true if the guest has enabled it, and true if its doorbell
+    /// was rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
@@ -123,7 +123,7 @@ impl Pending {
         true
     }
 
-    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, and `None` if its time is over.
+    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, or `None` after too long a wait.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -135,7 +135,7 @@ impl Pending {
         Some(first)
     }
 
-    /// Ends the wait of a channel's bind or work. Returns the length of the wait in ns.
+    /// Ends the wait of a channel's bind or work. Returns the duration of the wait in ns.
     pub(crate) fn end(&mut self, state: &mut CardState, channel: VirtualChannelId) -> u64 {
         let bind = self.binds.remove(&channel).map(|bind| bind.wait);
         let work = self.work.remove(&channel).map(|(_, wait)| wait);
@@ -147,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// If any of the VM's work waits for memory, requests a notification from the mover when memory becomes available.
+    /// Requests a notification from the mover when memory becomes available, if any of the VM's work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
@@ -157,7 +157,7 @@ impl Pending {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// Returns the waiting doorbells.
+    /// Returns the doorbells that wait.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

@@ -6,19 +6,19 @@ use std::time::Duration;
 
 /// Poll interval while polls find doorbells.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval once polls have found no doorbells for a long time. nouveau maps the doorbell page of a channel in the
+/// Poll interval after polls have found no doorbells for a long time. nouveau maps a channel's doorbell page in the
 /// mapped part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if a doorbell has rung, or `None` if none exist.
+    /// Polls doorbells under mapped apertures. Returns true if one was rung, or `None` if there are none.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest rang the deferred doorbell before any doorbell found by this poll.
+        // The guest rang the deferred doorbell before any doorbell that this poll finds.
         core.complete_deferred();
-        // After a handover of the card, its new owner polls.
+        // The next owner of a card polls after a handover.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // A doorbell that is consumed now might be missing from the saved state.
+        // A doorbell consumed now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -29,7 +29,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if any exist and the thread is not running yet.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it is not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;
@@ -45,7 +45,7 @@ impl MediatedVm {
         match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
             Ok(_) => core.polls = true,
             Err(error) => {
-                tracing::error!(%error, "doorbells under a mapped aperture are not polled: cannot start a thread")
+                tracing::error!(%error, "cannot start a thread, so doorbells under a mapped aperture are not polled")
             }
         }
     }

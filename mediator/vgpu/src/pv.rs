@@ -1,8 +1,9 @@
-//! The paravirtual interface of one VM: a part of the VM's PCI function that the chip lacks.
+//! A VM's paravirtual interface, a part of the VM's PCI function that the real chip does not have.
 //!
 //! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
-//! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary
-//! format, and the page tables that the mediator keeps for the guest. `batches` implements the effects of batches.
+//! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] defines the binary
+//! format, and contains the page tables that the mediator keeps for the guest. `batches` implements the effects of
+//! batches.
 
 mod attachments;
 mod queue;
@@ -26,17 +27,17 @@ use zerocopy::IntoBytes;
 
 /// Index of the BAR that contains the registers.
 const BAR: u8 = 0;
-/// Offset of the registers in the BAR: its last page, which GF100 does not use.
+/// Offset of the registers in the BAR. This is its last page, which GF100 does not use.
 pub const OFFSET: u32 = 0xff_f000;
 
-/// The operator's settings for the interface.
+/// Operator's settings for the interface.
 #[derive(Clone, Debug)]
 pub struct PvSettings {
     /// Maximum host memory for the guest's page tables, in bytes.
     pub table_bytes: u64,
     /// Maximum card memory for segments, in bytes.
     pub segment_bytes: u64,
-    /// The group whose segments the guest can see.
+    /// Group whose segments the guest can see.
     pub group: Option<Arc<str>>,
 }
 
@@ -71,22 +72,22 @@ impl PvSettings {
 counts! {
     /// Events since the VM was created.
     Counts {
-        /// Doorbell rings.
+        /// Doorbells rung.
         doorbells: "pv_doorbells",
         /// Completed batches.
         batches: "pv_batches",
-        /// Times that the VM was locked to execute a batch or a part of one.
+        /// Number of times that the VM was locked to execute a batch or a part of one.
         holds: "pv_holds",
-        /// Operations executed successfully.
+        /// Operations that succeeded.
         operations: "pv_operations",
-        /// Page table entries that operations wrote.
+        /// Page table entries written by operations.
         entries: "pv_entries",
-        /// Rejected operations and unreadable batches.
+        /// Operations that were rejected, and batches that could not be read.
         refused: "pv_refused",
     }
 }
 
-/// The interface of one VM.
+/// A VM's paravirtual interface.
 #[derive(Debug)]
 pub(super) struct Interface {
     party: Party,
@@ -99,7 +100,7 @@ pub(super) struct Interface {
     queue: Option<Queue>,
     /// The batch in progress.
     ongoing: Option<Box<queue::Ongoing>>,
-    /// Batches completed since the queue was set up.
+    /// Number of batches completed since the queue was set up.
     ended: u32,
     /// Set while the interface asserts its interrupt.
     interrupt: bool,
@@ -143,12 +144,12 @@ impl Interface {
         self.table_bytes
     }
 
-    /// Returns the party that determines which segments the guest can see.
+    /// Returns the VM's identity as a user of segments, which determines the segments that the guest can see.
     pub(super) fn party(&self) -> &Party {
         &self.party
     }
 
-    /// Returns the features accepted by the guest.
+    /// Returns the features that the guest has accepted.
     pub(super) fn accepted(&self) -> u32 {
         self.accepted
     }
@@ -181,7 +182,7 @@ impl Interface {
         self.channels.contains(&channel.0)
     }
 
-    /// Creates a channel. `known` lists all channels that the guest has bound.
+    /// Creates a channel. `known` contains all channels that the guest has bound.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,
@@ -198,7 +199,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Forgets a channel that the guest has created.
+    /// Removes a channel that the guest has created.
     pub(super) fn forget_channel(&mut self, channel: VirtualChannelId) {
         self.channels.remove(&channel.0);
     }

@@ -1,4 +1,4 @@
-//! Saved state of a VM's use of the card, without its registers and address spaces.
+//! Saved form of a VM's use of the card, without its registers and address spaces.
 //!
 //! The VMM's connection is saved separately. The process that restores the VM provides a link to the same client.
 
@@ -19,7 +19,7 @@ use vm_device::DeviceError;
 use vmm_glue::Link;
 use vram::TenantId;
 
-/// The VM's own state, without segments.
+/// Saved form of the VM's own state, without segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwn(SavedBackend);
 
@@ -35,11 +35,11 @@ impl SavedOwn {
     }
 }
 
-/// The VM's own state, for another process.
+/// Saved form of the VM's own state, for another process.
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments mapped by the VM, if any. A program without support for segments can take over a VM that has none.
+    /// Segments that the VM has mapped, if any. Programs without support for segments can take over VMs without them.
     segments: Option<SavedAttachments>,
     /// Apertures that the VMM maps, if any.
     apertures: Option<SavedRemap>,
@@ -48,18 +48,18 @@ pub struct SavedSide {
 }
 
 impl SavedSide {
-    /// Returns the parts, each with the versions that this code can read.
+    /// Returns the parts of the file, each with the versions that this code can read.
     #[must_use]
     pub fn known() -> [Known; 3] {
         [Known::for_part::<SavedOwn>(), Known::for_part::<SavedAttachments>(), Known::for_part::<SavedRemap>()]
     }
 
-    /// Takes the files of the memory under the apertures, for [`Self::read`].
+    /// Returns and clears the files that contain the memory under the apertures, for [`Self::read`].
     pub fn take_files(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file, with owner number `vm`.
+    /// Appends the parts to a file, with `vm` as their owner.
     ///
     /// # Errors
     /// Returns a [`WriteError`] if the parts cannot be written.
@@ -96,7 +96,7 @@ impl Settings {
     /// Returns the configuration of a vGPU with these settings.
     pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
         let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
-        // The guest may use any channel number. Binding a channel checks the number of bound channels.
+        // The guest may use any channel number. The number of bound channels is checked at bind.
         config.channels = nvspec::fifo::CHANNELS;
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
@@ -106,23 +106,24 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks that the VM can be handed over, moved or saved. The caller must do this before quiescing anything.
+    /// Checks that the VM can be handed over, moved or saved. The caller must do this before it quiesces anything.
     ///
     /// # Errors
-    /// Returns an error if a part cannot be handed over. The error describes the first such part.
+    /// Returns an error with the reason if a part cannot be handed over.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
-            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs its writes to guest RAM")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs writes to guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
 
     /// Saves the mediator's records of the VM, and the VM's own state. The card must be
-    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be in service.
+    /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress; see also [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress, and the errors of
+    /// [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         self.complete_deferred();
@@ -150,7 +151,7 @@ impl Core {
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes: otherwise it would save the VM itself.
+            // The client neither stops the VM nor logs its writes. Otherwise, the client would save the VM itself.
             client: _,
             board: _,
         } = self;
@@ -170,7 +171,8 @@ impl MediatedVm {
     /// The client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or the client's memory is not mapped.
+    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
+    /// mapped.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,
@@ -178,7 +180,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // The client keeps its existing mappings; the settings apply only to the next client's apertures.
+        // The client keeps the way in which it maps the apertures. The settings apply only to the next client.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -214,14 +216,14 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card was taken over: requests memory again for waiting work, and starts polling doorbells.
+    /// Resumes after the card was taken over: requests memory again for work that waits, and starts polling doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();
         Self::start_polling(self, &mut self.core());
     }
 
-    /// Requests memory again for waiting work.
+    /// Requests memory again for work that waits.
     pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {

@@ -20,23 +20,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestVramAddr;
 
-/// Identity in the stream header. Checksums identify the VM.
+/// Identity in the stream header. It is the same for all VMs, because checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
-/// Owner number of all parts, because a stream contains only one VM.
+/// Owner number of all parts. A stream contains only one VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: its card requirements, its settings, and values that its parts do not contain.
+/// Origin of a saved VM: its requirements for a card, its settings, and values that its parts do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
     chip: u32,
     vram_bytes: u64,
-    /// Sizes of BAR1 and BAR3 in bytes.
+    /// Size of BAR1 and of BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of the paravirtual interface; empty if the interface is not offered.
+    /// Capability of the paravirtual interface, or empty if it is not offered.
     paravirtual: Vec<u8>,
     strikes: u32,
-    /// Card time in ns.
+    /// Card time at which the VM was saved, in ns.
     now_ns: u64,
 }
 
@@ -55,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// Checks that a VM with this origin can be restored on this card.
+    /// Checks that a VM of this origin can be restored on this card.
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
@@ -78,7 +78,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved. The VM stays halted until this value is dropped.
+/// A VM that is being saved. Its work stays stopped until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Saving {
     halted: Halted,
@@ -86,7 +86,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// Remaining addresses of the current chunk to write.
+    /// Addresses in the current chunk that have not been written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -94,11 +94,11 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which must not be in service, and starts saving it. A channel that does not leave its engines
-    /// within `limit` is killed as hung.
+    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave within `limit` are
+    /// killed.
     ///
     /// # Errors
-    /// Returns an error for the same reasons as [`Self::check_movable`], or if the VM does not quiesce.
+    /// Returns the errors of [`Self::check_movable`], or an error if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -107,7 +107,7 @@ impl MediatedVm {
         Ok(Saving::for_halted(halted, &head, overlay))
     }
 
-    /// Returns the stream header, which precedes the memory. The VM must be halted and not in service.
+    /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served.
     ///
     /// # Errors
     /// Returns an error if a part of the VM does not quiesce within `limit`, or cannot be saved.
@@ -129,7 +129,7 @@ impl MediatedVm {
 }
 
 impl Saving {
-    /// Creates the value for a halted VM. `head` is the stream header.
+    /// Creates the value for a halted VM. `head` is the head of the stream.
     pub(super) fn for_halted(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
@@ -172,7 +172,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Chunks without memory are zero, as are pages that the stream omits.
+            // Chunks without memory read as zeros, as do pages that the stream omits.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -199,7 +199,7 @@ impl Saving {
     }
 }
 
-/// State of a migration that the client controls.
+/// Phase of a migration that the client controls.
 #[derive(Default)]
 pub(super) enum Phase {
     #[default]
@@ -207,11 +207,11 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// The received state was invalid. The incomplete VM is unusable.
+    /// The received state was invalid, so the incomplete VM is unusable.
     Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
-/// The state of a VM while the client reads it.
+/// State of a VM that the client is reading.
 pub(super) struct Reading {
     saving: Saving,
     /// Bytes that have not been read yet, and the offset of the first one.
@@ -228,7 +228,7 @@ impl Reading {
         self.saving.into_halted()
     }
 
-    /// Copies the next bytes into `data`. Fills `data` completely except at the end of the stream.
+    /// Copies the next bytes into `data`. Fills `data` completely, except at the end of the stream.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -250,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Memory is written directly to the waiting VM; other state is checked, and kept
-/// until the end.
+/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked and
+/// kept.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -268,7 +268,7 @@ impl Coming {
     /// Returns an error if the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
-            return Err(ManagerError::Stays("the effect of channel contexts from a file on a real card is unknown"));
+            return Err(ManagerError::Stays("the effect of channel contexts from a file is unknown on a real card"));
         }
         Ok(Self {
             there: Arc::clone(there),
@@ -282,8 +282,8 @@ impl Coming {
     /// Processes the next part of the stream.
     ///
     /// # Errors
-    /// Returns an error if the bytes do not describe a VM that can run on this card, or if too little memory is free.
-    /// After an error, the waiting VM must be [released](MediatedVm::release).
+    /// Returns an error if the bytes do not describe a VM that can run on this card or too little memory is free. After
+    /// an error, the VM that awaits the state must be [released](MediatedVm::release).
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
         let vram_bytes = there.origin().vram_bytes;
@@ -295,7 +295,7 @@ impl Coming {
             Item::Piece(at, data) => {
                 let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
                 Invalid::unless(within, || {
-                    format!("{:#x} bytes at {at:#x} exceed a VM with {vram_bytes:#x}", data.len())
+                    format!("{:#x} bytes at {at:#x} exceed the VM's VRAM of {vram_bytes:#x} bytes", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
                 there.host().write_received(there.id(), GuestVramAddr(at), data)
@@ -309,7 +309,7 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state after all bytes have been processed. `strikes` is the receiving VM's number of strikes.
+    /// Returns the loaded state after all bytes were processed. `strikes` is the number of the receiving VM's strikes.
     ///
     /// # Errors
     /// Returns an error if bytes are missing.
@@ -320,12 +320,12 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be in service. A channel that does not
-    /// leave its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. A channel that does not leave
+    /// its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the bytes do not describe a valid VM for this card. `old` then continues unchanged, and the
-    /// caller must [release](MediatedVm::release) the other VM.
+    /// Returns an error if the bytes do not describe a valid VM for this card. In this case, `old` continues unchanged,
+    /// and the caller must [release](MediatedVm::release) the other VM.
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
@@ -334,14 +334,14 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, regardless of the loaded state.
+        // A VM keeps its own strikes, regardless of the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))
     }
 }
 
-/// Reads the part of the stream that precedes the memory.
+/// Reads the head of the stream, which precedes the memory.
 fn read_head(head: &[u8], there: &MediatedVm) -> Result<Migrating, ManagerError> {
     let known = [
         Known::for_part::<Origin>(),

@@ -1,4 +1,4 @@
-//! The VM's status for operators. Reading it never waits for the VM.
+//! A VM's status for operators. Reading it never waits for the VM's lock.
 
 use super::device::MediatedVm;
 use card_manager::Words;
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vm_device::DeviceStatus;
 
-/// Maximum number of polls for a new status while the VM is locked. The interval between polls follows.
+/// Maximum number of polls for a new status while the VM is locked.
 // TIMEOUT: an access by a guest takes far less time, and an operator does not notice the delay.
 const MAX_POLLS: u32 = 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl MediatedVm {
-    /// Returns the operator's view. Waits a few milliseconds for a busy VM, but never for its lock. If the VM is busy
-    /// for longer, returns the last published status; a later call then returns a new one.
+    /// Returns the VM's status. Waits a few milliseconds for a busy VM, but never for its lock. If the VM is busy for
+    /// longer, returns the last published status, and a later call returns a newer one.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.board.wanted.store(true, Ordering::Relaxed);

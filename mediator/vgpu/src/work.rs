@@ -1,4 +1,4 @@
-//! The mediator's record of guest channels, without locks or card accesses.
+//! The mediator's records of a guest's channels. This module uses no locks and does not access the card.
 
 mod saved;
 
@@ -24,16 +24,16 @@ pub(crate) struct Bound {
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound; it need not be on the card.
+/// A channel that the guest has bound. It is not necessarily on the card.
 #[derive(Debug)]
 struct Channel {
     instance: Place,
     bound: Option<Bound>,
     /// Bytes of GP_PUT received so far.
     gp_put: [u8; 4],
-    /// Slot of the channel's USERD, if it is under a mapped aperture.
+    /// Slot of the channel's USERD, if the USERD is under a mapped aperture.
     polled: Option<Slot>,
-    /// GP_PUT value in that USERD at the last poll.
+    /// GP_PUT value in this USERD at the last poll.
     seen: Option<u32>,
     /// Known classes of the objects on the channel's subchannels.
     objects: Objects,
@@ -47,27 +47,27 @@ pub(crate) enum Runlist {
     /// The runlist is in effect, and the vGPU has been notified.
     #[default]
     InForce,
-    /// The runlist is in effect. The vGPU is notified after the access that submitted it.
+    /// The runlist is in effect. The vGPU is notified after the access that submitted the runlist.
     Taken,
-    /// The runlist is not yet in effect, because a channel is still on the card.
+    /// The runlist is not in effect yet, because a channel is still on the card.
     Awaited,
 }
 
-/// All channels of one guest.
+/// All channels of a guest.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
-    /// Guest VRAM pages that contain a channel's USERD.
+    /// Guest VRAM pages that contain a channel's USERD, by page number.
     userd: HashMap<u64, VirtualChannelId>,
-    /// Channels that the guest has unbound and that are still on the card, by physical channel number.
+    /// Channels that the guest has unbound but that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
-    /// Mask of the engines that the guest blocks.
+    /// Mask of the engines that the guest has blocked.
     blocked: u32,
     runlist: Runlist,
 }
 
 impl Work {
-    /// Adds a channel that the guest has bound. `userd` is its USERD address, if known.
+    /// Adds a channel that the guest has bound. `userd` is the address of its USERD, if known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
         let (objects, bindings) = Default::default();
         let fresh = || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects, bindings };
@@ -121,7 +121,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel that must still leave the card, with its address space.
+    /// Records a channel that has not left the card yet, with its address space.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
@@ -131,13 +131,13 @@ impl Work {
         self.departing.remove(&physical)
     }
 
-    /// Returns the state of the channel's subchannels; `None` if the guest has not bound the channel.
+    /// Returns the state of a channel's subchannels, or `None` if the guest has not bound the channel.
     pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<(&mut Objects, &mut Bindings)> {
         self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
-    /// Stores a CPU write by the guest to byte `offset` of a USERD page. Returns GP_PUT, which is the doorbell, once
-    /// its last byte is written, so several narrow stores ring the doorbell only once.
+    /// Stores a CPU write by the guest to byte `offset` of a USERD page. Returns GP_PUT when its last byte is written,
+    /// which rings the doorbell. Therefore, several narrow stores ring the doorbell only once.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -150,8 +150,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture: their doorbells cause no messages. `home` returns the
-    /// slot of a page. Returns the channels whose doorbells have moved there.
+    /// Finds the channels whose USERD is under a mapped aperture, so that their doorbells cause no messages. `home`
+    /// returns the slot of a page. Returns the channels whose doorbells have moved to such a slot.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -169,17 +169,17 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns the slot of a channel's USERD if it is under a mapped aperture, where doorbells cause no messages.
+    /// Returns the slot of a channel's USERD that is under a mapped aperture, so that doorbells cause no messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }
 
-    /// Records a GP_PUT read by a poll. Returns true if the value is new.
+    /// Records a GP_PUT value found by a poll. Returns true if it is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks (`blocked`) or unblocks engines. Returns true if any engine is blocked.
+    /// Records that the guest blocks or unblocks engines. Returns true if any engine is blocked.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;
@@ -189,7 +189,7 @@ impl Work {
         self.blocks()
     }
 
-    /// Returns true if the guest blocks any engine.
+    /// Returns true if the guest blocks an engine.
     pub(crate) fn blocks(&self) -> bool {
         self.blocked != 0
     }
@@ -199,7 +199,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for this runlist.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for this.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

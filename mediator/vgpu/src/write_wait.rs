@@ -1,18 +1,18 @@
-//! CPU writes by the guest to VRAM that wait for memory. The VM's CPUs stop until the mover has found memory, or until
-//! too many of its scans have failed.
+//! Guest CPU writes to VRAM that wait for memory. The VM's CPUs stop until the mover has found memory, or until too
+//! many of its scans have failed.
 //!
 //! VMMs give up on an unresponsive device (QEMU after 5 s). Within this limit, no write is lost while memory is being
-//! freed: the mover needs only a fraction of this time, unless the host does not schedule it.
+//! freed. The mover needs only a fraction of this time, unless the host does not schedule it.
 
 use super::pending::Wait;
 use card_manager::{CardState, Looks};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Time that a write may wait while the mover's scans fail.
+/// Maximum time that a write may wait while the mover's scans fail.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Time that later writes do not wait after a failed wait, unless memory was found, as a multiple of the limit. A guest
-/// that fills memory writes eight bytes at a time.
+/// Multiple of this limit for which later writes do not wait after a failed wait, unless memory was found. A guest that
+/// fills memory writes only eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between attempts.
 pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -20,11 +20,11 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// Maximum time that work may wait, as configured by the operator.
+    /// Maximum time that work may wait, as set by the operator.
     limit: Duration,
     /// Wait of the current write, if it waits.
     wait: Option<Wait>,
-    /// State of the mover's scans when the last write timed out.
+    /// Number of the mover's scans when a write last gave up.
     gave_up: Option<Looks>,
 }
 
@@ -33,8 +33,8 @@ impl WriteWait {
         Self { limit: limit.min(MAX_WAIT), ..Self::default() }
     }
 
-    /// Handles a write for which no memory is free. Returns true if the caller must retry it after [`RETRY_INTERVAL`],
-    /// and false if it is lost.
+    /// Handles a write for which no memory is free. Returns true if the caller must retry the write after
+    /// [`RETRY_INTERVAL`], or false if the write is lost.
     pub(crate) fn waits(&mut self, state: &CardState, vm: TenantId) -> bool {
         let looks = state.vram().looks(vm);
         let rests =

@@ -5,7 +5,7 @@ use nvspec::addr::GuestVramAddr;
 
 const ALL: u32 = u32::MAX;
 
-/// Returns one instance of each form of each operation.
+/// Returns an example of each form of each operation.
 fn each() -> Vec<Raw> {
     let mut each = vec![
         Raw::new(op::TABLE_CREATE, 7, &[3, 0]),
@@ -88,7 +88,7 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// Changes each byte of a batch to each value, and truncates the batch at each length. The result must match the
+/// Changes each byte of a batch to each value, and truncates the batch to each length. The results must match the
 /// specification.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
@@ -130,15 +130,15 @@ fn malformed_batch_error_names_operation_and_problem() {
         (wire::batch(&vec![flush(); 1025]), "the batch: declares 1025 operations; must be from 1 to 1024"),
         (
             wire::batch(&[flush()])[..15].to_vec(),
-            "the batch: declares 8 bytes of operations, more than it contains or than the maximum",
+            "the batch: declares 8 bytes of operations, which exceeds its size or the maximum",
         ),
         (
             wire::batch(&[flush(), Raw::new(0x99, 0, &[])]),
-            "operation 1: has the code 0x99, which version 1 does not have",
+            "operation 1: has code 0x99, which version 1 does not define",
         ),
         (
             wire::batch(&[flush(), flush(), Raw::new(op::FLUSH, 0, &[0, 0])]),
-            "operation 2: has 8 bytes after its header, which do not match the code 0x8 or its count",
+            "operation 2: has a body of 8 bytes, which does not match code 0x8 or its count",
         ),
     ];
     for (bytes, expected) in cases {
@@ -216,7 +216,7 @@ fn operations_after_failed_one_are_not_started() {
         [word(Status::NotBegun), [0; 8]].concat(),
     ];
     assert_eq!(answers.bytes(1000), expected.concat());
-    assert_eq!(answers.bytes(8 + 31), expected[..2].concat(), "no partial answer is returned");
+    assert_eq!(answers.bytes(8 + 31), expected[..2].concat(), "a partial answer was returned");
     assert_eq!(answers.bytes(7), []);
 }
 

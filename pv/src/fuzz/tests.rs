@@ -10,8 +10,8 @@ type Step = [u8; STEP_BYTES];
 
 const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
-/// Generates mostly the steps of a typical driver: tables 0 and 5 are directories, 1 and 2 are small, 3 and 4 are
-/// large, and entries fit their tables.
+/// Generates steps that are typical for a driver: tables 0 and 5 are directories, 1 and 2 are small-page tables, 3 and
+/// 4 are large-page tables, and entries match the table type.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -43,10 +43,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => read,
         2 => any::<Step>(),
     ];
-    // Half of the steps end a batch.
+    // Half of the steps complete a batch.
     let step = (step, any::<bool>()).prop_map(|(step, send)| if send { vec![step, SEND] } else { vec![step] });
     prop::collection::vec(step, 20..120).prop_map(|steps| {
-        // Most steps need all tables to exist.
+        // Most steps require all tables.
         let all = [0, 1, 2, 3, 4, 5].map(|table| [0, table, [0, 1, 1, 2, 2, 0][usize::from(table)], 0, 0, 0, 0, 0]);
         [&all[..], &[SEND], &steps.concat()].concat()
     })
@@ -61,7 +61,7 @@ fn run(shape: u8, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Compares tables that are saved and restored between steps with tables that are not.
+    /// Compares tables that are saved and restored between steps with tables that are not saved.
     #[test]
     fn restored_tables_equal_unsaved_tables(shape: u8, steps in steps(), every in 1usize..20) {
         Machine::new(shape).run_restored(steps.as_flattened(), every);
@@ -87,8 +87,8 @@ proptest! {
     }
 }
 
-/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past. The other
-/// files are the output of [`seeds::seeds`], and are rewritten by `UPDATE_SEEDS=1 cargo test -p pv seeds`.
+/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past. All other
+/// files are the output of [`seeds::seeds`], and are updated by `UPDATE_SEEDS=1 cargo test -p pv seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -114,9 +114,9 @@ fn seeds_in_the_repository_are_up_to_date() {
     corpus.retain(|name, _| !name.starts_with("found_"));
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, bytes) in &seeds {
-        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
+        assert!(corpus[*name] == *bytes, "{name} is outdated; UPDATE_SEEDS=1 updates it");
         let whole = bytes.len() % STEP_BYTES == 1 && bytes.len() / STEP_BYTES <= MAX_STEPS;
-        assert!(whole, "{name} is incomplete, or so long that its end is unused");
+        assert!(whole, "{name} is truncated, or longer than the maximum");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(STEP_BYTES).map(|op| op[0])).collect();
     assert_eq!(kinds, (0..STEP_KINDS).collect(), "the seeds lack a kind of step");

@@ -1,4 +1,4 @@
-//! Tests the header in the repository, and the conversion of names.
+//! Tests of the header in the repository, and of the conversion of names.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn the_header_in_the_repository_is_that_of_the_interface() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../guest/pv-module/gpu_mediator_abi.h");
     let kept = std::fs::read_to_string(path).unwrap_or_default();
     let command = "cargo run -p pv --example header > guest/pv-module/gpu_mediator_abi.h";
-    assert!(kept == header(), "the header does not match the interface; this command rewrites it: {command}");
+    assert!(kept == header(), "the header does not match the interface; update it with: {command}");
 }
 
 #[test]

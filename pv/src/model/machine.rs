@@ -1,4 +1,4 @@
-//! A guest controlled by input bytes, and the checks after each batch.
+//! A guest controlled by input bytes. The state is checked after each batch.
 
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// Size of a step in bytes.
 pub(crate) const STEP_BYTES: usize = 8;
-/// Maximum number of executed steps.
+/// Maximum number of steps per input.
 pub(crate) const MAX_STEPS: usize = 256;
-/// Number of kinds of steps. The first byte of a step selects the kind.
+/// Number of step kinds. The first byte of a step selects its kind.
 pub(crate) const STEP_KINDS: u8 = 24;
 
-/// End of guest VRAM, chosen to be an invalid start of table space.
+/// End of guest VRAM, which is not a valid start of table space.
 const VRAM: u64 = (64 << 20) - 0x1000;
 /// Start of table space.
 const BASE: u64 = 64 << 20;
@@ -45,22 +45,22 @@ fn value(shape: u8, more: u8) -> u64 {
     }
 }
 
-/// The code under test, the model, and a reader of table space that reads only pages reported as written.
+/// The code under test, the model, and a copy of table space that is updated only from pages reported as written.
 pub(crate) struct Machine {
     tables: Tables,
     model: Model,
     features: u32,
     /// Operations of the next batch.
     pending: Vec<Raw>,
-    /// Changes to the batch's bytes, as the index and the bits to flip.
+    /// Changes to the encoded batch, as pairs of an index and the bits to flip.
     pokes: Vec<(usize, u8)>,
-    /// Length of the truncated batch, in 256ths of its original length.
+    /// Length to which the batch is truncated, in 256ths of its original length.
     cut: Option<u8>,
-    /// Known table addresses.
+    /// Known addresses of tables.
     places: BTreeMap<Nth, u64>,
-    /// Highest number of tables until now.
+    /// Maximum number of tables so far.
     most: usize,
-    /// Contents of table space pages when last reported as written.
+    /// Contents of each table space page at the time of the last report.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Executes `bytes`, sends the remaining operations, and finally removes everything.
+    /// Executes `bytes`, sends the remaining operations, and then removes everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for step in bytes.chunks(STEP_BYTES).take(MAX_STEPS) {
             let mut whole = [0; STEP_BYTES];
@@ -132,7 +132,7 @@ impl Machine {
             9 | 10 => {
                 let length = pick(&LIST_LENGTHS, c);
                 let entries = (0..length).flat_map(|nth| low_high(value(d, e.wrapping_add(nth as u8))));
-                // Occasionally use a count that does not match the list.
+                // Sometimes, use a count that does not match the list.
                 let said = if f == 0xff { length.wrapping_add(WORDS[usize::from(g) % 12]) } else { length };
                 Raw::new(0x05, table, &[pick(&FIRSTS, b), said].into_iter().chain(entries).collect::<Vec<_>>())
             }
@@ -174,7 +174,7 @@ impl Machine {
         self.check();
     }
 
-    /// Reads at an arbitrary address and compares the result with the model.
+    /// Reads at an arbitrary address, and compares the result with the model.
     fn read(&mut self, slot: u8, offset: u16, bytes: u16) {
         self.look();
         let address = BASE + u64::from(slot % 8) * SLOT_BYTES + u64::from(offset) * 5 - 16;
@@ -182,7 +182,7 @@ impl Machine {
         let expected: Option<Vec<u8>> = (address..address + data.len() as u64)
             .map(|at| Some(self.seen.get(&(at & !0xfff))?[at as usize % PAGE]))
             .collect();
-        // A read must stay within one table, even if another table follows.
+        // A read must be within a single table, even if it extends into an adjacent table.
         let one = address / SLOT_BYTES == (address + data.len() as u64 - 1) / SLOT_BYTES;
         let read = self.tables.read(GuestVramAddr(address), &mut data);
         let unchanged = vec![0xaa; data.len()];
@@ -203,7 +203,7 @@ impl Machine {
         self.submit(&bytes);
     }
 
-    /// Executes the batch in the code and in the model, and compares the results.
+    /// Executes a batch with the code under test and with the model, and compares the results.
     fn submit(&mut self, bytes: &[u8]) {
         let raws = wire::parse(bytes);
         let batch = Batch::parse(bytes);
@@ -220,7 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // Each operation must be decoded as written, and none may start after a rejected one.
+                // Operations must be decoded as they were encoded, and none must be started after a rejected one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -233,7 +233,11 @@ impl Machine {
             let status = Status::Done as u32;
             let refused = self.refusals(raw);
             if !refused.is_empty() {
-                assert!(refused.contains(&answers.status()), "{raw:?}: {:?}, not of {refused:?}", answers.status());
+                assert!(
+                    refused.contains(&answers.status()),
+                    "{raw:?}: {:?}, expected one of {refused:?}",
+                    answers.status()
+                );
                 break;
             }
             self.model.apply(raw);
@@ -252,7 +256,7 @@ impl Machine {
         }
         for room in [usize::MAX, whole.len(), whole.len() - 1, 24, 23, 8, 7, 0] {
             let given = if room < 8 { 0 } else { (room.min(whole.len()) - 8) / 16 * 16 + 8 };
-            assert_eq!(answers.bytes(room), whole[..given], "in {room} bytes");
+            assert_eq!(answers.bytes(room), whole[..given], "with space for {room} bytes");
         }
         self.check();
     }
@@ -265,7 +269,7 @@ impl Machine {
         if alone.is_empty() { self.model.refusals(raw) } else { alone }
     }
 
-    /// Reads the pages reported as written.
+    /// Reads the pages that were reported as written.
     fn look(&mut self) {
         let mut ranges = Vec::new();
         self.tables.take_written(|address, bytes| ranges.push((address.0, bytes)));
@@ -280,7 +284,7 @@ impl Machine {
             }
         }
         assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 < two[1].0), "ranges are out of order or not merged");
-        self.tables.take_written(|address, bytes| panic!("{address}, {bytes} reported again"));
+        self.tables.take_written(|address, bytes| panic!("{bytes} bytes at {address} were reported again"));
     }
 
     /// Checks all invariants.
@@ -300,12 +304,12 @@ impl Machine {
                 Some(place) => {
                     let data = rest.remove(place).unwrap();
                     let entries = data.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry));
-                    assert!(entries.eq(table.entries.iter().copied()), "table {nth} has other entries");
+                    assert!(entries.eq(table.entries.iter().copied()), "table {nth} has wrong entries");
                 }
                 None => unknown.push(contents(table)),
             }
         }
-        // Remove the directories, so that only unreferenced tables remain.
+        // Remove the directories, so that only unreferenced tables are left.
         for (nth, _) in model.live.iter().filter(|(_, table)| table.kind == 1) {
             rest.remove(&self.places[nth]);
         }
@@ -321,7 +325,7 @@ impl Machine {
         assert_eq!((counts.resident_bytes, counts.bindings), (resident as u64, model.bindings.len() as u64));
     }
 
-    /// Returns the readable tables, by address.
+    /// Returns the contents of all readable tables, by address.
     fn all_tables(&self) -> BTreeMap<u64, Vec<u8>> {
         let mut all = BTreeMap::new();
         for slot in 0..=self.most as u64 {
@@ -335,7 +339,7 @@ impl Machine {
         all
     }
 
-    /// Walks all directories from handles and bindings, and finds the addresses of tables.
+    /// Finds the addresses of tables by walking all directories, starting from handles and bindings.
     fn find_places(&mut self, actual: &BTreeMap<u64, Vec<u8>>) {
         let Self { tables, model, places, .. } = self;
         places.retain(|nth, _| model.live.contains_key(nth));
@@ -386,7 +390,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Executes an operation on tables. Other operations are handled elsewhere.
+/// Executes an operation on tables. Other operations are not executed here.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

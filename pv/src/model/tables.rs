@@ -4,23 +4,23 @@ use super::wire::Raw;
 use crate::abi::Status;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Table number, in order of creation.
+/// Number of a table, in the order of creation.
 pub(crate) type Nth = u64;
 
-/// A directory entry: a small and a large table, each of which may be missing.
+/// A directory entry: an optional small-page table and an optional large-page table.
 pub(crate) type Names = (Option<Nth>, Option<Nth>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// Table kind: 1 for a directory, 2 for a small table, 3 for a large table.
+    /// Type: 1 for a directory, 2 for a small-page table, 3 for a large-page table.
     pub(crate) kind: u32,
-    /// Table entries; empty for a directory.
+    /// Entries, empty for a directory.
     pub(crate) entries: Vec<u64>,
     /// Directory entries.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 
-/// Number of entries in a table, by kind.
+/// Number of entries of a table, by type.
 const ENTRIES: [u32; 4] = [0, 8192, 32768, 1024];
 
 impl Table {
@@ -29,7 +29,7 @@ impl Table {
     }
 }
 
-/// A virtual machine's tables.
+/// Tables of a virtual machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) limit: u64,
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the reason why `handle` does not refer to a table of one of these kinds.
+    /// Returns the reason why `handle` does not refer to a table of these types, if it does not.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),

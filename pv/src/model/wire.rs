@@ -1,5 +1,5 @@
-//! The binary format, byte by byte. This module does not use the types under test; its numbers are those in the
-//! documentation.
+//! The binary format, byte by byte. This module is independent of the types under test, and its numbers are those in
+//! the documentation.
 
 use crate::abi::Status;
 use crate::operation::{Control, Kind, Op};
@@ -40,7 +40,7 @@ pub(crate) fn batch(ops: &[Raw]) -> Vec<u8> {
     [&header.to_le_bytes()[..], &body].concat()
 }
 
-/// Parses a batch; `None` if it is malformed.
+/// Parses a batch. Returns `None` if it is malformed.
 pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     let word = |at: usize| Some(u32::from_le_bytes(data.get(at..at + 4)?.try_into().ok()?) as usize);
     let (ops, bytes) = (word(0)?, word(4)?);
@@ -68,7 +68,7 @@ pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     (at == bytes + 8).then_some(raws)
 }
 
-/// Returns the required size of an operation's body.
+/// Returns the required size of an operation's body in bytes, or `None` if the code is undefined.
 fn body_bytes(raw: &Raw) -> Option<usize> {
     let listed = |nth: usize| (raw.body.len() >= 8).then(|| raw.word(nth) as usize);
     Some(match raw.code {
@@ -82,7 +82,7 @@ fn body_bytes(raw: &Raw) -> Option<usize> {
     })
 }
 
-/// Returns the feature bits required by an operation.
+/// Returns the features that an operation requires, as a bit mask.
 pub(crate) fn features(raw: &Raw) -> u32 {
     match raw.code {
         0x01..=0x08 => 0x01,
@@ -95,7 +95,7 @@ pub(crate) fn features(raw: &Raw) -> u32 {
     }
 }
 
-/// Returns all reasons to reject an operation that follow from the operation alone.
+/// Returns all reasons to reject an operation that depend only on the operation.
 pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     let mut all = Vec::new();
     let mut refuse = |wrong: bool, status| {

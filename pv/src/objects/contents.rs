@@ -18,7 +18,7 @@ type Page = [U64; PAGE_ENTRIES as usize];
 /// Size of a page in bytes.
 const PAGE_BYTES: usize = size_of::<Page>();
 
-/// The entries of a table. Empty 4 KiB pages use no memory.
+/// Entries of a table. Empty 4 KiB pages use no memory.
 #[derive(Debug)]
 pub(super) struct Contents {
     pages: Box<[Option<Box<Page>>]>,
@@ -30,19 +30,19 @@ impl Contents {
         Self { pages: (0..kind.entries() / PAGE_ENTRIES).map(|_| None).collect() }
     }
 
-    /// Returns an entry; `None` beyond the end.
+    /// Returns an entry, or `None` beyond the end.
     pub(super) fn entry(&self, index: u32) -> Option<u64> {
         let page = self.pages.get((index / PAGE_ENTRIES) as usize)?.as_ref();
         Some(page.and_then(|page| page.get((index % PAGE_ENTRIES) as usize)).map_or(0, |entry| entry.get()))
     }
 
-    /// Returns the non-empty entries.
+    /// Returns the nonzero entries.
     pub(super) fn entries(&self) -> impl Iterator<Item = u64> {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries from `first`, with the values `value(0)`, `value(1)` and so on. Ignores entries beyond
-    /// the end. Returns a mask of the changed pages.
+    /// Writes `count` entries from `first` on, with the values `value(0)`, `value(1)`, and so on. Ignores entries
+    /// beyond the end. Returns the changed pages as a bit mask.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;
@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` with the bytes from `offset`. Returns true if the whole range exists.
+    /// Reads the bytes from `offset` on into `data`. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {
@@ -82,24 +82,24 @@ impl Contents {
         true
     }
 
-    /// Returns the mask of all pages.
+    /// Returns a bit mask of all pages.
     pub(super) fn all_pages(&self) -> u64 {
         1u64.checked_shl(u32::try_from(self.pages.len()).unwrap_or(u32::MAX))
             .map_or(u64::MAX, |bit| bit.wrapping_sub(1))
     }
 
-    /// Returns the mask of the allocated pages.
+    /// Returns a bit mask of the allocated pages.
     pub(super) fn resident_pages(&self) -> u64 {
         self.pages.iter().rev().fold(0, |bits, page| bits << 1 | u64::from(page.is_some()))
     }
 
-    /// Returns the size in bytes of the allocated pages.
+    /// Returns the total size of the allocated pages in bytes.
     pub(super) fn resident_bytes(&self) -> u64 {
         u64::from(self.resident_pages().count_ones()).saturating_mul(SMALL_PAGE)
     }
 }
 
-/// Writes entries of a page, starting at index `at`. Returns true if the page changed.
+/// Writes entries of a page from index `at` on. Returns true if the page was changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

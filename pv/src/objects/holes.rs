@@ -1,4 +1,4 @@
-//! One test for each hole in GPUvm's paravirtual interface. The numbers are from our study of its code.
+//! Tests for the holes in GPUvm's paravirtual interface. The numbers are those of our study of its code.
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
@@ -17,7 +17,7 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates one table of each type, with the handles above. The limit leaves `spare` bytes.
+/// Creates one table of each type, with the handles above. `spare` bytes remain until the limit.
 fn tables(spare: u64) -> Tables {
     let limit = Kind::ALL.map(Kind::bytes).iter().sum::<u64>() + spare;
     let mut tables = Tables::new(BASE, limit);
@@ -43,7 +43,7 @@ fn written(tables: &mut Tables) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// Hole 13: a directory could be bound to any address that the guest gave.
+/// Hole 13: a directory could be bound to any address given by the guest.
 #[test]
 fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     let mut tables = tables(0);
@@ -56,7 +56,7 @@ fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     assert_eq!(tables.directory_of(last), tables.address(id(DIRECTORY)).ok());
 }
 
-/// Hole 13: the number of such bindings was not limited.
+/// Hole 13: the number of bindings was unlimited.
 #[test]
 fn hole_13_bindings_are_limited() {
     let mut tables = tables(0);
@@ -65,7 +65,7 @@ fn hole_13_bindings_are_limited() {
     }
     let next = GuestVramAddr(MAX_BINDINGS as u64 * 0x1000);
     assert_eq!(tables.bind(id(DIRECTORY), next), Err(Status::Limit));
-    assert_eq!(tables.bind(id(DIRECTORY), GuestVramAddr(0)), Ok(()), "a block that already has a directory");
+    assert_eq!(tables.bind(id(DIRECTORY), GuestVramAddr(0)), Ok(()), "a bound block must accept another directory");
     assert!(tables.unbind(GuestVramAddr(0)));
     assert_eq!(tables.bind(id(DIRECTORY), next), Ok(()));
 }
@@ -82,7 +82,7 @@ fn hole_14_writes_past_table_end_are_rejected() {
         assert_eq!(tables.run(id(table), 1, entries, PTE, 0), Err(Status::Range));
         assert_eq!(tables.list(id(table), entries, &[U64::new(PTE)]), Err(Status::Range));
         assert_eq!(tables.zero(id(table), entries - 1, 2), Err(Status::Range));
-        assert_eq!(written(&mut tables), [], "half of it was written");
+        assert_eq!(written(&mut tables), [], "part of the entries were written");
     }
     assert_eq!(tables.set(id(DIRECTORY), 8192, None, None), Err(Status::Range));
     assert_eq!(tables.set(id(DIRECTORY), 8192, Some(id(SMALL_TABLE)), None), Err(Status::Range));
@@ -115,7 +115,7 @@ fn hole_15_types_are_not_confused() {
     assert_eq!(written(&mut tables), []);
 }
 
-/// Hole 15: a directory entry must refer to exactly the tables that were written to it.
+/// Hole 15: a directory entry must refer to exactly the tables given in the request.
 #[test]
 fn hole_15_entry_refers_to_the_given_tables() {
     let mut tables = tables(0);
@@ -130,7 +130,7 @@ fn hole_15_entry_refers_to_the_given_tables() {
     assert_eq!(pde(&tables, 5).small_target(), TableTarget::None);
 }
 
-/// Hole 16: a table was freed while a directory referred to it.
+/// Hole 16: a table was freed while a directory still referred to it.
 #[test]
 fn hole_16_table_lives_while_a_directory_refers_to_it() {
     let mut tables = tables(0);
@@ -143,15 +143,15 @@ fn hole_16_table_lives_while_a_directory_refers_to_it() {
     assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Err(Status::NoObject));
     assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Ok(PTE), 0));
     tables.set(id(DIRECTORY), 0, None, None).unwrap();
-    assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry refers to it");
+    assert_eq!(entry(&tables, table, 0), Ok(PTE), "another entry still refers to the table");
     written(&mut tables);
     tables.set(id(DIRECTORY), 1, None, None).unwrap();
     assert_eq!((entry(&tables, table, 0), tables.bytes_left()), (Err(NoTable), Kind::Small.bytes()));
     let gone = (table.0 - BASE.0, Kind::Small.bytes());
-    assert!(written(&mut tables).contains(&gone), "a user that has read the table is notified of its removal");
+    assert!(written(&mut tables).contains(&gone), "the removal was not reported as a write");
 }
 
-/// Hole 16: a directory was freed while an address space used it.
+/// Hole 16: a directory was freed while an address space still used it.
 #[test]
 fn hole_16_bound_directory_and_tables_survive_destroy() {
     let mut tables = tables(0);
@@ -167,14 +167,14 @@ fn hole_16_bound_directory_and_tables_survive_destroy() {
     assert_eq!(entry(&tables, GuestVramAddr(small), 0), Ok(0));
     assert!(tables.unbind(first));
     assert!(!tables.unbind(first));
-    assert_eq!(entry(&tables, GuestVramAddr(small), 0), Ok(0), "another block is bound");
+    assert_eq!(entry(&tables, GuestVramAddr(small), 0), Ok(0), "another block is still bound");
     assert!(tables.unbind(second));
     assert_eq!(entry(&tables, directory, 0), Err(NoTable));
     assert_eq!(entry(&tables, GuestVramAddr(small), 0), Err(NoTable));
     assert_eq!(tables.counts(), Counts::default());
 }
 
-/// Hole 16: an entry may be set again to its previous value.
+/// Hole 16: setting an entry to its previous value must be possible.
 #[test]
 fn hole_16_naming_table_again_does_not_free_it() {
     let mut tables = tables(0);
@@ -194,7 +194,7 @@ fn hole_16_naming_table_again_does_not_free_it() {
     assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "the table still has a handle");
 }
 
-/// Hole 16: tables were not limited by a quota.
+/// Hole 16: the size of tables was unlimited.
 #[test]
 fn hole_16_tables_count_at_full_size_against_limit() {
     let mut tables = tables(Kind::Large.bytes());
@@ -207,7 +207,7 @@ fn hole_16_tables_count_at_full_size_against_limit() {
     assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
 }
 
-/// Hole 16: the addresses of tables were not limited.
+/// Hole 16: the addresses of tables were unlimited.
 #[test]
 fn hole_16_table_space_ends_where_entries_of_directories_end() {
     let mut tables = Tables::new(GuestVramAddr((1 << 40) - SLOT_BYTES), u64::MAX);
@@ -220,7 +220,7 @@ fn hole_16_table_space_ends_where_entries_of_directories_end() {
     }
 }
 
-/// Hole 17: tables contained entries of earlier tables.
+/// Hole 17: new tables contained entries of previous tables.
 #[test]
 fn hole_17_a_new_table_is_empty() {
     let mut tables = tables(0);
@@ -232,14 +232,14 @@ fn hole_17_a_new_table_is_empty() {
     written(&mut tables);
     tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
-    assert_eq!(pde(&tables, 0).small_address(), place.0, "the slot is reused");
+    assert_eq!(pde(&tables, 0).small_address(), place.0, "the slot must be reused");
     let mut all = vec![0xaa; 256 << 10];
     tables.read(place, &mut all).unwrap();
     assert!(all.iter().all(|byte| *byte == 0));
     assert!(written(&mut tables).contains(&(place.0 - BASE.0, 256 << 10)));
 }
 
-/// Hole 17: a smaller table takes the slot of a larger table.
+/// Hole 17: a smaller table reuses the slot of a larger table.
 #[test]
 fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     let mut tables = tables(0);
@@ -254,7 +254,7 @@ fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     assert_eq!(tables.read(GuestVramAddr(place.0 + 1023 * 8), &mut [0; 9]), Err(NoTable));
 }
 
-/// Hole 17: tables kept their old contents across a reset.
+/// Hole 17: tables kept their contents across a reset.
 #[test]
 fn hole_17_a_reset_leaves_nothing() {
     let mut tables = tables(0);
@@ -267,14 +267,18 @@ fn hole_17_a_reset_leaves_nothing() {
     tables.clear();
     assert_eq!((tables.counts(), tables.bytes_left()), (Counts::default(), before));
     assert_eq!((tables.directory_of(GuestVramAddr(0)), entry(&tables, directory, 0)), (None, Err(NoTable)));
-    assert_eq!(written(&mut tables), [(0, 0x1_0000), (0x4_0000, 0x4_2000)], "two adjacent ranges");
+    assert_eq!(
+        written(&mut tables),
+        [(0, 0x1_0000), (0x4_0000, 0x4_2000)],
+        "the ranges of two tables must be reported"
+    );
     tables.create(id(SMALL_TABLE), Kind::Small).unwrap();
     tables.create(id(DIRECTORY), Kind::Directory).unwrap();
     tables.set(id(DIRECTORY), 0, Some(id(SMALL_TABLE)), None).unwrap();
     assert_eq!(entry(&tables, GuestVramAddr(pde(&tables, 0).small_address()), 0), Ok(0));
 }
 
-/// Hole 18: indices could wrap around.
+/// Hole 18: indices could overflow.
 #[test]
 fn hole_18_indices_and_counts_do_not_wrap() {
     let mut tables = tables(0);
@@ -289,7 +293,7 @@ fn hole_18_indices_and_counts_do_not_wrap() {
     assert_eq!((written(&mut tables), tables.counts().resident_bytes), (vec![], 0));
 }
 
-/// Hole 18: counts could exceed the size of the request.
+/// Hole 18: a count could exceed the size of the request.
 #[test]
 fn hole_18_a_list_ends_where_the_batch_ends() {
     let list = |units: u16, count: u32| {

@@ -1,5 +1,4 @@
-//! Saved state of the page tables kept for a guest. A table's reference count is derived from the objects that refer to
-//! it.
+//! Saved form of a guest's page tables. The reference count of a table is derived from the objects that refer to it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -11,32 +10,32 @@ use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Saved state of a virtual machine's page tables.
+/// Saved form of a virtual machine's page tables.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTables {
     pub(crate) limit: u64,
     /// Start of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Free slots. The last one is used next.
+    /// Free slots, of which the last one is used next.
     pub(crate) free: Vec<u32>,
-    /// Pairs of handle and slot, sorted by handle.
+    /// Handles and their slots, in ascending order of handles.
     pub(crate) handles: Vec<(u32, u32)>,
-    /// Instance blocks and the slots of their directories, sorted by address.
+    /// Instance blocks and the slots of their directories, in ascending order of addresses.
     pub(crate) bindings: Vec<(u64, u32)>,
 }
 
 first_version!(SavedTables, "pv");
 
-/// Saved state of a table.
+/// Saved form of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTable {
     pub(crate) kind: SavedKind,
-    /// Non-empty pages by number.
+    /// Numbers and contents of nonempty pages.
     pub(crate) pages: Vec<(u8, SavedPage)>,
 }
 
-/// Saved form of a page table's type.
+/// Saved form of a table's type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedKind {
     Directory,
@@ -57,23 +56,23 @@ impl Tables {
     }
 
     /// Restores the tables of a guest whose VRAM ends at `base`. `limit` is the maximum total size of the tables in
-    /// bytes. The tables may exceed it if the limit was lowered.
+    /// bytes. The tables may exceed this limit if it was lowered.
     ///
     /// # Errors
-    /// Returns an error if the tables are invalid.
+    /// Returns an error if the saved form is invalid.
     pub fn restored(saved: SavedTables, base: GuestVramAddr, limit: u64) -> Result<Self, Invalid> {
         let mut tables = Self::new(base, limit);
         let SavedTables { limit: had, base: at, slots, free, handles, bindings } = saved;
         let base = tables.slots.base();
-        Invalid::unless(at == base.0, || format!("table space begins at {at:#x}, and here at {:#x}", base.0))?;
+        Invalid::unless(at == base.0, || format!("table space starts at {at:#x} instead of {:#x}", base.0))?;
         tables.slots = Slots::restored(base, slots, free)?;
         tables.used = tables.slots.objects().fold(0u64, |sum, object| sum.saturating_add(object.kind.bytes()));
         Invalid::unless(tables.used <= had, || {
-            format!("tables of {:#x} bytes are more than the limit of {had:#x}", tables.used)
+            format!("tables of {:#x} bytes exceed the limit of {had:#x}", tables.used)
         })?;
         let ordered = ascend(handles.iter().map(|(table, _)| table)) && ascend(bindings.iter().map(|(block, _)| block));
         Invalid::unless(ordered && bindings.len() <= MAX_BINDINGS, || {
-            "handles or instance blocks are not in their order, or too many".into()
+            "handles or instance blocks are not in ascending order, or too many".into()
         })?;
         let mut names = Names::new();
         for (table, slot) in handles {
@@ -104,17 +103,17 @@ impl Names {
         Self(BTreeMap::new())
     }
 
-    /// Adds a reference to the table in a slot. `wanted` must return true for its kind.
+    /// Adds a reference to the table in a slot. `wanted` must return true for the table's type.
     fn name(&mut self, slot: u32, slots: &Slots, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Invalid> {
         let id = SlotId::numbered(slot);
         let object = slots.get(id).filter(|object| wanted(object.kind));
-        Invalid::unless(object.is_some(), || format!("place {slot} has no table of the kind that it is named as"))?;
+        Invalid::unless(object.is_some(), || format!("slot {slot} does not contain a table of the expected type"))?;
         let names = self.0.entry(slot).or_default();
         *names = names.saturating_add(1);
         Ok(id)
     }
 
-    /// Counts the tables that a directory entry refers to. The entry must be one that [`Tables::set`] can write.
+    /// Adds references to the tables of a directory entry. The entry must be one that [`Tables::set`] can write.
     fn of_entry(&mut self, pde: Pde, slots: &Slots) -> Result<(), Invalid> {
         let mut again = Pde::new();
         if pde.small_target() == TableTarget::Vram {
@@ -125,15 +124,17 @@ impl Names {
             let frame = self.of_address(pde.large_address(), slots, Kind::Large)?;
             again = again.with_large_target(TableTarget::Vram).with_large_frame(frame);
         }
-        Invalid::unless(again == pde, || format!("an entry of a directory is {:#x}", u64::from(pde)))
+        Invalid::unless(again == pde, || format!("a directory contains the invalid entry {:#x}", u64::from(pde)))
     }
 
     fn of_address(&mut self, address: u64, slots: &Slots, kind: Kind) -> Result<u32, Invalid> {
         let slot = slots.at(GuestVramAddr(address)).filter(|slot| slots.address(*slot).0 == address);
-        let slot = slot.ok_or_else(|| Invalid::new(format_args!("a directory names a table at {address:#x}")))?;
+        let slot = slot.ok_or_else(|| {
+            Invalid::new(format_args!("a directory refers to {address:#x}, which is not the address of a table"))
+        })?;
         self.name(slot.number(), slots, |of| of == kind)?;
         u32::try_from(address.checked_div(SMALL_PAGE).unwrap_or(0))
-            .map_err(|_| Invalid::new("a table is beyond what an entry can name"))
+            .map_err(|_| Invalid::new("the address of a table does not fit in a directory entry"))
     }
 }
 
@@ -147,7 +148,7 @@ impl SavedTable {
         Self { kind, pages: contents.save() }
     }
 
-    /// Restores the table, without references.
+    /// Restores the table. It has no references yet.
     pub(super) fn restored(self) -> Result<Object, Invalid> {
         let Self { kind, pages } = self;
         let kind = match kind {

@@ -1,4 +1,4 @@
-//! Table space: the slots that contain tables, and the written pages.
+//! Table space: slots for tables, and their written pages.
 
 mod saved;
 
@@ -13,11 +13,11 @@ use nvspec::addr::{BUS_BITS, GuestVramAddr, SMALL_PAGE};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SlotId(u32);
 
-/// A table and its references.
+/// A table and its reference count.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of references to the table, which cannot exceed the number of entries of all directories.
+    /// Number of references to the table. It cannot exceed the number of entries of all directories.
     names: u64,
     pub(super) contents: Contents,
 }
@@ -25,25 +25,26 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// Mask of pages that may have changed since the last report, even if the slot is now empty.
+    /// Bit mask of pages that may have changed since the last report. Nonzero even for an empty slot if its table was
+    /// removed.
     written: u64,
 }
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the highest number of tables until now, which is bounded by the table limit.
+/// All slots. Their number is the maximum number of tables so far, which the table limit bounds.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
     slots: Vec<Slot>,
-    /// Free slots; the last one is used next.
+    /// Free slots, of which the last one is used next.
     free: Vec<SlotId>,
-    /// Slots with written pages, without duplicates.
+    /// Slots with written pages. Contains no duplicates.
     written: Vec<SlotId>,
 }
 
 impl Slots {
-    /// Creates table space that starts at `base`, a multiple of [`SLOT_BYTES`].
+    /// Creates table space at `base`, which must be a multiple of [`SLOT_BYTES`].
     pub(super) const fn new(base: GuestVramAddr) -> Self {
         Self { base, slots: Vec::new(), free: Vec::new(), written: Vec::new() }
     }
@@ -70,7 +71,7 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table into a free slot, with one reference. Returns `None` if the slot's address does not fit in a
+    /// Creates an empty table with one reference in a free slot. Returns `None` if the slot's address does not fit in a
     /// directory entry.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
@@ -86,7 +87,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The slot was unreadable before, and now contains zeros.
+        // The slot was unreadable until now, and reads as zeros from now on.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +100,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. On the last one, removes and returns the table.
+    /// Removes a reference. If it was the last one, removes and returns the table.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -112,7 +113,7 @@ impl Slots {
         Some(object)
     }
 
-    /// Writes entries of a table. Ignores entries beyond its end.
+    /// Writes entries of a table. Ignores entries beyond the end.
     pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
         let Some(object) = self.get_mut(slot) else { return };
         let pages = object.contents.write(first, count, value);
@@ -141,7 +142,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // The current range, which may still grow.
+        // Current range, which may still be extended.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);
@@ -172,7 +173,7 @@ impl Slots {
         self.slots.get_mut(slot.0 as usize)?.object.as_mut()
     }
 
-    /// Records that pages of a slot were written.
+    /// Records that pages of a slot may have changed.
     fn mark(&mut self, slot: SlotId, pages: u64) {
         let Some(found) = self.slots.get_mut(slot.0 as usize) else { return };
         if found.written == 0 && pages != 0 {

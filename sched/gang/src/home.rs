@@ -36,7 +36,7 @@ enum Phase {
     Gathering { since: Nanos },
     /// The gates are open.
     Running,
-    /// The cards were told to stop. `quiet` is the time of the last report or step.
+    /// The cards were instructed to stop. `quiet` is the time of the last report or step.
     Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Home {
     phase: Phase,
     /// Timestamp of the request for the next turn, or `None` if the gang has no work.
     age: Option<u64>,
-    /// Cards that were told to compete for a turn.
+    /// Cards that were instructed to compete for a turn.
     competing: BTreeSet<CardId>,
 }
 

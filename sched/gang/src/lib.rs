@@ -111,6 +111,8 @@ pub struct GangView {
     pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
+    /// True if the gang's work is in flight although its turn is over.
+    pub is_stuck: bool,
     /// True if this card's accounts have selected the gang, and the gang is waiting for its other cards.
     pub is_offered: bool,
     /// The gang's statistics on this card.
@@ -331,6 +333,7 @@ impl GangTurns {
             missing,
             wants: member.wants,
             runs: matches!(member.stage, Stage::Running { open: true, .. }),
+            is_stuck: member.is_stuck,
             is_offered: member.stage == Stage::Offered,
             counts: member.counts.clone(),
         })

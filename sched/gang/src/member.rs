@@ -46,7 +46,7 @@ pub(super) struct Member {
     round: u64,
     /// Timestamp of the request that the last gather served.
     age: u64,
-    /// True if the home has told the gang to compete.
+    /// True if the home has instructed the gang to compete.
     competes: bool,
     paused: bool,
     /// True if the gang has work on this card.
@@ -54,7 +54,7 @@ pub(super) struct Member {
     /// True if an older gang is waiting for the card.
     contested: bool,
     /// True if work from an earlier turn is still in flight.
-    is_stuck: bool,
+    pub(super) is_stuck: bool,
     /// Time at which the gang started to wait for its turn.
     asked: Option<Nanos>,
     /// Last report sent to the home.

@@ -142,7 +142,7 @@ fn lost_card_takes_only_its_gangs_out() {
     world.run(200 * MS, STEP);
     world.cut(0, 1);
     world.run(100 * MS, STEP);
-    let view = world.card(0).view(gang(id(0))).expect("a gang");
+    let view = world.card(0).view(gang(id(0))).expect("the gang exists");
     assert_eq!(view.missing.iter().map(|card| card.0).collect::<Vec<_>>(), [1]);
     assert!(!view.runs);
     let before = [0, 1, 2].map(|number| world.work(number));
@@ -185,7 +185,7 @@ fn gang_that_leaves_a_card_frees_it_at_once() {
     world.card(1).leave(gang(id(0)), now);
     world.follow(1);
     world.card(1).with_turns(now, |turns| turns.remove(id(0), now));
-    world.programs.get_mut(&id(0)).expect("known").ranks.remove(&1);
+    world.programs.get_mut(&id(0)).expect("the program exists").ranks.remove(&1);
     world.follow(1);
     let before = world.work(1);
     world.run(500 * MS, STEP);

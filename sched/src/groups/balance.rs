@@ -23,9 +23,22 @@ use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 const CAP_WINDOW_NS: u64 = 30_000_000;
 /// Time in flight, in ns, after which a measurement is complete.
 const MEASURED_NS: u64 = 50_000_000;
-/// Number of reports with the same mean length that complete a measurement. Most programs then repeat the same work.
+/// Minimum time in flight of a measurement that the end of a sample completes, in ns.
+const MIN_MEASURED_NS: u64 = 15_000_000;
+/// Number of reports with the mean length of the earlier ones after which a measurement is complete. Most programs then
+/// repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// Maximum relative difference of lengths that are considered equal, in permille.
+/// The same number if the measurement differs from the previous one: a phase of the program may be short.
+const STEADY_DIFFERENT_REPORTS: u32 = 7;
+/// Maximum time in ns between two reports of a measurement.
+const MAX_REPORT_GAP_NS: u64 = 200_000_000;
+/// Maximum difference of two measurements of work that is not steady and whose mean is used, in permille.
+const NEAR_PERMILLE: u64 = 150;
+/// Time in flight, in ns, after which work that is not steady is not measured again soon.
+const ENOUGH_NS: u64 = 140_000_000;
+/// Time in flight, in ns, that determines a length at most: the length follows slow changes.
+const MAX_TOTAL_NS: u64 = 400_000_000;
+/// Maximum difference of equal lengths, in permille.
 const EQUAL_PERMILLE: u64 = 40;
 /// Minimum time between two samples if the second one is taken because the program's work has changed, in ns.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
@@ -51,10 +64,13 @@ pub(super) struct Balance {
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
-    /// Number of consecutive reports in this measurement with its mean length.
+    /// The same for its last reports, which have the same mean length, and the number of these reports after the first.
+    repeated: (u64, u64),
     steady: u32,
-    /// Start of the interval without concurrent work in which the member has completed all work that may have begun
-    /// earlier. Work completed later began within this interval.
+    /// True if the reports of the last complete measurement had the same mean length.
+    is_steady: bool,
+    /// Start of the time without concurrent work in which the member has finished work that may have begun earlier.
+    /// Later work began within this time.
     clean_since: Option<Nanos>,
     /// Time in flight and number of submissions while other members also had work, since the last comparison with
     /// `usual`.
@@ -91,7 +107,9 @@ impl Balance {
             lack: 0,
             alone: (0, 0),
             measuring: (0, 0),
+            repeated: (0, 0),
             steady: 0,
+            is_steady: false,
             clean_since: None,
             beside: (0, 0),
             usual: None,
@@ -151,26 +169,50 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. A
-    /// measurement replaces the previous one even if they differ: programs have phases, and thousands of short
-    /// submissions at the start must not determine the length of later submissions.
+    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. One that
+    /// differs from the previous one takes longer: programs have phases, and thousands of short submissions at the
+    /// start must not determine the length of later submissions.
     fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
-        self.measured = Some(now);
-        let before = mean(self.measuring);
-        self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
-        self.steady = if is_equal(busy_ns / launches, before) { self.steady + 1 } else { 0 };
-        let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.measuring), self.length());
-        if self.measuring.0 < MEASURED_NS && !(self.steady >= STEADY_REPORTS && repeats) {
-            return;
+        if self.measured.is_some_and(|at| now.since(at) > MAX_REPORT_GAP_NS) {
+            self.restart();
         }
-        let is_same = is_equal(mean(self.measuring), self.length());
+        self.measured = Some(now);
+        let sum = |before: (u64, u64)| (before.0.saturating_add(busy_ns), before.1.saturating_add(launches));
+        let repeats = is_equal(busy_ns / launches, mean(self.repeated));
+        self.measuring = sum(self.measuring);
+        (self.repeated, self.steady) =
+            if repeats { (sum(self.repeated), self.steady + 1) } else { ((busy_ns, launches), 0) };
+        let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.repeated), self.length());
+        let enough = if repeats { STEADY_REPORTS } else { STEADY_DIFFERENT_REPORTS };
+        if self.measuring.0 >= MEASURED_NS || self.steady >= enough {
+            self.complete(now);
+        }
+    }
+
+    /// Starts a measurement again.
+    fn restart(&mut self) {
+        (self.measuring, self.repeated, self.steady) = ((0, 0), (0, 0), 0);
+    }
+
+    /// Completes a measurement. Work that is not steady, such as the kernels of a training step, is measured again
+    /// soon, and the mean of the measurements counts.
+    fn complete(&mut self, now: Nanos) {
+        self.is_steady = self.steady >= STEADY_REPORTS;
+        let (ns, count) = if self.is_steady { self.repeated } else { self.measuring };
+        let is_same = is_equal(mean((ns, count)), self.length());
         self.confirmed = is_same && (self.confirmed || self.changed);
         self.interval = if is_same { (2 * self.interval).min(LONGEST_INTERVAL) } else { 1 };
         if self.changed {
             self.corrected = Some(now);
         }
-        (self.alone, self.sampled) = (std::mem::take(&mut self.measuring), Some(now));
-        (self.steady, self.beside, self.usual, self.changed) = (0, (0, 0), None, false);
+        let tolerance = if self.is_steady { EQUAL_PERMILLE } else { NEAR_PERMILLE };
+        let is_near = !self.changed && is_within(mean((ns, count)), self.length(), tolerance);
+        let before = if is_near { self.alone } else { (0, 0) };
+        let (ns, count) = (before.0.saturating_add(ns), before.1.saturating_add(count));
+        self.alone = if ns > MAX_TOTAL_NS { (ns / 2, count.div_ceil(2)) } else { (ns, count) };
+        self.sampled = Some(now);
+        (self.beside, self.usual, self.changed) = ((0, 0), None, false);
+        self.restart();
     }
 
     /// Returns the measured length of a submission in ns, or 0 if it is unknown.
@@ -193,7 +235,7 @@ impl Balance {
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
-            (self.measuring, self.steady) = ((0, 0), 0);
+            self.restart();
         }
     }
 
@@ -201,16 +243,21 @@ impl Balance {
     fn is_sample_due(&self, config: &GroupConfig, now: Nanos) -> bool {
         let is_past = |at: Option<Nanos>, interval| at.is_none_or(|at| now.since(at) >= interval);
         let is_old = is_past(self.sampled, self.interval * config.sample_interval_ns);
-        is_old || self.changed && is_past(self.corrected, CHANGED_INTERVAL_NS)
+        let is_inexact = !self.is_steady && self.alone.1 > 0 && self.alone.0 < ENOUGH_NS;
+        let is_past_soon = |at| is_past(at, CHANGED_INTERVAL_NS);
+        is_old || self.changed && is_past_soon(self.corrected) || is_inexact && is_past_soon(self.sampled)
     }
 
     /// Records the end of a sample. A sample that was too short is not repeated immediately. If the length is still
     /// unknown but a part was measured, the sample continues soon.
     fn sample_ended(&mut self, since: Nanos, now: Nanos) {
+        let has_part = self.measured.is_some_and(|at| at >= since);
+        if has_part && self.measuring.0 >= MIN_MEASURED_NS {
+            self.complete(now);
+        }
         self.sampled = Some(self.sampled.map_or(since, |at| at.max(since)));
         self.changed |= self.alone.1 == 0;
         if self.changed {
-            let has_part = self.measured.is_some_and(|at| at >= since);
             let soon = Nanos((now.0 + RETRY_NS).saturating_sub(CHANGED_INTERVAL_NS));
             self.corrected = Some(if has_part { soon } else { now });
         }
@@ -253,7 +300,12 @@ fn mean((ns, launches): (u64, u64)) -> u64 {
 
 /// Returns true if two lengths are equal within the measurement accuracy.
 fn is_equal(one: u64, other: u64) -> bool {
-    one.abs_diff(other) <= scale(one.max(other), EQUAL_PERMILLE, PERMILLE.into())
+    is_within(one, other, EQUAL_PERMILLE)
+}
+
+/// Returns true if two lengths differ by at most `permille` of the longer one.
+fn is_within(one: u64, other: u64, permille: u64) -> bool {
+    one.abs_diff(other) <= scale(one.max(other), permille, PERMILLE.into())
 }
 
 impl GroupTurns {

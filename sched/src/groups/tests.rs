@@ -113,12 +113,12 @@ impl Card {
         for order in self.turns.take_orders() {
             match order {
                 Order::Grant(tenant) => {
-                    let runner = self.runners.get_mut(&tenant).expect("known");
+                    let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                     assert!(!runner.open, "{tenant:?}'s gate is already open");
                     (runner.open, runner.recalled, runner.asked, runner.reported) = (true, false, false, self.now);
                 }
                 Order::Recall(tenant) => {
-                    let runner = self.runners.get_mut(&tenant).expect("known");
+                    let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                     assert!(!runner.open || !runner.recalled, "{tenant:?} is recalled twice");
                     // The program may have returned the card before it reads the order.
                     runner.recalled = runner.open;
@@ -136,7 +136,7 @@ impl Card {
         while self.now < until {
             let tenants: Vec<TenantId> = self.runners.keys().copied().collect();
             for &tenant in &tenants {
-                let runner = self.runners.get_mut(&tenant).expect("known");
+                let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                 if !runner.open && !runner.asked && runner.wakes <= self.now {
                     runner.asked = true;
                     self.turns.wants(tenant, Nanos(self.now));
@@ -169,7 +169,7 @@ impl Card {
         assert!(parties.len() == 1 || !self.overdue.is_empty(), "{open:?} run at the same time");
         let each = STEP * total / 1000 / open.len() as u64;
         for tenant in &open {
-            let runner = self.runners.get_mut(tenant).expect("known");
+            let runner = self.runners.get_mut(tenant).expect("the tenant exists");
             (runner.done, runner.unreported) = (runner.done + each, runner.unreported + each);
             runner.busy += STEP;
             runner.left = runner.left.saturating_sub(each);
@@ -179,7 +179,7 @@ impl Card {
     }
 
     fn after_step(&mut self, tenant: TenantId) {
-        let runner = self.runners.get_mut(&tenant).expect("known");
+        let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
         if !runner.open || runner.program.hangs {
             return;
         }
@@ -252,7 +252,7 @@ impl Card {
 
     fn change(&mut self, number: u32, program: Program) {
         self.report(id(number));
-        self.runners.get_mut(&id(number)).expect("known").program = program;
+        self.runners.get_mut(&id(number)).expect("the tenant exists").program = program;
     }
 }
 
@@ -323,6 +323,26 @@ fn group_takes_turns_with_sum_of_its_weights() {
 }
 
 #[test]
+fn only_parties_of_one_program_get_long_slices() {
+    let turns_in_4_s = |members: u32| {
+        let mut card = Card::new(&[1000, 1500]);
+        card.parties = |tenant| tenant.0 / 10;
+        for (party, name) in [(1, "one"), (2, "two")] {
+            for member in 0..members {
+                let group = Some((name, Sharing::Together));
+                card.add(10 * party + member, VgpuParams::default(), group, FLOOD);
+            }
+        }
+        card.run(4_000 * MS);
+        card.turns.switches()
+    };
+    // Slices have 15 ms, and 30 ms if two programs always have queued work.
+    let (single, double) = (turns_in_4_s(1), turns_in_4_s(2));
+    assert!((120..=150).contains(&single), "{single} turns of single programs");
+    assert!((230..=280).contains(&double), "{double} turns of groups of two");
+}
+
+#[test]
 fn weight_of_idle_member_does_not_count_for_its_group() {
     let mut card = Card::new(&[1000, 1500]);
     card.parties = |tenant| u32::from(tenant.0 == 3);
@@ -346,7 +366,7 @@ fn program_that_cannot_run_concurrently_has_exclusive_turns() {
     card.run(3_000 * MS);
     let third = card.done(3) / card.used as f64;
     assert!((third - 1.0 / 3.0).abs() < 0.03, "{third}");
-    assert!(!card.turns.membership(id(3)).expect("a member").joined);
+    assert!(!card.turns.membership(id(3)).expect("the tenant is a member").joined);
 }
 
 #[test]
@@ -438,11 +458,12 @@ fn charges_of_concurrent_members_may_exceed_clock() {
     card.add(1, VgpuParams::default(), together(), FLOOD);
     card.add(2, VgpuParams::default(), together(), FLOOD);
     card.run(2_000 * MS);
-    let charged: u64 = [1, 2].map(|number| card.turns.account(id(number)).expect("there").used).iter().sum();
+    let charged: u64 =
+        [1, 2].map(|number| card.turns.account(id(number)).expect("the tenant exists").used).iter().sum();
     let sum = charged as f64 / card.now as f64;
     assert!((sum - 1.6).abs() < 0.05, "charged {sum} of the clock");
     let recent: u64 = card.turns.used_since(id(1), Nanos(0)).iter().map(|sample| sample.used[ENGINE.index()]).sum();
-    assert_eq!(recent, card.turns.account(id(1)).expect("there").used);
+    assert_eq!(recent, card.turns.account(id(1)).expect("the tenant exists").used);
 }
 
 #[test]
@@ -463,7 +484,7 @@ fn auto_finds_the_better_mode() {
         card.add(1, VgpuParams::default(), Some((GROUP, Sharing::Auto)), FLOOD);
         card.add(2, VgpuParams::default(), Some((GROUP, Sharing::Auto)), FLOOD);
         card.run(3_000 * MS);
-        let found = card.turns.membership(id(1)).expect("a member");
+        let found = card.turns.membership(id(1)).expect("the tenant is a member");
         assert_eq!((found.sharing, found.together), (Sharing::Auto, expected));
     }
 }

@@ -41,10 +41,10 @@ struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
     /// Remaining budget.
-    /// Upper bound of the budget.
     left: i64,
-    /// Time debited since the budgets were last filled.
+    /// Upper bound of the budget.
     most: i64,
+    /// Time debited since the budgets were last filled.
     used: i64,
 }
 

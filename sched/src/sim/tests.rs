@@ -10,8 +10,8 @@ const SECOND: u64 = 1_000 * MS;
 /// Time from the end of a guest's submission to its next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
 /// Length of a kernel of the papers' `madd`, in ns.
-/// Length of a kernel of the papers' `long-madd`, in ns.
 const MADD: u64 = MS / 2;
+/// Length of a kernel of the papers' `long-madd`, in ns.
 const LONG_MADD: u64 = 5 * MADD;
 
 fn looping(length: u64) -> Guest {

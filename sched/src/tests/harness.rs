@@ -122,12 +122,12 @@ impl Harness {
 
     fn end(&mut self, engine: Engine) -> Event {
         let unit = &mut self.units[engine.index()];
-        let (since, length) = unit.first().expect("it has ended");
+        let (since, length) = unit.first().expect("the unit has started work");
         unit.last_end = since + length;
         self.busy[engine.index()] += length;
         let ended = Some(Nanos(unit.last_end));
-        let (_, work) = unit.work.pop_front().expect("it has ended");
-        self.fates.get_mut(&work.ticket).expect("it was given").0 = Fate::Done;
+        let (_, work) = unit.work.pop_front().expect("the unit has work");
+        self.fates.get_mut(&work.ticket).expect("the work was submitted").0 = Fate::Done;
         Event::Completed { ticket: work.ticket, ended }
     }
 
@@ -179,7 +179,7 @@ impl Harness {
         let work = self.aside.remove(0);
         let ticket = work.ticket;
         if ended {
-            self.fates.get_mut(&ticket).expect("it was given").0 = Fate::Done;
+            self.fates.get_mut(&ticket).expect("the work was submitted").0 = Fate::Done;
             self.feed(Event::Completed { ticket, ended: Some(Nanos(self.now)) });
         } else {
             self.look();

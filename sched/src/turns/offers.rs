@@ -11,7 +11,8 @@ const TWO: TenantId = TenantId(3);
 /// Creates turns with slices of 10 ms and three tenants. The first tenant's turns are offered.
 fn turns(policy: PolicyKind) -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
-    let mut turns = Turns::new(Config { policy, ..scheduler_defaults() }, config, Nanos(0)).expect("in bounds");
+    let mut turns =
+        Turns::new(Config { policy, ..scheduler_defaults() }, config, Nanos(0)).expect("the settings are valid");
     for tenant in [GANG, ONE, TWO] {
         turns.add(tenant, VgpuParams::default(), Nanos(0));
     }

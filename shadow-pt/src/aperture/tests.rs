@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a guest with a 16 MiB BAR, an instance block, and a directory that refers to both tables.
+/// Creates a guest with an instance block that permits 16 MiB, and with a directory that refers to both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -71,18 +71,18 @@ fn faults_are_the_hardwares() {
     assert_eq!(tlb.translate(0x100_0000, &mut guest), Err(WalkFault::Limit));
     assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pte));
     guest.write64(vram(SPT), pte(0) | (1 << 33));
-    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pte), "peer memory");
+    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pte), "the page is in peer memory");
     guest.write64(vram(DIRECTORY), 0);
     assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde));
     guest.write64(vram(DIRECTORY), (1 << 32) | 0xfff_ffff << 36);
-    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "a table outside the guest's memory");
+    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "the table is outside the guest's memory");
 }
 
 #[test]
 fn a_shortened_table_ends_where_it_says() {
     let mut guest = guest();
     guest.write64(vram(INSTANCE + vm::LIMIT_LO), 0xff_ffff_ffff);
-    // Shorten the table to an eighth, which covers 16 MiB.
+    // Reduce the table to an eighth, which covers 16 MiB.
     guest.write64(vram(DIRECTORY), 1 | 3 << 2 | (LPT >> 12) << 4);
     guest.write64(vram(LPT + 127 * 8), pte(0));
     let mut tlb = bound();
@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// Compares the walk with an independent walker on arbitrary tables. Pages that share a cache slot must not affect
-    /// each other.
+    /// Compares translations of arbitrary tables with an independent page walker. Pages that share a slot must not
+    /// affect each other.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),
@@ -124,7 +124,7 @@ proptest! {
             guest.write64(vram(DIRECTORY), pde);
         }
         for (index, large, raw) in entries {
-            // Frames and targets are arbitrary. Large pages are aligned, as the walker assumes.
+            // Frames and targets are arbitrary. Large pages are aligned, as the independent walker assumes.
             let raw = if large { raw & !(0x1f << 4) } else { raw };
             let at = if large { LPT + (index % 128) * 8 } else { SPT + index * 8 };
             guest.write64(vram(at), raw);
@@ -146,7 +146,7 @@ proptest! {
                 prop_assert_eq!(found, expected);
             }
         }
-        // The survey must agree with single walks for any part of the aperture.
+        // The survey must agree with single translations for any part of the aperture.
         let blocks = probes[0] % 6;
         let mut seen = Vec::new();
         tlb.survey(blocks << 21, 16 * 256 - (blocks << 9), &mut guest, |page, place| seen.push((page, place)));

@@ -48,16 +48,16 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Compares address spaces that are saved and restored between operations with address spaces that are not.
+    /// Compares address spaces that are saved and restored between operations with address spaces that are not saved.
     #[test]
     fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
     }
 }
 
-/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed, or nearly failed, in the
-/// past. All other files are the output of [`seeds::seeds`] and are rewritten by `UPDATE_SEEDS=1 cargo test -p
-/// shadow-pt seeds`.
+/// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed or almost failed in the
+/// past. All other files are the output of [`seeds::seeds`], and are updated by `UPDATE_SEEDS=1 cargo test -p shadow-pt
+/// seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();
@@ -83,9 +83,9 @@ fn seeds_in_the_repository_are_up_to_date() {
     corpus.retain(|name, _| !name.starts_with("found_"));
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, bytes) in &seeds {
-        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
+        assert!(corpus[*name] == *bytes, "{name} is outdated; UPDATE_SEEDS=1 updates it");
         let whole = bytes.len() % OP_BYTES == 1 && bytes.len() / OP_BYTES <= MAX_OPS;
-        assert!(whole, "{name} is incomplete, or so long that its end is unused");
+        assert!(whole, "{name} is truncated, or longer than the maximum");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(OP_BYTES).map(|op| op[0])).collect();
     assert_eq!(kinds, (0..32).collect(), "the seeds lack an operation");

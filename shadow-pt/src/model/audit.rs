@@ -1,4 +1,4 @@
-//! Recomputes all cached state from the mirrors, and compares the results.
+//! Recomputes all derived state from the mirrors, and compares it with the actual state.
 
 use super::world::PAGE;
 use crate::AddressSpaces;
@@ -11,21 +11,22 @@ use nvspec::mmu::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
-    /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. All spaces
-    /// must must have been flushed. `unseen` contains the addresses of pages that the CPU can write without a trap.
+    /// Panics if counts, the reverse map, the index of table pages, or the queues are inconsistent with the mirrors.
+    /// All spaces must have been flushed. `unseen` contains the addresses of pages that the CPU can write without a
+    /// trap.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();
         let mut splits = 0;
         let mut seen = BTreeSet::new();
         for (id, space) in self.each() {
-            assert!(space.released.is_empty(), "not flushed");
+            assert!(space.released.is_empty(), "the space has not been flushed");
             for number in &space.queue {
                 let table = self.shared.tables.get(*number).expect("a queue contains a removed table");
                 assert!(table.queued && table.is_pending(), "a queue contains a table without work");
             }
             let queue: BTreeSet<u32> = space.queue.iter().copied().collect();
-            assert_eq!(queue.len(), space.queue.len(), "queued twice");
+            assert_eq!(queue.len(), space.queue.len(), "a table is in the queue twice");
             for page in members(space.directory.all()) {
                 if let Some(frame) = space.directory.frame(page) {
                     self.audit_page(
@@ -40,7 +41,7 @@ impl AddressSpaces {
                 let table = self.shared.tables.get(number).expect("a reference to a removed table");
                 assert!(seen.insert(number), "a table belongs to two spaces");
                 assert_eq!(table.queued, queue.contains(&number));
-                assert!(table.queued || !table.is_pending(), "pending but not queued");
+                assert!(table.queued || !table.is_pending(), "a table with pending work is not in the queue");
                 self.audit_table(number, table, &mut records, &mut writable);
                 splits += table.mirror.splits.len() as u64;
             }
@@ -94,7 +95,7 @@ impl AddressSpaces {
                 let (dirty, watched) = (mirror.dirty & bit(page) != 0, mirror.watched & bit(page) != 0);
                 self.audit_page(frame, User::Table(number, page), watched, dirty);
             } else {
-                assert_eq!(mirror.watched, mirror.all(), "writes to RAM are not observed");
+                assert_eq!(mirror.watched, mirror.all(), "a table in RAM is not watched");
             }
         }
     }
@@ -103,6 +104,6 @@ impl AddressSpaces {
         let pages = &self.shared.pages;
         assert!(pages.users(frame).contains(&user), "{user:?} is not registered for {frame:#x}");
         assert_eq!(watched, pages.counts(frame) != (0, 0), "{user:?} does not watch {frame:#x}");
-        assert!(dirty || pages.news(frame), "{user:?} would not be notified of {frame:#x}");
+        assert!(dirty || pages.news(frame), "{user:?} would not be notified of changes to {frame:#x}");
     }
 }

@@ -1,4 +1,4 @@
-//! Checks the invariants on the bytes in card memory.
+//! Checks the invariants using the contents of card memory.
 
 use super::spec;
 use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
@@ -7,21 +7,21 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indices of the mediator's directory entries: for shared pages, and for its own pages.
+/// Indices of the mediator's directory entries: for shared pages and for channel pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Degree to which a shadow must agree with the guest's current tables.
+/// Required agreement between a shadow and the guest's current tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The shadow maps only granted memory.
     Isolated,
-    /// In addition, each entry is either absent or the translation of the guest's current entry.
+    /// In addition, each entry is either 0 or the translation of the guest's current entry.
     Sound,
     /// Each entry is the translation of the guest's current entry.
     Exact,
 }
 
-/// The mediator's own pages in a space, with their card addresses and permissions.
+/// Mediator pages in a space, with their card addresses and access rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
 /// The card's view of a space, and its expected state.
@@ -34,8 +34,7 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table referenced by a directory entry: its target, address, number of entries, and a flag that is true for large
-/// pages.
+/// A table of a directory entry: target, address, number of entries, and a flag that is true for large-page tables.
 type Half = (u64, u64, usize, bool);
 
 /// Returns the two tables of a directory entry.
@@ -53,15 +52,15 @@ impl View<'_> {
     }
 
     fn directories(&self) -> (u64, bool, u64) {
-        let card = self.spaces.directory(self.id).expect("an open space has a directory").0;
-        let guest = self.spaces.guest_directory(self.id).expect("an open space has a guest directory");
+        let card = self.spaces.directory(self.id).expect("the space is not open").0;
+        let guest = self.spaces.guest_directory(self.id).expect("the space is not open");
         (card, matches!(guest, Place::Ram(_)), guest.address())
     }
 
-    /// Checks everything that the card can reach.
+    /// Checks everything that the card can reach from the space's directory.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // Hundreds of directory entries may be equal, so check each pair of tables only once.
+        // Hundreds of directory entries may be equal, so each pair of tables is checked only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -91,7 +90,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns entry `at` of one of the guest's tables, or 0 if there is no such table.
+    /// Returns entry `at` of a guest table, or 0 if the table does not exist.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -120,16 +119,16 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, entries hidden from the guest by a large page may be visible.
+            // Until the page is read, small entries that the guest has hidden with a large page may remain visible.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
-                "entry {at} of a table for {theirs:x?} is {raw:#x}, not {wanted:#x}"
+                "entry {at} of the shadow of {theirs:x?} is {raw:#x}, expected {wanted:#x}"
             );
         }
     }
 
-    /// Checks invariant 1: each 4 KiB page belongs to the guest.
+    /// Checks that each 4 KiB page of an entry belongs to the guest.
     fn check_frames(&self, raw: u64, large: bool) {
         if raw & 1 == 0 {
             assert_eq!(raw, 0, "an invalid shadow entry is not zero");
@@ -138,9 +137,9 @@ impl View<'_> {
         let start = ((raw >> 4) & 0xfff_ffff) * PAGE;
         for at in (start..start + if large { LARGE } else { PAGE }).step_by(PAGE as usize) {
             match (raw >> 33) & 3 {
-                0 => assert!(self.grants.owns_vram(at), "foreign VRAM {raw:#x}"),
-                1 => panic!("peer memory {raw:#x}"),
-                _ => assert!(self.grants.owns_ram(at, raw & 4 == 0), "foreign RAM {raw:#x}"),
+                0 => assert!(self.grants.owns_vram(at), "the guest does not own the VRAM of {raw:#x}"),
+                1 => panic!("{raw:#x} refers to peer memory"),
+                _ => assert!(self.grants.owns_ram(at, raw & 4 == 0), "the guest does not own the RAM of {raw:#x}"),
             }
         }
     }
@@ -150,7 +149,7 @@ impl View<'_> {
         let page = |index| if shared { HostPage::Shared(index) } else { HostPage::Own(index) };
         let pages = if shared { SHARED_PAGES } else { HOST_PAGES };
         let none = !self.host.keys().any(|page| matches!(page, HostPage::Shared(_)) == shared);
-        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry refers to the guest's table");
+        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "a reserved entry refers to a guest table");
         for index in 0..if pde == 0 { 0 } else { pages } {
             let va = (entry << 27) + u64::from(index) * PAGE;
             let found = self.shadow_page(va).map(|page| (page.address, page.read_only, page.privileged));
@@ -158,7 +157,7 @@ impl View<'_> {
                 .host
                 .get(&page(index))
                 .map(|(at, rights)| (*at, *rights == Rights::ReadOnly, *rights == Rights::Privileged));
-            assert_eq!(found, wanted, "host page {index}");
+            assert_eq!(found, wanted, "mediator page {index}");
             assert_eq!(self.spaces.resolve(self.id, GpuVa(va)), None);
         }
         assert!(pde != 0 || none);
@@ -167,7 +166,7 @@ impl View<'_> {
     /// Returns the page that the card reaches at `va`.
     pub(crate) fn shadow_page(&self, va: u64) -> Option<world::Page> {
         world::walk((false, self.directories().0), va, &|ram, at| {
-            assert!(!ram, "the card walks host memory");
+            assert!(!ram, "the directory is in host memory");
             Some(self.card.read64(at))
         })
     }
@@ -187,7 +186,8 @@ impl View<'_> {
         }
     }
 
-    /// Returns the target of the guest's entry: the aperture, the address, and the read-only and privileged flags.
+    /// Returns the memory to which the guest maps an address: the aperture, the address, and the read-only and
+    /// privileged flags.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {
@@ -204,7 +204,7 @@ impl View<'_> {
         })
     }
 
-    /// Checks that the mirrors agree with the card.
+    /// Checks that the mirrors agree with the card's tables.
     fn check_resolved(&self, va: u64, found: Option<world::Page>) {
         let resolved = self.spaces.resolve(self.id, GpuVa(va + 0x123));
         let resolved = resolved.map(|mapping| {
@@ -218,7 +218,7 @@ impl View<'_> {
                     (self.grants.ram.get(&(at.0 / PAGE)).map(|(page, _)| page * PAGE + at.0 % PAGE), true)
                 }
             };
-            (system, address.expect("resolved to memory that is not granted"), mapping.writable)
+            (system, address.expect("the resolved memory is not granted"), mapping.writable)
         });
         assert_eq!(resolved, found.map(|page| (page.aperture != 0, page.address + 0x123, !page.read_only)), "{va:#x}");
     }

@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host that execute operations decoded from bytes. The state is checked after each operation.
+//! A guest, a GPU and a host, which execute operations decoded from bytes. The state is checked after each operation.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -9,13 +9,13 @@ use nvspec::mmu::Rights;
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 
-/// Size of an operation in bytes.
+/// Size of an encoded operation in bytes.
 pub(crate) const OP_BYTES: usize = 8;
-/// Maximum number of operations to decode.
+/// Maximum number of operations per input.
 pub(crate) const MAX_OPS: usize = 96;
-/// Address of the mediator's own pages on the card.
+/// Card address of the mediator pages.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for guest VRAM pages in host memory, a multiple of the number of pages in a large page.
+/// First I/O page for guest VRAM in host memory, aligned to the size of a large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -24,7 +24,7 @@ const SPT: u64 = 0x3_0000;
 const RAM: u64 = 0x1000 * PAGE;
 const OTHER_RAM: u64 = 0x2000 * PAGE;
 
-/// Directories: two ordinary ones, one that is also a table, one in RAM, and one that is partly outside memory.
+/// Directories: two ordinary ones, one that is also a table, one in RAM, and one that is partly outside guest memory.
 const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(DIRECTORY)),
     Place::Vram(GuestVramAddr(0x9_0000)),
@@ -33,7 +33,8 @@ const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
 ];
 
-/// Tables: some overlap, some are also directories, some are partly or entirely outside memory, and some are in RAM.
+/// Tables. Some overlap, some are also directories, some are partly or entirely outside guest memory, and some are in
+/// RAM.
 const TABLES: [Place; 8] = [
     Place::Vram(GuestVramAddr(LPT)),
     Place::Vram(GuestVramAddr(SPT)),
@@ -45,10 +46,10 @@ const TABLES: [Place; 8] = [
     Place::Ram(Gpa(OTHER_RAM)),
 ];
 
-/// Indices of the directory entries that operations write.
+/// Indices of the directory entries that operations modify.
 const PDES: [u64; 5] = [0, 1, 600, 8190, 8191];
 
-/// The operands of an operation.
+/// Operands of an operation.
 struct Operands<'a>(&'a [u8]);
 
 impl Operands<'_> {
@@ -74,7 +75,7 @@ impl Operands<'_> {
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
         let (large, small) = (half(self.element(&TABLES)), half(self.element(&TABLES)));
-        // Checking a full table is slow, so most tables have an eighth of the size.
+        // Checking a full-size table is slow, so most tables have an eighth of the full size.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
         let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };
@@ -90,7 +91,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // Most of these addresses are in pages that contain a table.
+            // Most of these addresses are in pages that contain tables.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),
@@ -107,10 +108,10 @@ struct Opened {
     host: HostPages,
 }
 
-/// The model world and the code under test.
+/// The model and the code under test.
 pub(crate) struct Machine {
     mode: Mode,
-    /// True if the limit is low, so that tables may be missing.
+    /// True if the table limit is low, so that tables may be missing.
     tight: bool,
     guest: Guest,
     grants: Grants,
@@ -152,16 +153,16 @@ impl Machine {
         machine
     }
 
-    /// Executes the operations in `bytes`, then prepares, checks and frees everything.
+    /// Executes the operations in `bytes`, and then prepares, checks and frees everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
             self.step(op);
         }
         for index in 0..self.open.len() {
             self.prepare(index);
-            // Entries that are not granted are read a second time.
+            // Read entries again that were not granted.
             self.prepare(index);
-            // Nothing has changed since then, so a second call must find no work.
+            // Nothing has changed since then, so another call must find no work.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -173,7 +174,7 @@ impl Machine {
             self.spaces.unseen(GuestVramAddr(page), false);
         }
         self.spaces.audit(&self.unseen);
-        assert!(self.card.allocated.is_empty(), "card memory is leaked");
+        assert!(self.card.allocated.is_empty(), "card memory was leaked");
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
@@ -190,7 +191,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces and continues with the restored ones, like a mediator that has removed all work from the card.
+    /// Saves and restores the spaces, like a mediator that has removed all work from the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -328,7 +329,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes without reporting it.
+                // The CPU writes a page without a report.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -338,7 +339,7 @@ impl Machine {
                 }
             }
             _ => {
-                // Withdraw memory that the guest still owns, and grant it again.
+                // Withdraw memory that the guest still owns, and then grant it again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -355,12 +356,12 @@ impl Machine {
         }
     }
 
-    /// Records a write that was not reported to the spaces.
+    /// Records that an unreported write has happened.
     fn write_untold(&mut self) {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// Makes the guest map a table's page writable for the GPU.
+    /// Makes a guest entry map the page of a table writable for the GPU.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -373,8 +374,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM. The guest may then unmap it, and may flush. Grants the RAM again. `at` selects an entry in a page
-    /// with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM, which the guest may then unmap and flush, and grants the RAM again. `at` selects an entry in a
+    /// page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -400,14 +401,14 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Each entry refers to the page after that of the previous entry, as when a driver fills a table.
+            // Each entry refers to the page after that of the preceding entry, as if a driver had filled the table.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
         self.spaces.written(GuestVramAddr(start), len);
     }
 
-    /// Returns the pages that the GPU can write through a space, according to the card's tables.
+    /// Returns the pages that are writable for the GPU according to the card's tables of a space.
     fn writable(&self, index: usize) -> Vec<Place> {
         let directory = self.spaces.directory(self.open[index].id).unwrap().0;
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
@@ -419,7 +420,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Prefer pages that contain tables, which matter most.
+        // Prefer pages that contain tables, because they matter most.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -428,7 +429,7 @@ impl Machine {
         places
     }
 
-    /// Makes the GPU write where the shadow permits it, without reporting the write.
+    /// Makes the GPU write a page that the shadow maps writable, without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -456,7 +457,7 @@ impl Machine {
         };
         self.check(index, fit);
         if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
-            // The card's TLBs have not been flushed between these calls.
+            // The card's TLBs are not flushed between these calls.
             self.spaces.flush(
                 id,
                 busy,
@@ -477,7 +478,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // A real caller would not prepare this space.
+            // The caller would not prepare this space.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -502,7 +503,7 @@ impl Machine {
         }
     }
 
-    /// Records that the range now belongs to the guest.
+    /// Records that a range now belongs to the guest.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);
@@ -539,11 +540,11 @@ impl Machine {
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
     }
 
-    /// Moves pages to host memory, starting at I/O page `to`, or back to the card.
+    /// Moves VRAM pages to host memory from I/O page `to` on, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // First move away the pages that occupy the destination.
+        // First, move other pages away from the destination.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -608,7 +609,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places; in half of the cases, one of the first four.
+/// Selects one of the places, with a probability of one half from the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

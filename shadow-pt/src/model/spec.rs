@@ -1,12 +1,12 @@
-//! An independent specification of shadow entries, using shifts and masks, page by page.
+//! An independent specification of shadow entries, page by page, with shifts and masks.
 
 use super::world::{Grants, LARGE, PAGE};
 
 /// Number of 4 KiB pages in a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns the shadow of the guest entry `raw` as one entry per 4 KiB, or `None` if a page is not granted or the entry
-/// is invalid.
+/// Returns the shadow of the guest entry `raw` as one entry per 4 KiB page, or `None` if the entry is invalid or not
+/// granted.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
@@ -30,7 +30,8 @@ fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     (0..bytes / PAGE).map(page).collect()
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry; 0 if it is not granted or not contiguous.
+/// Returns the shadow of the guest entry `raw` as a single entry, which is 0 if the memory is not granted or not
+/// contiguous.
 pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     let Some(pages) = pages(raw, large, grants) else { return 0 };
     let first = pages[0];
@@ -43,13 +44,13 @@ pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     if pages.iter().zip(0..).all(follows) { first | read_only } else { 0 }
 }
 
-/// Returns the small entries that must replace a large entry whose memory is granted but not contiguous.
+/// Returns the small entries that must replace a large entry, or `None` if its memory is contiguous or not granted.
 pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }
 
-/// Returns entry `index` of the card's small-page table. The guest's tables of the same directory entry contain `large`
-/// and `small` for this address.
+/// Returns entry `index` of the card's small-page table. `large` and `small` are the guest's entries for the same
+/// address.
 pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
     match pieces(large, grants) {
         Some(pieces) => pieces[(index % PAGES) as usize],

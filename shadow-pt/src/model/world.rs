@@ -1,5 +1,5 @@
-//! A small world: a guest's memory, its grants, the card's memory, and a page walker that is independent of the code
-//! under test.
+//! A small world: guest memory, granted memory, card memory, and a page walker that is independent of the code under
+//! test.
 
 use crate::{Frame, Frames, GuestMemory, Place, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
@@ -7,17 +7,17 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// Guest VRAM size in bytes. The 128 KiB chunks are in a different order on the card, and the last one is only partly
-/// used.
+/// Size of the guest's VRAM in bytes. Its 128 KiB chunks are in a different order on the card, and the last one is
+/// partly unused.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Address of the first shadow table, far from any guest chunk.
+/// Address of the first shadow table, far from all guest chunks.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Mask of VRAM chunks that currently have no location.
+    /// VRAM chunks that currently have no location, as a bit mask.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -85,14 +85,14 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Memory granted to the guest, page by page.
+/// Memory granted to the guest.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// Card chunk that contains each VRAM chunk.
+    /// Card chunk that backs each VRAM chunk.
     pub(crate) chunks: [Option<u64>; 8],
-    /// I/O page of each guest VRAM page in host memory.
+    /// I/O page of each guest VRAM page that is in host memory.
     pub(crate) hosted: BTreeMap<u64, u64>,
-    /// I/O page of each guest RAM page; the flag is true if the page is writable.
+    /// I/O page of each granted guest RAM page. The flag is true if the page is writable.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
 }
 
@@ -103,12 +103,12 @@ impl Default for Grants {
 }
 
 impl Grants {
-    /// Grants `pages` pages of RAM starting at guest page `gpa`, as the I/O pages starting at `iova`.
+    /// Grants `pages` pages of RAM from guest page `gpa` on, at the I/O pages from `iova` on.
     pub(crate) fn map(&mut self, gpa: u64, iova: u64, pages: u64, writable: bool) {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the address of a guest VRAM byte for the card, and true if it is in host memory.
+    /// Returns the card's address of a guest VRAM byte, and true if it is an I/O address.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -117,20 +117,20 @@ impl Grants {
         })
     }
 
-    /// Returns the card address of a guest VRAM byte, even if it is currently in host memory.
+    /// Returns the VRAM address of a guest VRAM byte, even if the byte is currently in host memory.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a card memory byte, if the guest owns and uses it.
+    /// Returns the guest address of a VRAM byte, if the guest owns and uses the byte.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
         Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
     }
 
-    /// Returns the guest VRAM address of a host memory byte, if it contains guest VRAM.
+    /// Returns the guest VRAM address of the byte at I/O address `iova`, if the byte is guest VRAM.
     pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
         let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
         Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
@@ -140,7 +140,7 @@ impl Grants {
         self.guest_vram(card).is_some()
     }
 
-    /// Returns the guest RAM address of a host memory byte, if it belongs to the guest.
+    /// Returns the guest RAM address of the byte at I/O address `iova`, if the byte is guest RAM.
     pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
         let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
         Some(gpa * PAGE + iova % PAGE)
@@ -172,33 +172,33 @@ impl Frames for Grants {
     }
 }
 
-/// Card memory for shadows, and a record of the writes in order.
+/// Card memory for shadow tables, with a log of all writes.
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) next: u64,
     /// Contents of each allocation, by start address.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
-    /// Number of further allocations that succeed; `None` means no limit.
+    /// Number of allocations that will succeed, or `None` if unlimited.
     pub(crate) room: Option<u32>,
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
 
 impl Card {
-    /// Returns the bytes of an allocation, starting at `at`.
+    /// Returns the bytes of an allocation from `at` on.
     pub(crate) fn bytes(&self, at: u64) -> &[u8] {
-        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a dangling pointer");
-        bytes.get((at - start) as usize..).expect("the card follows a dangling pointer")
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("an entry refers to unallocated memory");
+        bytes.get((at - start) as usize..).expect("an entry refers to unallocated memory")
     }
 
-    /// Returns `count` entries, starting at `at`.
+    /// Returns `count` entries from `at` on.
     pub(crate) fn entries(&self, at: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
         let bytes = &self.bytes(at)[..count * 8];
         bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()))
     }
 
     pub(crate) fn read64(&self, at: u64) -> u64 {
-        let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a dangling pointer");
+        let (start, bytes) = self.allocated.range(..=at).next_back().expect("an entry refers to unallocated memory");
         let at = (at - start) as usize;
         u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
     }
@@ -216,14 +216,15 @@ impl ShadowMemory for Card {
     }
 
     fn free(&mut self, address: VramAddr, bytes: u64) {
-        let known = self.allocated.remove(&address.0).expect("freed memory that is not allocated");
+        let known = self.allocated.remove(&address.0).expect("freed memory was not allocated");
         assert_eq!(known.len() as u64, bytes);
         self.freed.push(address.0);
     }
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {
         assert_eq!((address.0 % 8, data.len() % 8), (0, 0));
-        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect("a write to unallocated memory");
+        let (start, bytes) =
+            self.allocated.range_mut(..=address.0).next_back().expect("written memory is not allocated");
         let at = (address.0 - start) as usize;
         bytes[at..at + data.len()].copy_from_slice(data);
         self.writes.push((address.0, data.to_vec()));
@@ -233,7 +234,7 @@ impl ShadowMemory for Card {
 /// Result of a page walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Aperture field (two bits).
+    /// Aperture field of the entry (two bits).
     pub(crate) aperture: u64,
     /// Address of the 4 KiB page.
     pub(crate) address: u64,
@@ -255,8 +256,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with its own shifts and masks. The arguments of `read` are a flag for host memory and the address. An
-/// unreadable entry is treated as invalid.
+/// Walks page tables with shifts and masks. `read` takes an address, preceded by a flag that is true for host memory.
+/// Unreadable entries are treated as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -281,7 +282,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Returns every valid entry that the card can reach from a directory, one per 4 KiB.
+/// Returns all valid entries that the card can reach from a directory, one per 4 KiB page.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {

@@ -1,9 +1,9 @@
-//! Saved state of address spaces: the guest's directories and the shadow directories, without the contents of the
-//! guest's tables.
+//! Saved form of address spaces: the addresses of the guest's directories and the shadow directories. Excludes the
+//! contents of the guest's tables.
 //!
-//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
-//! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
-//! [`AddressSpaces::prepare`] updates a space. Before that, no work of the space may be on the card.
+//! The guest's tables are in guest memory, and are read again after a restore. A restored shadow maps no guest memory:
+//! its directory on the card is empty except for mediator pages, and all updates are pending until the first
+//! [`AddressSpaces::prepare`]. Before that call, the card must not have work of the space.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -18,32 +18,33 @@ use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Saved state of all address spaces of a VM.
+/// Saved form of all address spaces of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedSpaces {
-    /// Indexed by space.
+    /// Spaces by index.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of old shadow tables, which will be recreated, as start addresses and sizes in bytes.
+    /// Card memory of previous shadow tables, which are recreated, as start addresses and sizes in bytes.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
 
 first_version!(SavedSpaces, "shadow-pt");
 
-/// Saved state of an address space.
+/// Saved form of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSpace {
     pub(crate) generation: u32,
     pub(crate) directory: SavedPlace,
-    /// Location of the shadow directory on the card.
+    /// Card address of the shadow directory.
     pub(crate) card: u64,
-    /// Card addresses of the mediator's own tables, for channels and for shared memory.
+    /// Card address of the mediator's table for channel pages.
     pub(crate) own: Option<u64>,
+    /// Card address of the mediator's table for shared pages.
     pub(crate) common: Option<u64>,
 }
 
-/// Location of a guest's directory.
+/// Address of a guest's directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPlace {
     Vram(u64),
@@ -55,7 +56,7 @@ impl AddressSpaces {
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
-            // Both are settings of the restoring process.
+            // The restoring process has its own settings.
             mode: _,
             spaces,
             generations,
@@ -70,7 +71,7 @@ impl AddressSpaces {
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Entries read after the restore may be half-written.
+            // Guest entries may be partially written when they are read after the restore.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -85,12 +86,12 @@ impl AddressSpaces {
         }
     }
 
-    /// Restores the spaces without mapping guest memory. `owns` returns true if a range of card memory belongs to this
-    /// VM's tables and has no other use. The caller must again report the pages that the guest's CPU can write without
-    /// a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
+    /// Restores the spaces without mapping guest memory. `owns` must return true if a range of card memory was
+    /// allocated for this VM's tables and is not used otherwise. The caller must again report the pages that the
+    /// guest's CPU can write without a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// Returns an error if the saved spaces are invalid. In this case no entry is written.
+    /// Returns an error if the saved state is invalid. In this case, nothing is written to the card.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -107,7 +108,7 @@ impl AddressSpaces {
             let space = space.map(|space| space.restored(index, &mut restored.shared, memory)).transpose()?;
             restored.spaces.push(space.map(Box::new));
         }
-        // The old tables are no longer linked.
+        // Free the previous tables, which are no longer linked.
         for (card, bytes) in old {
             memory.free(VramAddr(card), bytes);
         }
@@ -116,14 +117,14 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// Moves the spaces to another card: allocates empty directories on that card. The caller must remap the mediator's
-    /// own pages. Also returns the old and new address of each directory.
+    /// Moves the spaces to another card, on which empty directories are allocated. The caller must map the mediator
+    /// pages again. Also returns the previous and the new address of each directory.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if memory is short. The caller must then free all allocations.
+    /// Returns [`NoMemory`] if card memory is exhausted. In this case, the caller must free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // The restore rejects more spaces than this, so allocate no memory for them.
+        // Do not allocate memory for excess spaces, which the restore rejects.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -138,14 +139,18 @@ impl SavedSpaces {
         Ok((Self { spaces: moved, generations, old: Vec::new(), ram_barred }, places))
     }
 
-    /// Checks that each range of card memory belongs to the VM and is used only once.
+    /// Checks that all ranges of card memory belong to the VM, and that none of them is used twice.
     fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
         let Self { spaces, generations: _, old, ram_barred: _ } = self;
-        Invalid::unless(spaces.len() <= MAX_SPACES, || format!("{} address spaces are too many", spaces.len()))?;
+        Invalid::unless(spaces.len() <= MAX_SPACES, || {
+            format!("{} address spaces, at most {MAX_SPACES} are supported", spaces.len())
+        })?;
         let (mut used, mut directories) = (BTreeSet::new(), Vec::new());
         let mut claim = |card: u64, bytes: u64| {
             let own = card.checked_rem(SMALL_PAGE) == Some(0) && used.insert(card) && owns(VramAddr(card), bytes);
-            Invalid::unless(own, || format!("{bytes:#x} bytes at {card:#x} on the card are not for this use"))
+            Invalid::unless(own, || {
+                format!("{bytes:#x} bytes at {card:#x} on the card are misaligned, not owned by the VM, or used twice")
+            })
         };
         for space in spaces.iter().flatten() {
             let SavedSpace { generation, directory, card, own, common } = *space;
@@ -153,12 +158,12 @@ impl SavedSpaces {
             own.map_or(Ok(()), |card| claim(card, Area::Own.table_bytes()))?;
             common.map_or(Ok(()), |card| claim(card, Area::Shared.table_bytes()))?;
             Invalid::unless(SpaceId::new(generation, 0).generation() == generation, || {
-                format!("{generation:#x} is not a generation of address spaces")
+                format!("{generation:#x} is not the generation of an address space")
             })?;
             let place = Place::from(directory);
             let aligned = place.address().checked_rem(SMALL_PAGE) == Some(0);
             Invalid::unless(aligned && !directories.contains(&place), || {
-                "two address spaces have the same directory, or one is not at a page".into()
+                "two address spaces have the same directory, or the address of a directory is not page-aligned".into()
             })?;
             directories.push(place);
         }
@@ -180,7 +185,7 @@ impl Space {
 }
 
 impl SavedSpace {
-    /// Restores the space with a directory without guest entries.
+    /// Restores the space. Its directory contains no guest entries.
     fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);
@@ -188,7 +193,9 @@ impl SavedSpace {
         for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
             *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
             let pde = slot
-                .map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can refer to the table")))
+                .map(|table| {
+                    table.pde().ok_or_else(|| Invalid::new("the address of a table does not fit in a directory entry"))
+                })
                 .transpose()?;
             if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
                 *entry = pde.unwrap_or(0);

@@ -8,8 +8,9 @@ mod modes;
 mod splits;
 
 const DIRECTORY: u64 = 0x1_0000;
-/// Addresses of two tables of each size. The directory entry shortens the small tables to an eighth (32 KiB).
+/// Address of a large-page table.
 const LPT: u64 = 0x2_0000;
+/// Address of a small-page table, which the directory entry reduces to an eighth (32 KiB).
 const SPT: u64 = 0x3_0000;
 const EIGHTH: u64 = 3 << 2;
 
@@ -42,7 +43,7 @@ impl World {
     fn with(mode: Mode, table_bytes: u64) -> Self {
         let mut card = Card::default();
         let mut grants = Grants::default();
-        // Grant writable RAM, writable RAM in two parts, and read-only RAM.
+        // Grant one contiguous range of writable RAM, one of two writable parts, and one of read-only RAM.
         grants.map(0x1000, 0x8000, 64, true);
         grants.map(0x1040, 0x9000, 32, true);
         grants.map(0x2000, 0xb000, 32, false);
@@ -51,7 +52,7 @@ impl World {
         Self { guest: Guest::new(), grants, card, spaces, id }
     }
 
-    /// Creates a world with one directory entry that refers to both tables.
+    /// Creates a world in which one directory entry refers to both tables.
     fn mapped() -> Self {
         Self::mapped_in(Mode::Incremental)
     }
@@ -62,7 +63,7 @@ impl World {
         world
     }
 
-    /// Writes like the guest's CPU.
+    /// Writes as the guest's CPU.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {
@@ -70,7 +71,7 @@ impl World {
         }
     }
 
-    /// Flushes like the guest, without flushing the card's TLBs.
+    /// Handles a guest flush without flushing the card's TLBs.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -119,18 +120,21 @@ impl World {
 
     fn page(&self, va: u64) -> Option<world::Page> {
         world::walk((false, self.directory()), va, &|ram, at| {
-            assert!(!ram, "the card walks host memory");
+            assert!(!ram, "the directory is in host memory");
             Some(self.card.read64(at))
         })
     }
 
-    /// Checks invariant 1.
+    /// Checks that all pages that the card can reach belong to the guest.
     fn check_isolation(&self) {
         for page in reachable(&self.card, self.directory()) {
             match page.aperture {
-                0 => assert!(self.grants.owns_vram(page.address), "foreign VRAM {page:x?}"),
-                1 => panic!("peer memory {page:x?}"),
-                _ => assert!(self.grants.owns_ram(page.address, !page.read_only), "foreign RAM {page:x?}"),
+                0 => assert!(self.grants.owns_vram(page.address), "the guest does not own the VRAM of {page:x?}"),
+                1 => panic!("{page:x?} is peer memory"),
+                _ => assert!(
+                    self.grants.owns_ram(page.address, !page.read_only),
+                    "the guest does not own the RAM of {page:x?}"
+                ),
             }
         }
     }
@@ -190,7 +194,7 @@ fn unmapped_is_unreachable_after_the_flush() {
     world.write(vram(DIRECTORY), 0);
     assert!(world.sync().lost_permission);
     assert_eq!(world.at(PAGE), None);
-    // Only the directory is left.
+    // Only the directory remains.
     assert_eq!(world.card.allocated.len(), 1);
     assert_eq!(world.spaces.card_bytes(), PD_BYTES);
 }
@@ -236,7 +240,7 @@ fn tables_are_freed_only_after_the_flush() {
     world.sync();
     world.write(vram(DIRECTORY), 0);
     world.flush_only(true);
-    assert!(world.card.freed.is_empty(), "the card's TLB may still reference it");
+    assert!(world.card.freed.is_empty(), "the card's TLBs may still refer to a freed table");
     world.spaces.flushed(world.id, &mut world.card);
     assert_eq!(world.card.freed.len(), 2);
 }
@@ -264,14 +268,14 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 fn an_entry_that_is_half_written_is_not_denied() {
     let whole = pte(2, 0x1000 * PAGE);
     let half = whole & u64::from(u32::MAX);
-    // The half-written entry refers to VRAM that the guest does not own.
+    // The partially written entry refers to VRAM that the guest does not own.
     const { assert!(0x1000 * PAGE >= GUEST_VRAM) };
     let mut world = World::mapped();
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     world.write(vram(SPT), whole);
     assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
-    // If the entry stays the same, the guest has written it completely.
+    // If the entry stays the same, the guest has finished writing it.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
@@ -303,8 +307,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // Use 32 pages of which the last 16 have different I/O virtual addresses, and 32 pages of which the last one is not
-    // granted.
+    // Map 32 pages of which the last 16 have other I/O addresses, and 32 pages of which the last one is not granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);
@@ -324,7 +327,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
-    // One byte of the range is sufficient.
+    // A range of one byte is sufficient.
     let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
     assert_eq!((report.entries_written, report.lost_permission), (1, true));
     assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
@@ -357,7 +360,7 @@ fn withdrawn_ram_is_unmapped_in_bounded_steps() {
     while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
         written.push(step.entries_written);
     }
-    // Other threads can take the lock between two steps.
+    // Other threads can acquire the lock between two steps.
     assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
     assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
 }
@@ -399,8 +402,8 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY), own);
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
-    // Interpreted as an entry, the first dword refers to frame 0x10 of VRAM. Its low bits select either a supported or
-    // an unsupported kind.
+    // As an entry, the first dword refers to VRAM frame 0x10. Its low bits select a supported or an unsupported storage
+    // kind.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }
@@ -430,7 +433,7 @@ fn tables_in_ram_are_tables() {
     world.write(Place::Ram(Gpa(at + 8)), pte(2, at));
     world.sync();
     assert_eq!(world.at(PAGE), Some((2, 0x8000 * PAGE)));
-    // Withdraw the RAM, and with it the table.
+    // Withdraw the RAM, which contains the table.
     world.guest.ram.clear();
     let report = world.sync();
     assert_eq!((report.denied.count_of(Denial::Table), report.lost_permission), (1, true));
@@ -480,12 +483,12 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
     world.sync();
-    // Add a second table, whose key sorts before that of the first.
+    // Add a second table, whose key precedes that of the first one.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
     assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
-    // The tables fit again now.
+    // Now the tables fit again.
     world.write(vram(DIRECTORY), 0);
     world.sync();
     world.write(vram(LPT), pte(0, 0));
@@ -501,9 +504,9 @@ fn tables_wait_until_card_memory_is_available() {
     world.card.room = Some(1);
     for _ in 0..2 {
         let report = world.sync();
-        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry is neither denied nor dropped");
+        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry must be neither denied nor dropped");
     }
-    // Tables are created in address order, so the large table received the memory.
+    // Tables are created in address order, so the large-page table gets the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);
@@ -561,7 +564,7 @@ fn spaces_are_bounded() {
         world.spaces.open(vram(index * PAGE + 0x100_0000), &mut world.card).unwrap();
     }
     assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
-    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it already exists");
+    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "the space already exists");
     assert_eq!(world.spaces.count(), MAX_SPACES);
 }
 

@@ -1,10 +1,10 @@
 use super::*;
 
-/// Returns the shadow as a single entry.
+/// Returns the shadow, which must be a single entry.
 fn one(raw: u64, size: PageSize, grants: &Grants) -> Result<u64, Denial> {
     translate(raw, size, &mut grants.clone()).map(|shadow| match shadow {
         Shadow::Entry(entry) => entry,
-        Shadow::Split(_) => panic!("in pieces"),
+        Shadow::Split(_) => panic!("the shadow is split"),
     })
 }
 use crate::model::world::{GUEST_VRAM, Grants, LARGE, PAGE};
@@ -12,7 +12,7 @@ use nvspec::addr::{Iova, VramAddr};
 
 fn grants() -> Grants {
     let mut grants = Grants::default();
-    // Grant 128 KiB that are writable and contiguous, 128 KiB that are not contiguous, and one read-only page.
+    // Grant 128 KiB of contiguous writable RAM, 128 KiB that are not contiguous, and one read-only page.
     grants.map(0x1000, 0x8000, 32, true);
     grants.map(0x1020, 0x9000, 31, true);
     grants.map(0x103f, 0xa000, 1, true);
@@ -70,7 +70,7 @@ fn ram_that_may_only_be_read_becomes_read_only() {
     assert_eq!(one(raw(3, 0x1000 * PAGE), PageSize::Small, &grants()), Ok(raw(3, 0x8000 * PAGE)));
 }
 
-/// Returns the aperture and page of each small entry that replaces a large entry.
+/// Returns the aperture and page number of each small entry that replaces a large entry.
 fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
     match translate(entry, PageSize::Large, &mut grants.clone()) {
         Ok(Shadow::Split(pieces)) => pieces.iter().map(|piece| (piece >> 33 & 3, piece >> 4 & 0xfff_ffff)).collect(),
@@ -86,7 +86,7 @@ fn scattered_or_unaligned_large_page_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // Move one VRAM page to host memory. Then move all of them, first contiguously and then misaligned.
+    // Move one VRAM page to host memory. Then move all pages, first contiguous and then misaligned.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
@@ -103,7 +103,7 @@ fn split_entries_keep_flags_and_rights_of_each_page() {
     grants.map(0x1030, 0xb000, 16, false);
     let flags = 2 | (1 << 32) | (0xdb << 36);
     let Ok(Shadow::Split(pieces)) = translate(raw(2, 0x1020 * PAGE) | flags, PageSize::Large, &mut grants) else {
-        panic!("one entry")
+        panic!("the shadow is a single entry")
     };
     for (page, piece) in pieces.iter().enumerate() {
         let read_only = if page < 16 { 0 } else { 4 };
@@ -157,18 +157,20 @@ fn permission_loss_is_distinguished_from_gain() {
     }
 }
 
-/// Compares all possible entries with the specification: all flags, apertures and page sizes; addresses around every
-/// boundary (chunks, the end of VRAM, RAM regions and their parts, read-only RAM, the range of entries); and kinds.
+/// Compares translations of all combinations of flags, apertures and page sizes with the specification, for several
+/// storage kinds, and for addresses around every boundary (chunks, the end of VRAM, RAM regions and their parts,
+/// read-only RAM, the maximum address of an entry).
 #[test]
 fn exhaustive_small_world() {
     let mut grants = grants();
-    // Grant RAM that is misaligned for the card, RAM that is partly read-only, and RAM beyond the range of an entry.
+    // Grant RAM that is misaligned for the card, RAM that is partly read-only, and RAM beyond the maximum address of an
+    // entry.
     grants.map(0x3000, 0xc001, 32, true);
     grants.map(0x3020, 0xd000, 16, true);
     grants.map(0x3030, 0xd010, 16, false);
     grants.map(0x4000, (1 << 28) - 32, 64, true);
     grants.chunks[4] = None;
-    // Move a VRAM page, and also a whole large page, to host memory.
+    // Move a VRAM page and a whole large page to host memory.
     grants.hosted.insert(40, 0xe000);
     grants.hosted.extend((0..32).map(|page| (96 + page, 0xe020 + page)));
     let edges = |page: u64| page.saturating_sub(1)..page + 2;
@@ -182,15 +184,15 @@ fn exhaustive_small_world() {
     let (mut granted, mut denied, mut split) = (0u32, 0u32, 0u32);
     for (page, kind) in few.chain(all_kinds) {
         for bits in 0..256u64 {
-            // From bit 0: valid, privileged, read-only, encrypted; volatile, aperture; a compression tag and unused
-            // bits.
+            // From bit 0: valid, privileged, read-only, encrypted, volatile, aperture (2 bits). The last bit sets a
+            // compression tag and an unused bit.
             let guest =
                 bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | ((bits >> 7) * (0x5_5555 << 43 | 1 << 35));
             for (size, large) in [(PageSize::Small, false), (PageSize::Large, true)] {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // `named` must recognize every entry that could be granted, without requesting a grant.
+                // `named` must recognize all entries that can be granted, without querying grants.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());
@@ -206,11 +208,11 @@ fn exhaustive_small_world() {
     }
     assert!(
         granted > 35_000 && denied > 40_000 && split > 2_000,
-        "the test world covers too few cases: {granted} {denied} {split}"
+        "too few cases were tested: {granted} granted, {denied} denied, {split} split"
     );
 }
 
-/// Grants all memory at the guest's own addresses, except for one page.
+/// Grants all memory at its guest addresses, except for one page.
 struct AllBut(u64);
 
 impl AllBut {
@@ -235,7 +237,7 @@ fn every_piece_of_a_large_page_counts() {
         let entry = raw(aperture, 3 * LARGE);
         for missing in 3 * 32..4 * 32 {
             let found = translate(entry, PageSize::Large, &mut AllBut(missing));
-            assert_eq!(found, Err(denial), "without page {missing:#x}");
+            assert_eq!(found, Err(denial), "page {missing:#x} is not granted");
         }
         for beside in [3 * 32 - 1, 4 * 32] {
             assert_eq!(translate(entry, PageSize::Large, &mut AllBut(beside)), Ok(Shadow::Entry(entry)));

@@ -24,8 +24,8 @@
 //! ([`crate::ComputeTiming`]), and its system memory transactions at the bus bandwidth
 //! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
-//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
-//!   divergence is therefore that of the repeated instructions.
+//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Therefore, the
+//!   cost of divergence is that of the repeated instructions.
 //! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
 //!   transaction, and lanes that access different lines need one transaction each. In an atomic operation, each address
 //!   whose line differs from that of the previous address needs a transaction. A transaction that spans two pages is

@@ -1,7 +1,7 @@
 //! Executes a channel's host methods while an engine is busy with the channel.
 //!
 //! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next engine method.
-//! A channel may therefore wait for a semaphore while its engine is busy, and
+//! Therefore, a channel may wait for a semaphore while its engine is busy, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
 //! GUESS: other host methods do not run ahead; drivers can observe that references, and releases that wait for the
 //! engine, remain in order.

@@ -13,9 +13,11 @@ pub const PAGE: u64 = 0x1000;
 /// Address of the USERD pages in BAR1.
 pub const USERD_VA: u64 = 0;
 const BAR1_PAGES: u64 = 1024;
-/// Virtual addresses of a channel's ring, push buffer and context image.
+/// Virtual address of a channel's ring.
 pub const RING_VA: u64 = 0x10_0000;
+/// Virtual address of a channel's push buffer.
 pub const PUSH_VA: u64 = 0x20_0000;
+/// Virtual address of a channel's context image.
 pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 4;
 const PUSH_BYTES: u64 = 0x1_0000;

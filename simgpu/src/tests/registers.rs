@@ -256,7 +256,7 @@ fn card_without_post_reports_no_memory() {
         assert!(!ptop::DEVINIT_STATUS::DONE.is_set(card.read32(ptop::DEVINIT_STATUS::OFFSET)));
         assert_eq!((card.read32(pbfb::MEM_AMOUNT::at(0)), card.read32(pbfb_bcast::MEM_AMOUNT::OFFSET)), (0, 0));
         card.write32(pramin::BASE, 0x1234);
-        assert_eq!(card.read32(pramin::BASE), u32::MAX, "nothing answers");
+        assert_eq!(card.read32(pramin::BASE), u32::MAX, "no unit responds");
         card.reset();
     }
 }

@@ -116,7 +116,7 @@ impl<'a> Cursor<'a> {
 
     /// Fails if any text is left.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
-        if self.at_end() { Ok(()) } else { self.fail("nothing more is expected here") }
+        if self.at_end() { Ok(()) } else { self.fail("the statement must end here") }
     }
 }
 

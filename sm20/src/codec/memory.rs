@@ -9,9 +9,9 @@ const VALUE: Reg = Reg(14);
 const ATOM_DST: Reg = Reg(43);
 const NO_C: Fixed<Register> = Fixed(Register::ZERO);
 
-/// The first eight operations, or only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations
-/// except INC, which [`check`] rejects.
+/// The first eight operations.
 const OPERATION: Coded<AtomicOp> = narrow(5, 3);
+/// Only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations except INC, which [`check`] rejects.
 const SIGNED_OPERATION: Coded<AtomicOp> = narrow(5, 2);
 
 rows! { ROWS, Guard, true, 0x8;

@@ -176,7 +176,7 @@ fn errors_name_their_place() {
     fails("IADD.FTZ R0, R1, R2", "1:6", "`.FTZ` is not a suffix");
     fails("IADD R0, R1, R63", "1:14", "`R63` has no value");
     fails("IADD R0, R1", "1:12", "operand is missing");
-    fails("IADD R0, R1, R2, R3", "1:16", "nothing more");
+    fails("IADD R0, R1, R2, R3", "1:16", "must end here");
     fails("IADD R0 R1, R2", "1:9", "`,` is needed");
     fails("IADD R0, R1, 0x80000", "1:1", "20 bits");
     fails("IADD32I R0, R1, R2", "1:1", "32-bit immediate");
@@ -202,12 +202,12 @@ fn errors_name_their_place() {
     fails("S2R R0, SR_NOTHING", "1:9", "special register");
     fails("BAR R0", "1:1", "BAR.SYNC");
     fails("MOV R0, 0x100000000", "1:9", "32 bits");
-    fails("x: NOP\nx: NOP", "2:1", "there already");
+    fails("x: NOP\nx: NOP", "2:1", "already exists");
     fails("R1: NOP", "1:1", "cannot be a label");
-    fails(".equ P1 4", "1:6", "cannot be given");
-    fails(".equ k 4\n.equ k 5", "2:6", "there already");
+    fails(".equ P1 4", "1:6", "cannot be redefined");
+    fails(".equ k 4\n.equ k 5", "2:6", "already exists");
     fails(".reg x 5", "1:8", "not a register");
-    fails(".kernel a\n.kernel a", "2:9", "there already");
+    fails(".kernel a\n.kernel a", "2:9", "already exists");
     fails(".shared 4", "1:1", "belongs to a kernel");
     fails(".kernel a\n.shared 49153", "2:9", "0 to 49152");
     fails(".kernel a\n.registers 3\nMOV R3, R0", "3:1", "declares 3 registers, but this needs 4");
@@ -216,7 +216,7 @@ fn errors_name_their_place() {
     fails(".frob 1", "1:1", "no directive .frob");
     fails(".word 0x1_0000_0000", "1:7", "32 bits");
     fails("/* begins\nand does not end", "1:1", "does not end");
-    fails("MOV R0, R1 \u{3bb}", "1:12", "not a part of the language");
+    fails("MOV R0, R1 \u{3bb}", "1:12", "not part of the language");
     fails("// \u{3bb} may stand here\nMOV R0, ?", "2:9", "number is needed");
     fails(&format!(".equ x {}1{}", "(".repeat(40), ")".repeat(40)), "1:24", "parentheses");
     fails(".equ x 0x7fffffffffffffff + 1", "1:27", "too large");

@@ -19,12 +19,14 @@ struct World {
 
 impl World {
     fn new(force_ns: Option<u64>) -> Self {
-        let mut table = ChunkTable::new(64 * CHUNK, CHUNK, Contents::Zeroed).expect("sizes");
+        let mut table = ChunkTable::new(64 * CHUNK, CHUNK, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);
-        table.create_vm(TENANT, 32 * CHUNK, Limits { quota: 64, swap_cap: 64, ..Limits::default() }).expect("room");
+        table
+            .create_vm(TENANT, 32 * CHUNK, Limits { quota: 64, swap_cap: 64, ..Limits::default() })
+            .expect("the VM fits");
         for index in 0..32 {
             let at = table.guest_address(index);
-            table.place(TENANT, at).expect("room");
+            table.place(TENANT, at).expect("a chunk is free");
         }
         let config = Config { batch_chunks: 2, batches_most: 4, batches_few: 2, answer_ns: ANSWER_NS, force_ns };
         Self { table, relocations: Relocations::new(config), now: 0 }
@@ -196,7 +198,11 @@ fn completed_orders_outweigh_declined_ones() {
         let Some(Action::Copy { batch, .. }) = world.quiet(7, order).pop() else { panic!("no copy starts") };
         world.copied(batch, true);
         world.remapped(7, order, 1);
-        let back = world.table.start(Step { vm: TENANT, index: 0, to: To::Card }).expect("room").expect("moves");
+        let back = world
+            .table
+            .start(Step { vm: TENANT, index: 0, to: To::Card })
+            .expect("a chunk is free")
+            .expect("the chunk must move");
         world.table.commit_move(back.id);
         while let Some(work) = world.table.take_scrub_work() {
             world.table.scrubbed(work.place);
@@ -246,7 +252,7 @@ fn freed_chunk_is_not_copied() {
     world.evict(7, 0..3, false);
     world.actions();
     let at = world.table.guest_address(1);
-    world.table.unplace(TENANT, at).expect("placed");
+    world.table.unplace(TENANT, at).expect("the chunk has a place");
     assert_eq!(words(&world.quiet(7, 1)), ["copy1:1", "copy2:1", "stayed:1"]);
 }
 

@@ -25,7 +25,7 @@ struct Row {
 
 fn main() -> ExitCode {
     if let Err(error) = tests::children::end_with_parent() {
-        eprintln!("demo: it goes on when whoever has started it is killed: {error}");
+        eprintln!("demo: it continues if its parent process is killed: {error}");
     }
     match run(std::env::args().any(|arg| arg == "--full")) {
         Ok(true) => ExitCode::SUCCESS,
@@ -78,7 +78,7 @@ fn run(full: bool) -> Result<bool> {
     }
     println!("{} in {:.0} s", if good { "all verified" } else { "NOT all verified" }, began.elapsed().as_secs_f64());
     if !good {
-        eprintln!("demo: the end of the daemon's log:\n{}", daemon.log_tail());
+        eprintln!("demo: end of the daemon's log:\n{}", daemon.log_tail());
     }
     Ok(good)
 }

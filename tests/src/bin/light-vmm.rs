@@ -60,7 +60,7 @@ fn run() -> Result<()> {
     }
     let guest = RemoteGuest::connect(&socket, mib * MIB).with_context(|| socket.display().to_string())?;
     let mut driver = Driver::new(guest);
-    ensure!(driver.guest.map_ram(0, MIB, true), "the device takes no RAM");
+    ensure!(driver.guest.map_ram(0, MIB, true), "the device does not accept RAM");
     let mut channel = driver.channel(1);
     let copies = driver.room() / (CHUNK + PAGE);
     let to = driver.vram(copies);
@@ -78,7 +78,7 @@ fn run() -> Result<()> {
     ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
     let good = (0..copies).filter(|&copy| driver.vram_holds(to + copy * PAGE, 1, copy as u32)).count() as u64;
     println!("RESULT ok={} copies={copies} good={good}", good == copies && copies > 0);
-    ensure!(good == copies, "{good} of {copies} copies are right");
+    ensure!(good == copies, "{good} of {copies} copies are correct");
     while driver.guest.settle() {
         thread::sleep(Duration::from_millis(100));
     }

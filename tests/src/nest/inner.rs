@@ -104,7 +104,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
-    ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
+    ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "the RAM size is not a multiple of the huge page size");
     config.memory_mib += huge_mib;
     // With one thread per CPU, two of five machines failed. With a single thread, the stock driver is too slow.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
@@ -146,7 +146,7 @@ impl Nest {
     pub fn show(&self, name: &str) -> Result<Value> {
         let command = format!("run /bin/mediatorctl --socket {} --json vm show {name}", super::ADMIN_SOCKET);
         let text = self.vm.run_ok(&command)?.text();
-        serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
+        serde_json::from_str(&text).with_context(|| format!("vm show {name} did not print JSON:\n{text}"))
     }
 
     /// Waits until the daemon in the machine reports a VM in the given state.
@@ -203,7 +203,7 @@ impl<'a> InnerVm<'a> {
             let log = self.agent.run("dmesg")?.text();
             let shown = self.machine.show(&self.name)?;
             let error =
-                anyhow!("VM {}: nouveau made no render node: {nodes}\n{log}\nthe daemon says: {shown}", self.name);
+                anyhow!("VM {}: nouveau created no render node: {nodes}\n{log}\nthe daemon says: {shown}", self.name);
             return Err(self.explain(error));
         }
         let interrupts = self.ok("interrupts", guest::LOAD_LIMIT)?.text();

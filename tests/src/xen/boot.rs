@@ -29,7 +29,7 @@ pub fn program(ramdisk_bytes: usize) -> Result<Vec<u8>> {
     run(Command::new("objcopy").args(["-O", "binary"]).arg(at("boot.o")).arg(at("boot")))?;
     let mut program = std::fs::read(at("boot"))?;
     let size =
-        program.get_mut(RAM_DISK_SIZE_AT..RAM_DISK_SIZE_AT + 4).context("the program has no place for a size")?;
+        program.get_mut(RAM_DISK_SIZE_AT..RAM_DISK_SIZE_AT + 4).context("the program has no field for the size")?;
     size.copy_from_slice(&u32::try_from(ramdisk_bytes)?.to_le_bytes());
     Ok(program)
 }

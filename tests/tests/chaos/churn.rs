@@ -81,7 +81,7 @@ impl Host {
             _ => {
                 self.daemon.ctl(&["vm", "remove", &name])?.success()?;
                 if self.daemon.vm_socket(&name).exists() {
-                    bail!("the socket of {name}, which was removed, is still there");
+                    bail!("the socket of {name} still exists after its removal");
                 }
             }
         }
@@ -109,7 +109,7 @@ impl Host {
 
     /// Waits until the daemon has detected the VMM's exit and freed the VM's resources.
     fn wait_gone(&self, name: &str) -> Result<()> {
-        wait::until(&format!("{name}'s channels to come back"), NOTICE_TIMEOUT, || {
+        wait::until(&format!("{name}'s channels to be freed"), NOTICE_TIMEOUT, || {
             let shown = guest::show(&self.daemon, name)?;
             let empty = shown["channels_used"] == 0 && shown["counters"]["address_spaces"] == 0;
             Ok((shown["state"] == "waiting" && empty).then_some(()))
@@ -161,7 +161,7 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     }
 
     let mut last = Vec::new();
-    let clean = wait::until("all that the VMs had to come back", NOTICE_TIMEOUT, || {
+    let clean = wait::until("all resources of the VMs to be freed", NOTICE_TIMEOUT, || {
         let (card_now, files_now, now) = host.holdings()?;
         last = before.lost(&now, SLACK);
         if card_now != card {

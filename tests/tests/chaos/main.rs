@@ -31,7 +31,7 @@ fn killed_vm_frees_its_resources_and_neighbour_keeps_copying() -> Result<()> {
     })?;
     dies.kill()?;
     drop(doomed);
-    wait::until("its channels and memory to come back", Duration::from_secs(60), || {
+    wait::until("its channels and memory to be freed", Duration::from_secs(60), || {
         let shown = guest::show(&daemon, "dies")?;
         Ok((shown["state"] == "waiting" && shown["channels_used"] == 0).then_some(()))
     })?;

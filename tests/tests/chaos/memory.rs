@@ -62,14 +62,14 @@ fn oversubscribed_guests_verify_and_one_dies_mid_relocation() -> Result<()> {
     let runs = [stays.start(command)?, dies.start(command)?];
     for (vm, run) in [&stays, &dies].into_iter().zip(runs) {
         verified(vm, &run.wait_within(guest::SMOKE_LIMIT)?)?;
-        assert!(moved(&daemon, vm.name())? > 0, "nothing of {} moved", vm.name());
+        assert!(moved(&daemon, vm.name())? > 0, "no memory of {} moved", vm.name());
     }
     let good = stays.start("run /bin/gpu-workloads workload --name all --scale 1")?;
     let doomed = dies.start("run /bin/gpu-workloads stress --seconds 600")?;
     wait_moved(&daemon, "dies", 20)?;
     dies.kill()?;
     drop(doomed);
-    wait::until("its channels and memory to come back", NOTICE_TIMEOUT, || {
+    wait::until("its channels and memory to be freed", NOTICE_TIMEOUT, || {
         let shown = guest::show(&daemon, "dies")?;
         Ok((shown["state"] == "waiting" && shown["channels_used"] == 0).then_some(()))
     })?;

@@ -64,7 +64,7 @@ fn podman_containers_get_their_claimed_tenant() -> Result<()> {
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --remove && mediatorctl --socket {SOCKET} tenant remove {name}"))?;
     }
     let gone = run(host, Some("one"), "fill")?;
-    ensure!(gone.code != 0, "a claim that is gone: {}", gone.text());
+    ensure!(gone.code != 0, "a removed claim: {}", gone.text());
     ensure!(names(host, SOCKET, "tenant")?.is_empty(), "tenants are left");
     host.stop("pods")
 }

@@ -76,7 +76,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     let server = Server::start(&scratch, Some(&format!("vgpu:{}", daemon.vm_socket(VM).display())))?;
     clients(COPY)?;
     let by_card = fs::read(path("disk"))?;
-    ensure!(by_card != plain, "the file has the plain text");
+    ensure!(by_card != plain, "the file contains the plain text");
     // After the operator removes the VM, the device continues with the CPU.
     daemon.ctl(&["vm", "remove", VM])?.success()?;
     clients(COPY)?;

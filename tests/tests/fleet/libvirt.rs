@@ -45,7 +45,7 @@ fn runs(host: &Debian) -> Result<()> {
 
 /// Waits until the domain and its vGPU no longer exist.
 fn is_gone(host: &Debian) -> Result<()> {
-    host.until("the vGPU to be gone", "mediatorctl vm list | grep -q '^no VMs'", WAIT_TIMEOUT)?;
+    host.until("the removal of the vGPU", "mediatorctl vm list | grep -q '^no VMs'", WAIT_TIMEOUT)?;
     host.ok("test \"$(virsh domstate web)\" = 'shut off' && test ! -e /run/gpu-mediator/web.sock").map(drop)
 }
 
@@ -58,11 +58,13 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.ok(CONFIG)?;
     host.start("virt", "exec libvirtd")?;
     let shell = blocks(PAGE, "sh");
-    let [describe, run] = &shell[..] else { bail!("docs/guides/libvirt.md has not two blocks of commands") };
+    let [describe, run] = &shell[..] else {
+        bail!("docs/guides/libvirt.md does not have exactly two blocks of commands")
+    };
     let (define, starts) = run.trim().split_once('\n').context("docs/guides/libvirt.md: two commands")?;
     host.ok(&format!("cd /srv/vm && {describe}"))?;
     host.ok(&format!("cd /srv/vm && {CHANGES}"))?;
-    host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
+    host.until("libvirt to respond", "virsh --quiet list", WAIT_TIMEOUT)?;
     host.ok(&format!("cd /srv/vm && {define}"))?;
     ensure!(names(host, SOCKET, "vm")?.is_empty(), "a domain that does not run has a vGPU");
     host.start("answers", "while true; do cat /srv/vm/agent.out >> /srv/vm/answers; done")?;
@@ -94,7 +96,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.kill("virt")?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     host.start("virt", "exec libvirtd")?;
-    host.until("libvirt to answer", "virsh --quiet list", WAIT_TIMEOUT)?;
+    host.until("libvirt to respond", "virsh --quiet list", WAIT_TIMEOUT)?;
     is_gone(host)?;
     // A domain that does not fit on the card fails to start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;

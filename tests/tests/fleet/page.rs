@@ -127,7 +127,7 @@ fn value(document: &str, user: &str, label: &str) -> Result<u64> {
 fn page_shows_moves(host: &Debian) -> Result<()> {
     let evict = format!("mediatorctl --socket {SOCKET} memory evict desktop --mib 8");
     host.start("moves", &format!("while :; do {evict}; sleep 0.5; done"))?;
-    wait::until("memory that moves on the page", WAIT_TIMEOUT, || {
+    wait::until("memory to move on the page", WAIT_TIMEOUT, || {
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
         Ok((value(&document, "desktop", "moves")? > 0).then_some(()))
     })?;
@@ -196,7 +196,7 @@ fn end_daemon(host: &Debian) -> Result<()> {
     let daemon = json(host, &format!("--socket {SOCKET} daemon show"))?;
     let pid = daemon["pid"].as_u64().context("a process")?;
     host.ok(&format!("kill -TERM {pid}"))?;
-    host.until("the daemon to end", &format!("! kill -0 {pid} 2>/dev/null"), WAIT_TIMEOUT).map(drop)
+    host.until("the daemon to exit", &format!("! kill -0 {pid} 2>/dev/null"), WAIT_TIMEOUT).map(drop)
 }
 
 /// Takes a screenshot, checks the file, and saves it in the folder named in the environment variable.
@@ -242,7 +242,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
 
     // Entitlements and states change with the work, so read the page and the API until they agree.
     let mut differing = String::new();
-    let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
+    let document = wait::until("the page to agree with the API", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
         // Both tenants always have work, and together have received more than half of the last second. The guest also

@@ -54,10 +54,10 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     let host = &host;
     host.write("/usr/sbin/qm", 0o755, QM)?;
     host.ok("mkdir -p /etc/pve/qemu-server")?;
-    let [config] = &blocks(PAGE, "toml")[..] else { bail!("the page has not one configuration") };
+    let [config] = &blocks(PAGE, "toml")[..] else { bail!("the page does not have exactly one configuration") };
     host.write("/etc/gpu-mediator.toml", 0o644, config)?;
     start_service(host)?;
-    let [commands] = &blocks(PAGE, "sh")[..] else { bail!("the page has not one block of commands") };
+    let [commands] = &blocks(PAGE, "sh")[..] else { bail!("the page does not have exactly one block of commands") };
     host.write("/root/page.sh", 0o644, commands)?;
     host.ok("sh -e /root/page.sh")?;
     is_connected(host)?;

@@ -18,7 +18,7 @@ use crate::site::CONTAINERS;
 
 /// Time limit for building packages or fetching Helm's library, including `cargo`.
 const LIMIT: Duration = Duration::from_secs(400);
-/// Scripts of the packages and of this repository.
+/// Scripts of the packages and this repository.
 const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/prerm packaging/libvirt/gpu-mediator \
                        packaging/proxmox/gpu-mediator-hook";
 /// Errors that lintian reports because the tests' packages are not compressed.

@@ -86,7 +86,9 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     };
     files.copy(&package(scratch.path(), form)?, place, 0o644)?;
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
-    let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
+    let [config] = &blocks(PAGE, "toml")[..] else {
+        bail!("docs/guides/libvirt.md does not have exactly one configuration")
+    };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
     // The host's C library is at least as new as the one that the programs were linked against.
     for (name, place) in [
@@ -123,7 +125,7 @@ pub fn start_service(host: &Debian) -> Result<()> {
 
 /// Waits until a daemon responds.
 fn answers(host: &Debian, socket: &str) -> Result<()> {
-    host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), WAIT_TIMEOUT).map(drop)
+    host.until("the daemon to respond", &format!("mediatorctl --socket {socket} card show"), WAIT_TIMEOUT).map(drop)
 }
 
 /// Starts a separate daemon with a fake driver's CUDA card and a software card, in `/run/NAME`.
@@ -146,8 +148,9 @@ pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> R
 
 /// Starts the daemon of a configured node.
 pub fn run_node(host: &Debian, name: &str) -> Result<()> {
-    // Programs of all users must be able to access the fake driver's files.
-    let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={}", CARD_MIB + 64);
+    // Programs of all users must be able to access the fake driver's files. The second card exists only for nodes whose
+    // configuration has it.
+    let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={} FAKE_CUDA_CARDS=2", CARD_MIB + 64);
     host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
     answers(host, &format!("/run/{name}/admin.sock"))
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tests::{Debian, wait};
 
-use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, names, run_node, start_node, start_up};
+use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, start_node_with, start_up};
 
 /// The operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
@@ -43,7 +43,7 @@ NodeName=n2 NodeHostname=host NodeAddr=127.0.0.1 Port=17002 CPUs=8 Gres=gpu:1,sh
 PartitionName=all Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 ";
 const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null\n";
-/// Arguments of the plugin and of the health check.
+/// Arguments of the plugin and the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
 /// First line of a job script, which selects the node's card for the fake driver.
@@ -51,12 +51,17 @@ const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA
 
 /// Starts the controller, the nodes and their daemons.
 fn start(host: &Debian) -> Result<()> {
-    host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
-    host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
+    start_with(host, SLURM, GRES, "")
+}
+
+/// Same as [`start`], with other configurations of Slurm, and additional tables in the daemons' configurations.
+fn start_with(host: &Debian, slurm: &str, gres: &str, tables: &str) -> Result<()> {
+    host.write("/etc/slurm/slurm.conf", 0o644, slurm)?;
+    host.write("/etc/slurm/gres.conf", 0o644, gres)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
     // Install the plugin with the commands in the guide, and then configure each node's arguments.
     let shell = blocks(PAGE, "sh");
-    let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
+    let [install] = &shell[..] else { bail!("docs/guides/slurm.md does not have exactly one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
     let plugin = format!("required /etc/slurm/spank_gpu_mediator.so {ARGUMENTS}\n");
     host.write("/etc/slurm/plugstack.conf.d/gpu-mediator.conf", 0o644, &plugin)?;
@@ -71,7 +76,7 @@ fn start(host: &Debian) -> Result<()> {
     host.start("authority", &format!("exec {} munged --foreground", user("munge")))?;
     host.start("controller", &format!("exec {} slurmctld -D", user("slurm")))?;
     for node in NODES {
-        start_node(host, node)?;
+        start_node_with(host, node, "", tables)?;
         start_slurmd(host, node)?;
     }
     host.until("the nodes to be idle", "test \"$(sinfo --noheader --Node --format=%t | sort -u)\" = idle", WAIT_TIMEOUT)
@@ -103,7 +108,7 @@ fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32
         "cd /jobs && {} sbatch --parsable --no-requeue --output=/jobs/%j.out {options} --wrap=\"{script}\"",
         self::user(user)
     ))?;
-    text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
+    text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch printed {text:?}"))
 }
 
 /// Returns a job script that holds card memory until it is terminated.
@@ -145,7 +150,7 @@ fn end_holding_jobs(host: &Debian, cancelled: &[u32], killed: &[u32]) -> Result<
 
 /// Waits until no job is pending, running or completing.
 fn until_over(host: &Debian) -> Result<()> {
-    host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", WAIT_TIMEOUT * 4).map(drop)
+    host.until("the end of all jobs", "test -z \"$(squeue --noheader)\"", WAIT_TIMEOUT * 4).map(drop)
 }
 
 /// Returns the final state of a job.
@@ -166,7 +171,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     for line in text.lines() {
         let usage: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
         let job = usage["job"].as_u64().and_then(|job| u32::try_from(job).ok()).context("a job")?;
-        ensure!(jobs.insert(job, usage).is_none(), "job {job} is written down twice");
+        ensure!(jobs.insert(job, usage).is_none(), "job {job} is in the ledger twice");
     }
     Ok(jobs)
 }
@@ -176,7 +181,7 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
         let left = "test -z \"$(mediatorctl --socket SOCKET tenant list | grep slurm-)\"".replace("SOCKET", &socket);
-        host.until("the node to have nothing left", &left, WAIT_TIMEOUT)?;
+        host.until("the node to be clean", &left, WAIT_TIMEOUT)?;
         ensure!(names(host, &socket, "tenant")?.is_empty(), "{node} has tenants");
         host.ok(&format!("test -z \"$(ls /run/{node} | grep slurm-)\""))?;
     }
@@ -250,6 +255,51 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     stop(host)
 }
 
+/// Tests jobs that need the shards of both cards of a node.
+#[test]
+fn slurm_job_with_shards_of_two_cards_is_one_tenant() -> Result<()> {
+    let Some(host) = start_up("slurm-cards", Form::Deb)? else { return Ok(()) };
+    let host = &host;
+    let slurm = SLURM
+        .replace("SelectTypeParameters=CR_Core", "SelectTypeParameters=CR_Core,MULTIPLE_SHARING_GRES_PJ")
+        .replace("Gres=gpu:1,shard:100", "Gres=gpu:2,shard:200");
+    let gres = ["null", "zero"].map(|file| format!("Name=gpu File=/dev/{file}\n")).concat()
+        + &["null", "zero"].map(|file| format!("Name=shard Count=100 File=/dev/{file}\n")).concat();
+    let second = format!(
+        "\n[[card]]\nname = \"second\"\nkind = \"cuda\"\nvram_mib = {CARD_MIB}\nmemory.host_mib = 256\n\
+         memory.quanta.mode = \"off\"\ncuda.device = \"1\"\ncuda.driver = \"/opt/fake/libcuda.so.1\"\n\
+         cuda.chunk_mib = 4\ncuda.host_ready_mib = 4\n"
+    );
+    start_with(host, &slurm, &gres, &second)?;
+    let on_both = |program: &str| format!("export FAKE_CUDA_CARDS=2; {program}");
+    let uneven = submit(host, "alice", "--nodelist=n1 --gres=shard:120", &on_both(&hold(100)))?;
+    let vgpu = submit(host, "bob", "--nodelist=n2 --gres=shard:120 --vgpu", "true")?;
+    let path = format!("--socket /run/n1/admin.sock tenant show slurm-{uneven}");
+    host.until(
+        "a job to hold memory",
+        &format!("mediatorctl --json {path} | grep -q '\"on_card_bytes\": {}'", 100 << 20),
+        WAIT_TIMEOUT,
+    )?;
+    let shown = json(host, &path)?;
+    ensure!(shown["cards"] == serde_json::json!(["h100", "second"]), "{shown}");
+    // 100 shards are of one card, and 20 of the other.
+    ensure!(shown["time"]["guarantee_permille"] == 200 && shown["vram_mib"] == CARD_MIB / 5 / 4 * 4, "{shown}");
+    for card in ["h100", "second"] {
+        host.ok(&format!("test \"$(stat -c '%U %a' /run/n1/slurm-{uneven}/{card}.sock)\" = 'alice 600'"))?;
+    }
+    host.ok(&format!("scancel {uneven}"))?;
+    until_over(host)?;
+    ensure!(output(host, vgpu)?.contains("--vgpu: the shards are on cards [0, 1]"), "{}", output(host, vgpu)?);
+    let whole = submit(host, "alice", "--nodelist=n1 --gres=shard:200", &on_both("cuda-program fill"))?;
+    until_over(host)?;
+    ensure!(state(host, whole)? == "COMPLETED", "{}", output(host, whole)?);
+    nothing_is_left(host)?;
+    let written = ledger(host)?;
+    ensure!(written.keys().copied().collect::<Vec<_>>() == [uneven, whole], "{written:#?}");
+    ensure!(written[&whole]["card"] == "h100,second" && written[&whole]["weight"] == 100, "{written:#?}");
+    stop(host)
+}
+
 /// Restarts a node's daemon while a job runs: the job's tenant, process and memory are kept, and the process is served
 /// again once the job starts another process.
 fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
@@ -257,9 +307,9 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
         "for p in $(pgrep cuda-program); do if grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ 2>/dev/null; then echo $p; fi; done"
     );
     let before = host.ok(&process)?;
-    ensure!(before.trim().parse::<u32>().is_ok(), "job {job} has not one program: {before}");
+    ensure!(before.trim().parse::<u32>().is_ok(), "job {job} does not have exactly one program: {before}");
     host.stop("n2")?;
-    ensure!(host.ok(&process)? == before, "the program ends with the daemon");
+    ensure!(host.ok(&process)? == before, "the program exited with the daemon");
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept.contains(&format!("slurm-{job}")), "{kept:?}");
@@ -293,7 +343,7 @@ fn is_lost(host: &Debian) -> Result<()> {
     until_over(host)?;
     start_slurmd(host, "n2")?;
     nothing_is_left(host)?;
-    ensure!(ledger(host)?.contains_key(&lost), "a job that was lost with its node is not written down");
+    ensure!(ledger(host)?.contains_key(&lost), "a job that was lost with its node is not in the ledger");
     host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", WAIT_TIMEOUT)
         .map(drop)
 }
@@ -324,7 +374,7 @@ fn add_up(
             ensure!(noted <= number("used_ns")? as f64 / 1e9 + 0.001, "{noted} s were noted: {usage}");
         }
     }
-    println!("time of the cards that was charged, of {elapsed:?}: {nodes:?} ns");
+    println!("card time charged in {elapsed:?}: {nodes:?} ns");
     ensure!(
         nodes.len() == NODES.len() && nodes.values().all(|used| *used <= elapsed.as_nanos()),
         "{nodes:?} of {elapsed:?}"
@@ -402,7 +452,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     // A job that is cancelled while its shards are being allocated has used no card time.
     all.retain(|job| written.contains_key(job) || !cancelled.contains(job));
     asked.retain(|job, _| all.contains(job));
-    ensure!(written.keys().eq(&all), "jobs {:?} are written down, expected {all:?}", written.keys());
+    ensure!(written.keys().eq(&all), "the ledger contains jobs {:?}, expected {all:?}", written.keys());
     add_up(host, &written, &asked, began.elapsed())?;
     is_lost(host)?;
     stop(host)

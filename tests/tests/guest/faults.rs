@@ -64,7 +64,7 @@ impl Scene {
         let said = news(&self.vm, before)?;
         for words in lines {
             let found = said.iter().any(|line| words.iter().all(|word| line.contains(word)));
-            assert!(found, "{what}: no line has {words:?}: {said:#?}");
+            assert!(found, "{what}: no line contains {words:?}: {said:#?}");
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl Scene {
         assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
         assert!(good.ok, "{}", good.line);
-        assert_eq!(news(&self.neighbour, self.quiet)?, Vec::<String>::new(), "the neighbour's driver was told");
+        assert_eq!(news(&self.neighbour, self.quiet)?, Vec::<String>::new(), "the neighbour's driver was notified");
         let counter = |counter| guest::counter(&self.daemon, "neighbour", counter);
         assert_eq!((counter("faults")?, counter("hangs")?), (0, 0));
         Ok(())

@@ -117,8 +117,10 @@ fn page_shows_both_tenants(host: &Host) -> Result<()> {
 #[test]
 fn first_hour_ends_with_vms_and_tenants_on_the_page() -> Result<()> {
     ensure!(Path::new(CURL).exists(), "{CURL} is missing; install the package curl");
-    let [commands] = &blocks(PAGE, "sh first-hour")[..] else { bail!("the page has not one first hour") };
-    let [tenants] = &blocks(PAGE, "sh first-hour-tenants")[..] else { bail!("the page has not one block of tenants") };
+    let [commands] = &blocks(PAGE, "sh first-hour")[..] else { bail!("the page does not have exactly one first hour") };
+    let [tenants] = &blocks(PAGE, "sh first-hour-tenants")[..] else {
+        bail!("the page does not have exactly one block of tenants")
+    };
     let scratch = Scratch::new("first-hour")?;
     let mut files = Files::default();
     let name = format!("root/gpu-mediator_{}_amd64.deb", env!("CARGO_PKG_VERSION"));

@@ -20,7 +20,7 @@ const HOST: &str = "host";
 /// Returns the path of a library that cargo has built next to the tests.
 fn library(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join(name);
+    let path = own.parent().and_then(Path::parent).context("the test has no parent folder")?.join(name);
     ensure!(path.is_file(), "{} is not built", path.display());
     Ok(path)
 }
@@ -29,7 +29,7 @@ fn library(name: &str) -> Result<PathBuf> {
 fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
     let program = folder.join(name);
-    let beside = library.parent().context("the library is in no folder")?;
+    let beside = library.parent().context("the library has no parent folder")?;
     let mut compiler = Command::new("cc");
     compiler.args(["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program);
     compiler.arg("-I").arg(source.join("include")).arg(source.join(format!("examples/c/{name}.c")));

@@ -40,7 +40,7 @@ fn vm_returns_after_reset_and_reboot_but_not_after_kill() -> Result<()> {
     vm.kill()?;
     assert!(!vm.alive());
     let error = vm.run("meminfo").unwrap_err().to_string();
-    assert!(error.contains("QEMU has ended") && error.contains("console.log"), "{error}");
+    assert!(error.contains("QEMU has exited") && error.contains("console.log"), "{error}");
     Ok(())
 }
 

@@ -10,10 +10,11 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Number of kills, by default and at full scale. Working and idle guests alternate. `GPU_MEDIATOR_KILLS` overrides the
-/// number. Each kill takes a minute.
+/// Default number of kills, each of which takes a minute. Working and idle guests alternate.
 const KILLS: u64 = 1;
+/// Number of kills at full scale.
 const FULL_KILLS: u64 = 2;
+/// Environment variable that overrides the number of kills.
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Maximum time that a guest program may keep running on a device that has lost its work.
 // TIMEOUT: nouveau waits 15 s for each channel of an exiting program, and longer for its own channels.
@@ -66,7 +67,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         let work = work.transpose()?;
         if work.is_some() {
             let rung = guest::counter(&daemon, name, "doorbells")?;
-            tests::wait::until("the guest to be at work", guest::SMOKE_LIMIT, || {
+            tests::wait::until("the guest to start working", guest::SMOKE_LIMIT, || {
                 Ok((guest::counter(&daemon, name, "doorbells")? > rung + 4).then_some(()))
             })?;
         }
@@ -78,11 +79,11 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
                 work.kill()?;
             }
             let ended = work.wait_within(NOTICE_LIMIT)?;
-            println!("REPORT VM {name}: the program ended with code {}", ended.code);
+            println!("REPORT VM {name}: the program exited with code {}", ended.code);
         }
         assert_eq!(guest::show(&daemon, name)?["state"], "connected", "kill {kill}: {}", daemon.log_tail());
         // Before the VMM resumes, the daemon checks the memory that the VMM has mapped.
-        tests::wait::until("the VMM to go on", NOTICE_LIMIT, || {
+        tests::wait::until("the VMM to resume", NOTICE_LIMIT, || {
             Ok((guest::show(&daemon, name)?["transport"]["daemon_deaths_survived"] == kill).then_some(()))
         })?;
         reload(&vm).with_context(|| format!("kill {kill}: {}", daemon.log_tail()))?;

@@ -17,8 +17,9 @@ use tests::wait::{self, Scratch};
 use tests::{Daemon, http};
 
 const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md");
-/// Placeholders in the guide for the proxy's port and the daemon's folder.
+/// Placeholder in the guide for the proxy's address.
 const PORT: &str = "127.0.0.1:9401";
+/// Placeholder in the guide for the daemon's folder.
 const FOLDER: &str = "/run/gpu-mediator";
 /// Folder of the package's alert rules, as stated in the guide.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
@@ -49,7 +50,7 @@ impl Server {
     fn wait_ready(&mut self, port: u16, path: &str) -> Result<()> {
         wait::until(&format!("{path} at port {port}"), ANSWER_TIMEOUT, || {
             if let Some(status) = self.0.try_wait()? {
-                bail!("it has ended ({status})");
+                bail!("it has exited ({status})");
             }
             let answer = connect(port).and_then(|stream| http::get(stream, path));
             Ok(answer.is_ok().then_some(()))
@@ -305,12 +306,12 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     drop(guests);
     daemon.ctl(&["vm", "remove", "build"])?.success()?;
     let there = "count(gpu_mediator_vm_vram_bytes)";
-    wait::until("a VM that is gone to be gone for Prometheus", ANSWER_TIMEOUT, || {
+    wait::until("a removed VM to disappear from Prometheus", ANSWER_TIMEOUT, || {
         Ok(value(port, there)?.filter(|n| *n == 1.0))
     })?;
     ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
-    wait::until("Prometheus to miss the daemon", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 0.0)))?;
-    wait::until("the alert of a daemon that does not answer", ANSWER_TIMEOUT, || {
+    wait::until("Prometheus to report the daemon as down", ANSWER_TIMEOUT, || Ok(up()?.filter(|up| *up == 0.0)))?;
+    wait::until("the alert for an unresponsive daemon", ANSWER_TIMEOUT, || {
         Ok((alerts(port)? == ["GpuMediatorDown"]).then_some(()))
     })?;
     Ok(())

@@ -12,8 +12,9 @@ use super::paravirt;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
-/// Number of moves of computing guests, by default and at full scale.
+/// Default number of moves of computing guests.
 const MOVES: usize = 24;
+/// Number of moves at full scale.
 const FULL_MOVES: usize = 100;
 /// Time limit for taking a lost card out of service.
 // TIMEOUT: the daemon polls the card ten times a second.
@@ -43,7 +44,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
     let moved = daemon.ctl_json(&["vm", "move", name, "--card", to])?;
     ensure!(moved["to"] == to, "{moved}");
     let rung = guest::counter(daemon, name, "doorbells")?;
-    tests::wait::until("the VM to go on", guest::SMOKE_LIMIT, || {
+    tests::wait::until("the VM to resume", guest::SMOKE_LIMIT, || {
         Ok((guest::counter(daemon, name, "doorbells")? > rung + 2).then_some(()))
     })?;
     Ok(moved)
@@ -76,7 +77,7 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
             }
         }
         stop.store(true, Ordering::Release);
-        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?);
+        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?);
         let bytes = bytes.collect::<Result<Vec<u64>>>();
         done.with_context(|| daemon.log_tail())?;
         Ok((pauses, bytes.with_context(|| daemon.log_tail())?))
@@ -114,7 +115,7 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
         // Add a VM during the drain. It is placed on another card, or on this card and then moved with the other VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
-        let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
+        let report = drains.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
         Ok((report, late))
     })?;
     late.success()?;
@@ -158,7 +159,7 @@ fn vms_of_dead_card_move_to_another_card() -> Result<()> {
     // VMs on other cards must not be affected.
     elsewhere.copy().with_context(|| daemon.log_tail())?;
     let shown = daemon.ctl_json(&["card", "show", "card0"])?;
-    println!("REPORT a card that has died: {}", shown["error"]);
+    println!("REPORT a failed card: {}", shown["error"]);
     for name in ["dies", "beside"] {
         let moved = daemon.ctl_json(&["vm", "move", name, "--card", "card1"])?;
         ensure!(moved["from"] == "card0" && moved["to"] == "card1", "{moved}");

@@ -147,7 +147,7 @@ fn exchange_with_host(daemon: &Daemon, vm: &Vm) -> Result<()> {
     context.write(attached, 0, &segment_data(20))?;
     context.finish()?;
     assert!(guest::smoke(vm, "share --what get --key 79 --seed 20")?.bytes > 0);
-    assert!(holds(&mut context, attached, &segment_data(21))?, "the guest's answer differs");
+    assert!(holds(&mut context, attached, &segment_data(21))?, "the guest's reply differs");
     context.remove(segment)?;
     context.detach(attached)?;
     assert_eq!(guest::counter(daemon, HOST, "pv_attachments")?, 0);

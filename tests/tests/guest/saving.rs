@@ -26,13 +26,13 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
 /// Pauses a VM, saves its vGPU, restores it from the file, and resumes the VM.
 fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
     let file = vm.folder().join("saved.vgpu");
-    let file = file.to_str().context("a path that is no text")?;
+    let file = file.to_str().context("the path is not UTF-8")?;
     vm.qmp("stop", json!({}))?;
     let saved = daemon.ctl_json(&["vm", "save", vm.name(), file, "--force"])?;
     let restored = daemon.ctl_json(&["vm", "restore", vm.name(), file])?;
     vm.qmp("cont", json!({}))?;
     let rung = guest::counter(daemon, vm.name(), "doorbells")?;
-    tests::wait::until("the VM to go on", guest::SMOKE_LIMIT, || {
+    tests::wait::until("the VM to resume", guest::SMOKE_LIMIT, || {
         Ok((guest::counter(daemon, vm.name(), "doorbells")? > rung + 2).then_some(()))
     })?;
     Ok((saved["bytes"].clone(), restored["pause_ms"].clone()))
@@ -56,7 +56,7 @@ fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
         if rounds.is_err() {
             let _ = saved.qmp("cont", json!({}));
         }
-        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?);
+        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?);
         let bytes = bytes.collect::<Result<Vec<u64>>>();
         Ok((rounds.with_context(|| daemon.log_tail())?, bytes.with_context(|| daemon.log_tail())?))
     })?;

@@ -136,7 +136,7 @@ fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
     );
-    host.until("the service to come back", &command, WAIT_TIMEOUT).map(drop)
+    host.until("the service to return", &command, WAIT_TIMEOUT).map(drop)
 }
 
 fn is_installed(host: &Host) -> Result<()> {
@@ -213,7 +213,7 @@ fn is_reloaded(host: &Host) -> Result<()> {
     host.ok("systemctl reload gpu-mediator")?;
     let gone =
         format!("test $(systemctl show --value --property=MainPID gpu-mediator) != {pid} && ! test -e /proc/{pid}");
-    host.until("the next daemon to be the service's", &gone, WAIT_TIMEOUT)?;
+    host.until("the next daemon to become the service's main process", &gone, WAIT_TIMEOUT)?;
     restarted(host, 0)?;
     let shown = json(host, "daemon show")?;
     assert_eq!((shown["upgrades"].as_u64(), shown["pid"].to_string()), (Some(1), property(host, "MainPID")?));
@@ -231,14 +231,14 @@ fn is_restarted(host: &Host) -> Result<()> {
     drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
     host.ok("systemctl restart --no-block gpu-mediator")?;
     let away = "test $(systemctl show --value --property=SubState gpu-mediator) = start-pre";
-    host.until("the service to be away", away, WAIT_TIMEOUT)?;
+    host.until("the service to stop", away, WAIT_TIMEOUT)?;
     start_vmm(host, 3)?;
     start(host, "list", "alice", "mediatorctl --json vm list")?;
     host.until("the VMM to be connected", "grep '^connecting' /tmp/vm3.log", WAIT_TIMEOUT)?;
     host.ok("sleep 1; systemctl is-active vm3 list && test ! -s /tmp/list.log && touch /run/go")?;
     assert!(vmm_says(host, 3, "RESULT")?.starts_with("RESULT ok=true"));
     let listed =
-        host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
+        host.until("a response to the operator", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
     // The vGPUs' state is lost with the daemon, and the VMMs detect this.
@@ -278,7 +278,7 @@ fn is_stopped_and_started(host: &Host) -> Result<()> {
     let folders = host.ok(folder)?;
     host.ok("systemctl stop gpu-mediator")?;
     assert_eq!(property(host, "ActiveState")?, "inactive");
-    assert_eq!(host.ok(folder)?, folders, "the daemon's end removes no folder");
+    assert_eq!(host.ok(folder)?, folders, "the daemon's exit removes no folder");
     let refused = host.sh(&format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;
     assert_ne!(refused.code, 0, "nothing serves the socket");
     host.ok("systemctl start gpu-mediator")?;

@@ -123,7 +123,7 @@ fn device_is_unplugged_and_plugged_while_the_guest_runs() -> Result<()> {
         Ok((guest::show(&daemon, "hotplug")?["state"] == "waiting").then_some(()))
     })?;
     vm.device_add(&daemon.vm_socket("hotplug"))?;
-    tests::wait::until("the render node to come back", guest::LOAD_LIMIT, || {
+    tests::wait::until("the render node to return", guest::LOAD_LIMIT, || {
         Ok(vm.run("nodes")?.text().contains("renderD128").then_some(()))
     })?;
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;

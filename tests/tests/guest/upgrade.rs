@@ -118,7 +118,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         (
             "more host memory",
             config.replace("vram_mib = 128\n", "vram_mib = 128\nmemory = { host_mib = 64 }\n"),
-            "host memory, which only a restart can increase",
+            "host memory, which can only be increased by a restart",
         ),
         ("another socket", config.replace("admin.sock", "other.sock"), "an upgrade keeps the paths of sockets"),
     ] {
@@ -160,7 +160,7 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     // The admin socket no longer responds, because the previous daemon has released all resources.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);
-    tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
+    tests::wait::until("the previous daemon to exit", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
     // The files left behind by the daemon must not prevent a new daemon from starting.
     put(&program, &good)?;
     daemon.kill_and_restart()?;
@@ -211,7 +211,7 @@ fn upgrade_under(
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
                 // Wait until the guests have resumed, so that the next upgrade occurs in the middle of their work.
                 let rung = rung?;
-                tests::wait::until(&format!("VM {first} to go on"), guest::SMOKE_LIMIT, || {
+                tests::wait::until(&format!("VM {first} to resume"), guest::SMOKE_LIMIT, || {
                     Ok((guest::counter(daemon, first, "doorbells")? > rung + 4).then_some(()))
                 })
             });
@@ -220,7 +220,7 @@ fn upgrade_under(
             }
         }
         stop.store(true, Ordering::Release);
-        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?);
+        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?);
         let bytes = bytes.collect::<Result<Vec<u64>>>();
         upgraded?;
         Ok((pauses, bytes.with_context(|| daemon.log_tail())?))

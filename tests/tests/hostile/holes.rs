@@ -43,7 +43,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
 /// Waits until the neighbour has submitted more work, which proves that it is active.
 fn submits_more(daemon: &Daemon) -> Result<()> {
     let rung = guest::counter(daemon, "victim", "doorbells")?;
-    wait::until("work that the neighbour submits", Duration::from_secs(120), || {
+    wait::until("work submitted by the neighbour", Duration::from_secs(120), || {
         Ok((guest::counter(daemon, "victim", "doorbells")? > rung).then_some(()))
     })
 }
@@ -88,7 +88,7 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
         stop.store(true, Ordering::Release);
         (tried, copies.join(), submits)
     });
-    let copied = copied.map_err(|_| anyhow::anyhow!("the neighbour's thread has panicked"))?;
+    let copied = copied.map_err(|_| anyhow::anyhow!("the neighbour's thread panicked"))?;
     assert!(copied? > 0, "the neighbour verified nothing");
     submits?;
     let tried = tried?;

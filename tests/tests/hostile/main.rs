@@ -54,7 +54,7 @@ fn next_client_of_a_vm_does_not_see_its_predecessors_memory() -> Result<()> {
     guest::load_driver(&first)?;
     guest::smoke(&first, &format!("fill --pattern {PATTERN}"))?;
     first.kill()?;
-    wait::until("the VM's socket to wait again", Duration::from_secs(30), || {
+    wait::until("the VM's socket to accept clients again", Duration::from_secs(30), || {
         Ok((guest::show(&daemon, "victim")?["state"] == "waiting").then_some(()))
     })?;
     let second = boot(&daemon, "victim", "6.1")?;
@@ -113,7 +113,7 @@ fn malformed_messages_end_their_connection_only() -> Result<()> {
             let client = Client::connect(&path)?;
             client.send_raw(bytes, &[])?;
             client.set_timeout(Some(Duration::from_secs(20)))?;
-            wait::until("the server to hang up", Duration::from_secs(20), || {
+            wait::until("the server to disconnect", Duration::from_secs(20), || {
                 Ok((std::io::Read::read(&mut client.stream(), &mut [0; 256]).unwrap_or(0) == 0).then_some(()))
             })?;
         }
@@ -137,7 +137,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
                 return Ok(());
             }
         }
-        anyhow::bail!("200000 replies were kept for a client that does not read")
+        anyhow::bail!("the server buffered 200000 replies for a client that does not read")
     })
 }
 
@@ -147,7 +147,7 @@ fn second_client_is_rejected_and_first_continues() -> Result<()> {
         let path = daemon.vm_socket("attacker");
         let mut first = Client::connect(&path)?;
         let second = Client::connect(&path);
-        assert!(second.is_err(), "a second client was taken");
+        assert!(second.is_err(), "a second client was accepted");
         first.read32(0, 0).context("the first client")?;
         Ok(())
     })

@@ -66,8 +66,8 @@ fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
         // Each kernel consists of two submissions: the launch, and the fence after it.
         let work_ns = outcome.completed(place) as f64 / 2.0 * f64::from(rounds) * ROUND_NS as f64;
         let part = work_ns / (outcome.received(place) * outcome.length as f64).max(1.0);
-        println!("{}: {part:.3} of what neighbour {place} paid for was its own", rogue.name);
-        (part < 0.2).then(|| format!("{}: {part:.3} of what neighbour {place} paid for was its own", rogue.name))
+        println!("{}: {part:.3} of neighbour {place}'s charges were for its own work", rogue.name);
+        (part < 0.2).then(|| format!("{}: {part:.3} of neighbour {place}'s charges were for its own work", rogue.name))
     };
     (0..).zip(NEIGHBOURS).filter_map(complaint).collect()
 }

@@ -11,17 +11,19 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card in MiB. The next constant is the size configured for the inner daemon.
+/// Size of the card in MiB.
 const CARD_MIB: u32 = 256;
+/// Size of the card in MiB as configured for the inner daemon.
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM, and of its quota on the card, in MiB. It is small, because each word zeroed by the daemon is a
-/// message to the outer daemon.
+/// Size of a VM's VRAM in MiB. It is small, because each word zeroed by the daemon is a message to the outer daemon.
 const VM_MIB: u32 = 32;
+/// Quota of a VM on the card in MiB.
 const QUOTA_MIB: u32 = 8;
 /// Host memory for evicted chunks in MiB: all VRAM visible to VMs, because none of it is guaranteed to be on the card.
 const HOST_MIB: u32 = 2 * VM_MIB;
-/// Name of the VM that reboots and turns hostile. The next constant is the paravirtual VM, which is killed.
+/// Name of the VM that reboots and turns hostile.
 const FIRST: &str = "a";
+/// Name of the paravirtual VM, which is killed.
 const PARAVIRTUAL: &str = "pv";
 /// Configuration line of a paravirtual VM.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
@@ -33,9 +35,10 @@ fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Workloads that copy between RAM and VRAM, and that run kernels. They are small, because each word transferred by a
-/// guest CPU through an aperture is an exit.
+/// A workload that copies between RAM and VRAM. It is small, because each word transferred by a guest CPU through an
+/// aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
+/// A workload that runs kernels.
 const KERNELS: &str = "workload --name mmul";
 
 /// Returns the daemon's configuration for these VMs.

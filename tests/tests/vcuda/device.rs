@@ -25,10 +25,10 @@ impl Drop for Server {
     }
 }
 
-/// Returns the path of an example of the crate `vcuda`, built next to the tests.
+/// Returns the path of a `vcuda` example, built next to the tests.
 fn example(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let profile = own.parent().and_then(Path::parent).context("the test is in no folder")?;
+    let profile = own.parent().and_then(Path::parent).context("the test has no parent folder")?;
     Ok(profile.join("examples").join(name))
 }
 

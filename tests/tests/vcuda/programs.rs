@@ -18,7 +18,7 @@ const VM: &str = "guest";
 /// Returns the path of a file that cargo has built next to the tests.
 fn built(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
-    let path = own.parent().and_then(Path::parent).context("the test is in no folder")?.join(name);
+    let path = own.parent().and_then(Path::parent).context("the test has no parent folder")?.join(name);
     ensure!(path.is_file(), "{} is not built", path.display());
     Ok(path)
 }
@@ -28,7 +28,7 @@ fn worker(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("worker");
     let (card, program) = (folder.join("card"), built("cuda-worker")?);
     // The fake card is a folder that workers write to; its driver is next to the worker.
-    let libraries = program.parent().context("the worker is in no folder")?;
+    let libraries = program.parent().context("the worker has no parent folder")?;
     let text = format!(
         "#!/bin/sh\nexport FAKE_CUDA_FOLDER={card} FAKE_CUDA_MIB=256\nexec {} --writable {card} --readable {} \"$@\"\n",
         program.display(),
@@ -116,7 +116,7 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     ensure!(status["mode"] == "cuda" && status["counters"]["workers_started"] == 2, "{status}");
     // The exit of a program must not be reported as a violation.
     wait::until("the end of both workers", LIMIT, || Ok((site.shown("/counters/workers_lost")? == 2).then_some(())))?;
-    ensure!(!site.daemon.log().contains("worker of a CUDA program ends"), "{}", site.daemon.log_tail());
+    ensure!(!site.daemon.log().contains("worker of a CUDA program exits"), "{}", site.daemon.log_tail());
     Ok(())
 }
 

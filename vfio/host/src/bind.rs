@@ -87,7 +87,7 @@ pub enum BindError {
     },
     /// All writes succeeded, but a different driver is bound.
     #[error(
-        "the kernel bound {address} to {}, expected {wanted}; its log says why",
+        "the kernel bound {address} to {}, expected {wanted}; see the kernel log",
         .now.as_deref().unwrap_or("no driver")
     )]
     Otherwise {

@@ -320,8 +320,7 @@ impl Sysfs {
     }
 }
 
-/// Returns the name of the device node of a function that is bound to vfio-pci, if any. A function has at most one
-/// node.
+/// Returns the device node name of a function that is bound to vfio-pci, if any. A function has at most one node.
 fn node_in(folder: &Path) -> Option<String> {
     let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
     let number = name.strip_prefix("vfio")?;

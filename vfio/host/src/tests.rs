@@ -108,7 +108,7 @@ fn malformed_sysfs_value_is_reported() {
     for text in ["", "10de\n", "0x\n", "0xfffffffff\n", "0xg\n"] {
         fake.spoil(Plan::CARD.address, "vendor", text);
         let error = sysfs.function(card()).unwrap_err().to_string();
-        assert!(error.contains("vendor is") && error.contains("no number"), "{error}");
+        assert!(error.contains("vendor is") && error.contains("not a number"), "{error}");
     }
 }
 
@@ -160,7 +160,10 @@ fn bind_error_says_how_to_fix_it() {
     assert!(bind("0000:02:00.0", &fake).starts_with("0000:02:00.0 is a function of vendor 8086; only NVIDIA's"));
     assert!(bind(Plan::CARD.address, &Stubborn(Some(13))).ends_with("-> run this as root"));
     let text = bind(Plan::CARD.address, &Stubborn(None));
-    assert!(text.starts_with("the kernel bound 0000:65:00.0 to nouveau, expected vfio-pci; its log"), "{text}");
+    assert!(
+        text.starts_with("the kernel bound 0000:65:00.0 to nouveau, expected vfio-pci; see the kernel log"),
+        "{text}"
+    );
     fake.remove_driver("vfio-pci");
     assert_eq!(
         bind(Plan::CARD.address, &fake),

@@ -164,7 +164,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     assert!(error.contains(&format!("this process may pin {limit:#x} bytes; raise RLIMIT_MEMLOCK")), "{error}");
     assert!(error.contains("LimitMEMLOCK=infinity"), "{error}");
     assert_eq!(machine.mappings(), [(0, 0x2000)]);
-    // Without a limit, the error says that the host lacks memory.
+    // Without a limit, the error reports that the host lacks memory.
     setrlimit(Resource::Memlock, before).unwrap();
     if before.current.is_none() {
         assert!(matches!(card.map_dma(0x10_0000, memory(0x1000)), Err(DmaError::Host(_))));
@@ -280,7 +280,7 @@ fn runs_a_guest(nature: Nature) {
 
 #[test]
 fn vms_lose_card_taken_by_host_and_get_the_reason() {
-    let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host wants it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus has reported")];
+    let cases = [(VFIO_PCI_REQ_IRQ_INDEX, "the host needs it back"), (VFIO_PCI_ERR_IRQ_INDEX, "its bus reported")];
     for (index, expected) in cases {
         let (machine, rig) = with_bar1(true);
         let guest = rig.guest(0, 16, 8);

@@ -22,9 +22,9 @@ use crate::{OpenError, Place, Reset, VfioCard};
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// True if the kernel has function nodes and iommufd. The next field is the error from binding the function, if
-    /// binding fails.
+    /// True if the kernel has function nodes and iommufd.
     pub node: bool,
+    /// Error from binding the function, if binding fails.
     pub bind: Option<i32>,
     pub version: u32,
     pub type1: bool,

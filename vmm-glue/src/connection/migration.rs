@@ -211,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the size of a part of a state in bytes, or rejects a part that is too large.
+    /// Returns a state part's size in bytes, or rejects a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {

@@ -41,7 +41,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// Returns the index of the first word of a copy of the marks. A copy has space for more words than it uses.
+    /// Returns the index of the first word in a copy of the marks. A copy has space for more words than it uses.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }

@@ -24,7 +24,7 @@ pub(super) struct Shares {
 impl Shares {
     /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
     /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
-    /// share what the others leave. The sum of the shares is `chunks`, or the sum of the claims if this is less. If
+    /// share the remaining chunks. The sum of the shares is `chunks`, or the sum of the claims if this is less. If
     /// `chunks` is less than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();

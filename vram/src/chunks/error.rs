@@ -85,7 +85,7 @@ pub enum Error {
         /// Limit of host memory, if the VM may use it.
         host: Option<Limit>,
     },
-    /// The card does not have enough VRAM for the mediator in addition to what it has promised to VMs.
+    /// The card does not have enough VRAM for the mediator in addition to the chunks promised to VMs.
     #[error(
         "the request needs {wanted} chunks of VRAM, {free} are free and {to_scrub} more will be free after scrubbing, \
          of which {promised} are promised to others"
@@ -110,7 +110,7 @@ pub enum Error {
         vm: TenantId,
         /// Requested guarantee.
         wanted: u32,
-        /// Number of chunks that can be promised now, including what is already promised to the VM.
+        /// Number of chunks that can be promised now, including those already promised to the VM.
         now: u32,
         /// Number of card chunks left by the guarantees of the other VMs and the mediator's share.
         left: u32,

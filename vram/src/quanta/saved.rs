@@ -63,7 +63,25 @@ impl Quanta {
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
         // Quanta that are in use are assumed to help. Observations start over.
-        let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
+        // A VM has one card, so no other card decides about its quanta.
+        let Self {
+            config,
+            traffic,
+            bandwidth,
+            round_bandwidth,
+            sets,
+            idle,
+            leads: _,
+            led_since: _,
+            unready: _,
+            awaited_since: _,
+            last: _,
+            granted: _,
+            went_first: _,
+            turn,
+            fits_since,
+            probes: _,
+        } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };
         SavedQuanta {
@@ -95,7 +113,8 @@ impl TryFrom<SavedQuanta> for Quanta {
         let idle = idle.into_iter().map(|(vm, ns)| (TenantId(vm), ns)).collect();
         let probes = if turn.is_some() { Probes::found() } else { Probes::default() };
         let (config, traffic) = (config.into(), traffic.into());
-        Ok(Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes })
+        let rest = Self::new(config);
+        Ok(Self { traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes, ..rest })
     }
 }
 

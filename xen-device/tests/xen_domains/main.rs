@@ -15,8 +15,9 @@ use xen_device::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
 use xen_device::requests::{Request, kind};
 use xen_device::{XenOptions, XenServer, fuzz};
 
-/// Addresses of the BARs in the tests, which are adjacent.
+/// Address of BAR0 in the tests.
 const PLACE0: u64 = 0xf100_2000;
+/// Address of BAR1 in the tests, directly after BAR0.
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
 /// TIMEOUT: far longer than any test.
@@ -298,7 +299,7 @@ fn several_processors_at_once_are_each_answered() {
         }
     });
     for (cpu, before) in (0..8).zip(before) {
-        assert_eq!(domain.notified(cpu) - before, 400, "one answer for each access of virtual CPU {cpu}");
+        assert_eq!(domain.notified(cpu) - before, 400, "one reply per access by virtual CPU {cpu}");
     }
     rig.end();
 }

@@ -44,7 +44,7 @@ pub enum Built {
     Refused(BTreeSet<(String, usize)>, String),
 }
 
-/// Outcome of a set of tests.
+/// Outcome of a test set.
 #[derive(Debug, Default)]
 pub struct Verdict {
     pub tally: Tally,
@@ -143,7 +143,7 @@ impl Build {
         let good = child.wait().context("waiting for cargo")?.success();
         ensure!(
             good || !errors.is_empty(),
-            "the copy of the sources does not build; `cargo build` there says why:\n{said}"
+            "the copy of the sources does not build; `cargo build` there shows the reason:\n{said}"
         );
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }

@@ -82,7 +82,7 @@ fn channel_bound_after_migration_gets_unused_addresses() {
     for channel in [0, 1, 2] {
         there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
     }
-    // All channel numbers get used, including those of the spans.
+    // All channel numbers are used, including those of the spans.
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..130 {
         let physical = there.bind(A, 3);

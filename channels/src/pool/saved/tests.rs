@@ -42,7 +42,7 @@ fn bound(saved: &mut SavedChannels, vm: TenantId, channel: u8) -> &mut SavedBoun
         SavedSlot::Bound(bound) if (bound.vm, bound.channel) == (vm.0, channel) => Some(bound),
         _ => None,
     });
-    found.expect("it is bound")
+    found.expect("the channel is bound")
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A worker on the same machine, without a VM. The transport is a UNIX socket, with a memfd as the window.
 //!
-//! The `cuda-loopback` socket first sends the window's descriptor, and then serves as the link to the worker.
+//! `cuda-loopback` first sends the window's descriptor over the socket, which then serves as the link to the worker.
 //!
 //! UNSAFETY: maps parts of the window, waits on a futex in it, and closes descriptors in children.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -24,12 +24,12 @@ use worker_link::{Link, LinkError, ToWorker};
 struct Parts {
     next: u64,
     free: BTreeMap<u64, u64>,
-    /// Offsets of the blobs.
+    /// Offsets of the blobs in bytes, keyed by identifier.
     blobs: BTreeMap<u32, u64>,
     last_id: u32,
 }
 
-/// The transport.
+/// Connection to a worker through `cuda-loopback`.
 #[derive(Debug)]
 pub struct Loopback {
     link: Arc<Link>,
@@ -42,7 +42,7 @@ pub struct Loopback {
 
 fn wake_all(control: &Shared) {
     control.add(control::EVENTS, 1);
-    // SAFETY: the word is mapped, and waking does not read memory.
+    // SAFETY: the word is mapped, and `FUTEX_WAKE` does not access memory.
     unsafe { libc::syscall(libc::SYS_futex, control.address(control::EVENTS), libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -52,7 +52,7 @@ fn shared(address: &AtomicU64) -> Option<Shared> {
     (address != 0).then(|| unsafe { Shared::new(address, control::BYTES) })
 }
 
-/// Reads from the link so that the worker never blocks, and reports the worker's exit.
+/// Reads the link, so that the worker never blocks, and reports the worker's exit.
 fn watch(link: &Link, control: &AtomicU64) {
     let mut descriptors = [rustix::event::PollFd::new(link, rustix::event::PollFlags::IN)];
     loop {
@@ -102,7 +102,7 @@ impl Loopback {
         loop {
             match self.link.send_to_worker(message) {
                 Ok(()) => return Ok(()),
-                // The worker soon reads from the link, because a separate thread serves it.
+                // A separate thread of the worker reads the link, so the queue has space again soon.
                 Err(LinkError::WouldBlock) => std::thread::yield_now(),
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -133,8 +133,8 @@ impl Transport for Loopback {
             (id, offset)
         };
         let fixed = if address.is_some() { libc::MAP_FIXED } else { 0 };
-        // SAFETY: without an address, the mapping is new; with an address, it replaces pages of a range reserved by
-        // this library.
+        // SAFETY: without an address, the mapping is new. With an address, it replaces pages in a range that this
+        // library has reserved.
         let found = unsafe {
             libc::mmap(
                 address.unwrap_or(0) as *mut libc::c_void,
@@ -159,7 +159,7 @@ impl Transport for Loopback {
 
     fn remove(&self, blob: Blob, keep_range: bool) -> io::Result<()> {
         let at = blob.address as *mut libc::c_void;
-        // SAFETY: `create` created the mapping, and the caller no longer uses it.
+        // SAFETY: the mapping was created by `create`, and the caller no longer uses it.
         unsafe {
             if keep_range {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -196,7 +196,7 @@ impl Transport for Loopback {
     }
 
     fn close_in_child(&self) {
-        // SAFETY: the child does not use its copies otherwise, because every call there returns an error.
+        // SAFETY: the child no longer uses these descriptors, because every call there returns an error.
         unsafe {
             libc::close(std::os::fd::AsFd::as_fd(&*self.link).as_raw_fd());
             libc::close(self.window.as_raw_fd());

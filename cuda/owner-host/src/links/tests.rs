@@ -1,4 +1,4 @@
-//! Tests of links between owners in one process, without waits: time is an argument.
+//! Tests of links between owners in one process. Nothing waits, because time is an argument.
 
 use super::*;
 use gang::{Body, CardState, GangId};
@@ -26,7 +26,7 @@ impl Owners {
         self.folder.path().join(format!("{}.gangs", card.0))
     }
 
-    /// Starts the owner of a card, in place of an earlier one.
+    /// Starts the owner of a card, replacing an earlier one.
     fn start(&mut self, card: CardId) {
         self.links.remove(&card);
         let mut links = OwnerLinks::listen(card, &self.path(card)).expect("listens");
@@ -39,7 +39,7 @@ impl Owners {
         self.links.get_mut(&card).expect("it runs")
     }
 
-    /// Serves both owners until no owner has more to do, and returns their news.
+    /// Serves both owners until they are idle, and returns their events.
     fn serve(&mut self) -> BTreeMap<CardId, Vec<LinkEvent>> {
         let mut news: BTreeMap<CardId, Vec<LinkEvent>> = BTreeMap::new();
         for _ in 0..4 {
@@ -50,7 +50,7 @@ impl Owners {
         news
     }
 
-    /// Lets the time for another attempt to connect pass.
+    /// Advances the time to the next connection attempt, and serves both owners.
     fn retry(&mut self) -> BTreeMap<CardId, Vec<LinkEvent>> {
         self.now += RETRY_NS;
         self.serve()
@@ -61,7 +61,7 @@ fn message(clock: u64) -> Message {
     Message { gang: GangId(7), clock, body: Body::Report { round: 3, state: CardState::Offered, wants: true } }
 }
 
-/// Connects to the owner of card 1, and greets as the owner of card 2.
+/// Connects to the owner of card 1, pretending to be the owner of card 2.
 fn imposter(owners: &Owners) -> OwnedFd {
     let socket = connect(&owners.path(ONE)).expect("it listens");
     transmit(&socket, &Packet::Greeting { version: VERSION, card: TWO }).expect("sent");
@@ -125,7 +125,7 @@ fn invalid_packets_end_only_the_connection() {
         rustix::net::send(&socket, bytes, SendFlags::empty()).expect("sent");
         assert_eq!(owners.serve()[&ONE], [LinkEvent::Lost(TWO)], "{bytes:?}");
         owners.start(TWO);
-        assert_eq!(owners.serve()[&ONE], [LinkEvent::Reached(TWO)], "the owner itself is reached");
+        assert_eq!(owners.serve()[&ONE], [LinkEvent::Reached(TWO)], "the real owner is reached");
     }
 }
 
@@ -156,7 +156,7 @@ fn silent_and_unknown_connections_are_closed() {
     owners.serve();
     owners.now += GREETING_NS;
     let news = owners.serve();
-    assert!(owners.of(ONE).unknown.is_empty() && news[&ONE].is_empty(), "the other owner stays");
+    assert!(owners.of(ONE).unknown.is_empty() && news[&ONE].is_empty(), "the other owner stays connected");
     for socket in silent.iter().chain([&stranger, &old]) {
         assert!(matches!(receive(socket), Ok(None) | Err(Errno::CONNRESET)));
     }
@@ -166,7 +166,7 @@ fn silent_and_unknown_connections_are_closed() {
 fn stopped_owner_is_asked_again_after_its_time() {
     let mut owners = Owners::new();
     owners.links.remove(&ONE);
-    // The socket accepts connections, and no owner reads them.
+    // The socket accepts connections, but no owner reads from them.
     let listener = cuda_protocol::Link::listen(&owners.path(ONE)).expect("listens");
     owners.serve();
     assert_eq!(owners.of(TWO).next_due(0), Some(GREETING_NS));
@@ -185,7 +185,7 @@ fn peer_that_is_no_longer_needed_is_lost() {
     let mut owners = Owners::new();
     owners.serve();
     owners.of(ONE).set_peers(&BTreeMap::new());
-    assert_eq!(owners.of(ONE).next_due(5), Some(0), "news are waiting");
+    assert_eq!(owners.of(ONE).next_due(5), Some(0), "events are pending");
     assert_eq!(owners.serve()[&ONE], [LinkEvent::Lost(TWO)]);
-    assert_eq!(owners.retry()[&ONE], [], "its owner is refused");
+    assert_eq!(owners.retry()[&ONE], [], "its owner is rejected");
 }

@@ -37,8 +37,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time limit or the end of standard input. Prints their accounts at the end, and once for
-    /// each line of input. A line with a JSON object first changes a tenant's settings, for example `{"tenant": "a",
+    /// Serves tenants until the time limit or end of file on standard input. Prints their accounts at the end and for
+    /// each input line. A line with a JSON object first changes a tenant's settings, for example `{"tenant": "a",
     /// "weight": 300}`; the other keys are `guarantee_permille`, `class` and `sharing`.
     Serve(Box<Serve>),
     /// Serves mediatord's requests from standard input.
@@ -46,7 +46,7 @@ enum What {
     Work,
     /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
     Measure(Measure),
-    /// Keeps memory allocated until standard input ends. NVIDIA's checkpoint is measured on this process.
+    /// Holds an allocation until end of file on standard input. NVIDIA's checkpoint is measured on this process.
     Hold {
         /// Amount of memory to allocate, in GiB.
         #[arg(long)]
@@ -56,13 +56,13 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// Socket to which programs connect.
+    /// Socket that programs connect to.
     #[arg(long)]
     socket: PathBuf,
-    /// Size of the card's memory that tenants share, in MiB.
+    /// Card memory that tenants share, in MiB.
     #[arg(long)]
     card_mib: u64,
-    /// Size of pinned host memory for chunks, in MiB; by default the same as `--card-mib`.
+    /// Pinned host memory for chunks, in MiB. Defaults to `--card-mib`.
     #[arg(long)]
     host_mib: Option<u64>,
     /// Chunk size in MiB.
@@ -96,8 +96,8 @@ struct Serve {
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     #[arg(long)]
     run_ahead_us: Option<u32>,
-    /// Idle time after which a turn ends, in microseconds. Also the time by which the next tenant is notified before
-    /// the last work of an ending turn completes.
+    /// Idle time after which a turn ends, in microseconds. Also the advance notice to the next tenant before the last
+    /// work of an ending turn completes.
     #[arg(long)]
     idle_us: Option<u32>,
     /// Time limit for a program to reply to an order about its memory, in milliseconds.
@@ -116,7 +116,7 @@ struct Serve {
     /// tenant's limit.
     #[arg(long)]
     kill_strangers: bool,
-    /// File in which the owner records its processes for its successor.
+    /// File where the owner records its processes for its successor.
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Maximum time to serve, in seconds.
@@ -180,7 +180,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     })
 }
 
-/// New settings for a tenant. Missing settings do not change.
+/// New settings for a tenant. Omitted settings keep their values.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -212,7 +212,7 @@ fn obey(server: &Server, line: &str) -> Result<()> {
         return Ok(());
     }
     let change: Change = serde_json::from_str(line).with_context(|| format!("`{line}` is not a change of a tenant"))?;
-    server.call(move |core| change.apply(core)).context("the owner has ended")?
+    server.call(move |core| change.apply(core)).context("the owner has exited")?
 }
 
 fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
@@ -247,7 +247,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
         if options.suspend {
             spec.on_stuck = OnStuck::Suspend;
         }
-        server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
+        server.call(move |core| core.add_tenant(spec)).context("the owner has exited")??;
     }
     let (ask, asked) = std::sync::mpsc::channel();
     // The process exits when its standard input is closed.
@@ -263,7 +263,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
             continue;
         }
         let (view, clock_ns) =
-            server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has ended")?;
+            server.call(|core| (core.view(u64::MAX), core.clock_ns())).context("the owner has exited")?;
         println!("{}", describe(&view, clock_ns));
         std::io::stdout().flush()?;
         if line.is_none() {

@@ -1,12 +1,11 @@
-//! Compares the accounts with NVML and the driver, to detect card memory that a tenant uses beyond its account.
-//!
-//! The owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML
-//! reports for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100
-//! with driver 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a
-//! process that has imported it. A chunk counts for the owner until the owner releases it, and then for a program that
-//! keeps its handle or mapping. Memory that only a descriptor keeps allocated is not attributed to any process, but
-//! reduces the free memory of the card. Managed memory is not attributed to any process either; the accounts count the
-//! requests for it.
+//! Compares the accounts with NVML and the driver, to detect card memory that a tenant uses beyond its account. The
+//! owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML reports
+//! for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100 with driver
+//! 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a process that
+//! has imported it. A chunk counts toward the owner until the owner releases it, and then toward a program that keeps a
+//! handle or mapping of it. Memory that only a descriptor keeps allocated is not attributed to any process, but reduces
+//! the free memory of the card. Managed memory is not attributed to any process either; the accounts count the requests
+//! for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
 //! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
@@ -57,12 +56,12 @@ pub(super) struct Accounts {
     looks: u64,
 }
 
-/// Bytes of a tenant that were missing after their release, by poll, latest poll first.
+/// A tenant's released memory that did not become free, in bytes per poll, latest poll first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Bytes that the tenant's programs had reported as released.
+    /// Memory that the tenant's programs had reported as released.
     sure: [u64; SUSPECT_LOOKS],
-    /// Bytes whose release may still be in progress.
+    /// Memory whose release may still be in progress.
     perhaps: [u64; SUSPECT_LOOKS],
 }
 
@@ -75,7 +74,7 @@ fn sum(looks: &[u64]) -> u64 {
 pub(super) struct Past {
     /// Bytes of the tenant's processes in excess of their accounts.
     pub(super) beyond: u64,
-    /// Bytes that the tenant has released, and that are still in use without belonging to a process.
+    /// Bytes that the tenant has released, but that are still in use although no process has them.
     pub(super) kept: u64,
     /// Indices that are reserved for the memory in `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
@@ -225,8 +224,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if a tenant would exceed its limit if all recently released memory were still in use. The next two
-    /// polls show whether it is, and the tenant waits until then.
+    /// Returns true if a tenant would exceed its limit if all recently released memory were still in use. The tenant
+    /// waits for the next two polls, which reveal whether it is.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -242,8 +241,8 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
-    /// release only once.
+    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
+    /// only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
@@ -278,7 +277,8 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // Other tenants' memory fills the card. This memory is charged when card memory becomes free.
+                    // The card is filled with other tenants' memory. The excess is charged once card memory becomes
+                    // free.
                     Err(false) => break,
                 }
             } else {
@@ -320,7 +320,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // Forget an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
+            // Drop an old log line, so that the next excess is logged. Keep a recent one, in case the excess only
             // fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;

@@ -1,4 +1,4 @@
-//! Processes that outlived an owner. The chunks of these processes become chunks of this owner.
+//! Processes that outlived an owner. This owner adopts their chunks.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
@@ -6,6 +6,7 @@ use super::{Body, Core};
 use cuda_protocol::{Adopted, ChunkId, End};
 use owner_driver::Memory;
 use std::collections::BTreeSet;
+use tenancy::Deadline;
 use vram::{Place, Step, TenantId, To};
 
 impl Core {
@@ -34,8 +35,8 @@ impl Core {
             self.drop_all(pieces);
             return self.end(id, End::Violation);
         }
-        if !chunks.is_empty() {
-            session.adopts_since = self.clock;
+        if !chunks.is_empty() && !session.fetching {
+            self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
         }
         let mut pieces = pieces.into_iter();
         let mut fixed = Vec::new();
@@ -63,6 +64,7 @@ impl Core {
             if let Some(session) = self.sessions.get_mut(&id) {
                 session.adopts = false;
             }
+            self.deadlines.cancel(Deadline::Report(id));
             self.look_whether_adopted(id);
         }
     }
@@ -120,8 +122,8 @@ impl Core {
         true
     }
 
-    /// Checks whether a process has reported all of its memory. Other processes may get memory after all processes
-    /// have.
+    /// Checks whether a process has reported all of its memory. Other processes may get memory once all such processes
+    /// have done so.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

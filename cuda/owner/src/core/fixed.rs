@@ -23,7 +23,7 @@ pub(super) struct Fixing {
     since: u64,
 }
 
-/// Memory to release after a process has ended or a request was refused.
+/// Memory to release after a process has exited or a request was rejected.
 #[derive(Debug)]
 pub(super) struct Release {
     id: SessionId,
@@ -120,7 +120,7 @@ impl Core {
                 Err(reason) => {
                     let of = (reason == Some(Refusal::Quota)).then_some(tenant);
                     if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
-                        // The request is retried after each reply, and when the wait times out.
+                        // The request is retried after each reply and when the wait times out.
                         return;
                     }
                     self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
@@ -151,7 +151,7 @@ impl Core {
         of_it.map(|release| (release.users.len() + release.fixed.len()) as u64).sum::<u64>().min(bodies)
     }
 
-    /// Releases a process's memory: as much as this event may release now, and the rest in later events.
+    /// Releases a process's memory: as much as this event may release immediately, and the rest in later events.
     pub(super) fn release_later(
         &mut self,
         id: SessionId,

@@ -1,12 +1,11 @@
 //! Tenants with several cards: their turns on this card, and messages to the owners of their other cards.
-//!
-//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are sessions like all others. In a *step*,
-//! each process lets one submission pass and then reports the end of its work, as after a recall.
+//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are ordinary sessions. In a *step*, each
+//! process lets one submission pass and then reports the end of its work, as after a recall.
 
 use super::types::{Action, SessionId};
 use super::{Core, TenantError, TenantSpec};
 use cuda_protocol::{FromOwner, Run, VERSION_GANGS};
-use owner_host::{Check, LinkEvent, Outcome, Probes};
+use owner_host::{CardState, Check, LinkEvent, Outcome, Probes};
 use tenancy::Deadline;
 use vram::TenantId;
 
@@ -32,7 +31,9 @@ impl Core {
         let gang = self.tenants.get(&id).and_then(|tenant| tenant.spec.gang.clone());
         if let Some(gang) = gang {
             let now = self.now();
-            let has_joined = self.turns.join(gang.number, id, &gang.card_numbers(), now);
+            let cards = gang.card_numbers();
+            let has_joined = self.turns.join(gang.number, id, &cards, now);
+            self.gang_quanta.join(gang.number, id, cards);
             debug_assert!(has_joined, "the cards were checked");
             self.follow_up();
         }
@@ -43,13 +44,24 @@ impl Core {
         let outcomes = match news {
             LinkEvent::Reached(card) => {
                 self.turns.reached(card, now);
+                self.gang_quanta.reached(card);
+                self.needs_plan = true;
                 self.probes.replied(card, false, self.clock)
             }
             LinkEvent::Lost(card) => {
                 self.turns.lost(card, now);
+                self.gang_quanta.lost(card);
+                self.needs_plan = true;
                 self.probes.replied(card, false, self.clock)
             }
             LinkEvent::Said(card, message) => return self.turns.receive(card, message, now),
+            LinkEvent::Quantum(card, gang, state) => {
+                self.gang_quanta.received(card, gang, state);
+                self.needs_plan = true;
+                let tenant =
+                    self.tenants.iter().find(|(_, known)| known.spec.gang.as_ref().map(|g| g.number) == Some(gang));
+                return tenant.map(|(id, _)| *id).into_iter().for_each(|id| self.pause_as_due(id));
+            }
             LinkEvent::Replied(card) => self.probes.replied(card, true, self.clock),
         };
         for outcome in outcomes {
@@ -85,8 +97,25 @@ impl Core {
 
     /// Sends pending messages to the owners of other cards.
     pub(super) fn tell_other_cards(&mut self) {
+        self.tell_quanta();
         let messages = self.turns.take_messages().into_iter();
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
+    }
+
+    /// Passes the states on other cards to the memory quanta of this card.
+    pub(super) fn follow_other_cards(&mut self) {
+        self.machine.residency.follow(self.gang_quanta.leads(), self.gang_quanta.unready());
+    }
+
+    /// Sends new states in this card's memory quanta to the owners of other cards.
+    fn tell_quanta(&mut self) {
+        let (quanta, now) = (self.machine.residency.quanta(), self.clock);
+        let turns = &self.turns;
+        let is_stuck =
+            |tenant| turns.gang_of(tenant).and_then(|gang| turns.view(gang)).is_some_and(|view| view.is_stuck);
+        let state = |tenant| CardState { quantum: quanta.state(tenant, now), is_stuck: is_stuck(tenant) };
+        let messages = self.gang_quanta.messages(state);
+        self.actions.extend(messages.into_iter().map(Action::TellQuantum));
     }
 
     /// Returns true if a tenant has the turn. A tenant that waits for its other cards does not have the turn, even
@@ -96,9 +125,9 @@ impl Core {
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)
     }
 
-    /// Lets one submission of each of a tenant's processes pass.
+    /// Lets each of a tenant's processes pass one submission.
     pub(super) fn step(&mut self, tenant: TenantId) {
-        let terms = self.terms(tenant);
+        let (terms, clock) = (self.terms(tenant), self.clock);
         // With an earlier version of the library, a process's work waits for the tenant's next turn.
         let can_step = |id: &SessionId| {
             self.sessions.get(id).is_some_and(|session| {
@@ -106,7 +135,6 @@ impl Core {
             })
         };
         let sessions: Vec<SessionId> = self.sessions_of(tenant).filter(can_step).collect();
-        let clock = self.clock;
         for id in sessions {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             session.turn += 1;

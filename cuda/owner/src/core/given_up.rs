@@ -1,4 +1,4 @@
-//! Records abandoned programs with the reasons, and actions on tenants, for operators.
+//! Records abandoned programs, the reasons, and actions on tenants, for operators.
 
 use super::Core;
 use super::types::SessionId;
@@ -14,13 +14,13 @@ const MAX_INCIDENTS: usize = 256;
 /// Reason for abandoning a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The program's work did not end within the limit of a turn.
+    /// The program's work did not complete within the turn limit.
     Turn,
     /// The program did not reply to an order about its memory in time.
     Order,
     /// The program declined every order to move its memory.
     Declined,
-    /// The program did not report its memory to this owner after the previous owner had ended.
+    /// The program did not report its memory to this owner after the previous owner had exited.
     Adoption,
     /// The driver could not suspend the program in time.
     Unsuspended,
@@ -28,14 +28,14 @@ pub enum Reason {
     Occupied,
     /// The program occupied the card throughout another tenant's turn.
     HeldUp,
-    /// The program has memory in excess of its tenant's account.
+    /// The program uses memory in excess of its tenant's account.
     Memory,
     /// The program's tenant was removed.
     Removed,
 }
 
 impl Reason {
-    /// Returns true if the program's work on the card exceeded a limit. Such reasons count towards quarantine.
+    /// Returns true if the program's work on the card exceeded a limit. Such reasons count toward quarantine.
     const fn is_strike(self) -> bool {
         match self {
             Self::Turn | Self::Occupied | Self::HeldUp => true,

@@ -7,14 +7,14 @@ use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
 use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use owner_driver::Memory;
 use std::collections::BTreeMap;
-use tenancy::Deadline;
+use tenancy::{Deadline, Residency};
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
 /// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. The
 /// tenant then gets the memory that is already free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time for which allocations do not wait after such a wait has timed out, in ns.
+/// Time in ns during which allocations do not wait after such a wait has timed out.
 const CROWDED_NS: u64 = 10_000_000_000;
 /// Maximum number of bytes to evict beyond the size of such an allocation. A program that fills its memory will soon
 /// request more, and tenants that wait for a quantum do not need their memory.
@@ -52,8 +52,8 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still allocate: its limit without the chunks in use or reserved
-    /// for requests.
+    /// Returns the number of chunks that a tenant may still allocate: its limit minus the chunks in use or reserved for
+    /// requests.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
@@ -83,9 +83,9 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Reclaim empty chunks before using host memory, because chunks in host memory would immediately move
-                // to the card.
-                if !has_asked && self.swaps_now(tenant) {
+                // Reclaim empty chunks before using host memory, because chunks in host memory would move to the card
+                // at once.
+                if !has_asked && Residency::swaps_next(&self.table, tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
                         break 'requests;
@@ -116,30 +116,11 @@ impl Core {
         self.answer(id);
     }
 
-    /// Returns true if a tenant's next chunk would be placed in host memory although the tenant may have it on the
-    /// card.
-    fn swaps_now(&self, tenant: TenantId) -> bool {
-        let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
-        let swaps = |own: &vram::VmSummary| {
-            let may = own.placed < own.limits.quota && own.placed >= own.guarantee;
-            may && own.limits.on_full == OnFull::Swap
-        };
-        self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
-    }
-
     /// Returns true if chunks of the quantum's tenant must wait for the eviction of waiting tenants' memory, and starts
-    /// that eviction. In host memory, the program would access the chunks over the link, and the program would be
-    /// quiesced immediately to move the chunks.
+    /// that eviction. Moving them later would require that the program is quiesced.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
-        let Some(turn) = self.machine.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
-        let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
-        let Some(own) = of(tenant) else { return false };
-        let swaps = own.limits.on_full == OnFull::Swap && own.placed < own.limits.quota;
-        let has_room = self.table.spare() > 0 || own.placed < own.guarantee;
-        let others = turn.members.iter().filter(|&&member| member != tenant);
-        let any_goes = others.filter_map(|&member| of(member)).any(|other| other.placed > other.guarantee);
         let is_crowded = self.deadlines.is_ahead(Deadline::EvictionWait, self.clock);
-        if !swaps || has_room || !any_goes || self.table.host_room() == 0 || is_crowded {
+        if is_crowded || !self.machine.residency.should_wait_for_room(&self.table, tenant) {
             return false;
         }
         if self.clock.saturating_sub(since) >= ROOM_NS {
@@ -147,7 +128,8 @@ impl Core {
             self.deadlines.set(Deadline::EvictionWait, self.clock + CROWDED_NS);
             return false;
         }
-        let ahead = u32::try_from(AHEAD_BYTES / self.table.chunk_bytes()).unwrap_or(u32::MAX).min(own.placed);
+        let ahead = u32::try_from(AHEAD_BYTES / self.table.chunk_bytes()).unwrap_or(u32::MAX);
+        let ahead = ahead.min(self.table.vms().find(|(vm, _)| *vm == tenant).map_or(0, |(_, own)| own.placed));
         let unmet = self.unmet.entry(tenant).or_default();
         *unmet = (*unmet).max(chunks.saturating_add(ahead));
         self.needs_plan = true;
@@ -201,7 +183,7 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one at their next use.
+    /// Marks places without an owner as scrubbed. They have no piece, and get a new, zeroed one on their next use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -332,7 +314,7 @@ impl Core {
         self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
-    /// Records that a piece was allocated, or that its allocation failed.
+    /// Records the result of allocating a piece.
     pub(super) fn made(&mut self, piece: PieceId, memory: Option<Memory>) {
         if self.adopted(piece, memory) {
             return;

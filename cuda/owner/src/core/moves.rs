@@ -1,4 +1,4 @@
-//! Tenants that move to another card or come from one.
+//! Tenants that move to or from another card.
 //!
 //! The owner of the first card evicts the tenant's chunks. Then each program closes its gate and unmaps its chunks, and
 //! connects to the owner of the other card, which makes the driver restore the program there. The program then reports
@@ -9,12 +9,13 @@ use super::types::{Action, SessionId};
 use super::{Body, Core, TenantError};
 use cuda_protocol::{End, FixedKind, FromOwner, Obstacle, VERSION_MOVES};
 use owner_driver::Memory;
+use tenancy::Deadline;
 use vram::{Limits, OnFull, TenantId};
 
 /// Time limit for a program's work to complete, in microseconds. The daemon repeats the request.
 // TIMEOUT: as for relocations; the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
-/// Time without a request from the daemon after which a tenant stays, in ns.
+/// Time in ns without a request from the daemon, after which a tenant stays on its card.
 // TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
@@ -23,7 +24,7 @@ const FORGOTTEN_NS: u64 = 10_000_000_000;
 pub(super) enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was asked to leave.
+    /// The process was requested to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,
@@ -55,14 +56,14 @@ impl Core {
         if let Some(obstacle) = tenant.obstacle.take() {
             return Err(obstacle);
         }
-        if tenant.leaving.is_none() {
+        if !self.deadlines.is_set(Deadline::Departure(id)) {
             let memory_bytes = tenant.spec.memory_bytes;
             let (quota, guarantee, swap_cap, on_full) = (0, 0, u32::MAX, OnFull::Swap);
             let limits = Limits { quota, guarantee, swap_cap, on_full, ..tenant.spec.limits };
             self.table.resize_vm(id, memory_bytes, limits).map_err(|error| error.to_string())?;
             self.needs_plan = true;
         }
-        tenant.leaving = Some(self.clock);
+        self.deadlines.set(Deadline::Departure(id), self.clock + FORGOTTEN_NS);
         self.follow_up();
         let on_card = self.chunks_on_card(id);
         if on_card > 0 || self.is_moving(&sessions) {
@@ -80,10 +81,18 @@ impl Core {
         })
     }
 
-    /// Ends the preparation of a move: programs that have left connect to this owner again.
+    /// Cancels the preparation of a move. Programs that have left reconnect to this owner.
     pub fn stay(&mut self, id: TenantId) {
-        let Some(tenant) = self.tenants.get_mut(&id).filter(|tenant| tenant.leaving.is_some()) else { return };
-        (tenant.leaving, tenant.obstacle) = (None, None);
+        if !self.deadlines.cancel(Deadline::Departure(id)) {
+            return;
+        }
+        self.end_departure(id);
+        self.follow_up();
+    }
+
+    fn end_departure(&mut self, id: TenantId) {
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        tenant.obstacle = None;
         let spec = tenant.spec.clone();
         if let Err(error) = self.resize(id, &spec) {
             tracing::error!(tenant = spec.name, %error, "the limits of a tenant that stays are not restored");
@@ -92,11 +101,10 @@ impl Core {
             self.end_moved(session);
         }
         self.needs_plan = true;
-        self.follow_up();
     }
 
-    /// Returns a tenant's processes that are on this card and have reported their memory, and the last reason why a
-    /// process could not move here.
+    /// Returns a tenant's processes that are on this card and have reported their memory, and the most recent reason
+    /// why a process could not move here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here = of_it.filter(|(id, session)| !session.fetching && !self.adopts(**id));
@@ -111,7 +119,7 @@ impl Core {
         let tenant = session.tenant.and_then(|tenant| self.tenants.get(&tenant));
         let is_pinned = |index: &u32| tenant.and_then(|known| known.bodies.get(index)).is_some_and(Body::is_fixed);
         let why = match () {
-            () if session.stuck => "it does not answer",
+            () if session.stuck => "it does not reply",
             () if session.version < VERSION_MOVES => "it has a library of an earlier version: start it again",
             () if session.reported_client || session.concurrent => "it is a client of an MPS server",
             () if fixed(FixedKind::Shared) => "it shares memory with other processes",
@@ -155,7 +163,7 @@ impl Core {
         };
         session.departure = if obstacle.is_none() { Departure::Left } else { Departure::Stays };
         let why = match obstacle {
-            None if known.leaving.is_none() => {
+            None if !self.deadlines.is_set(Deadline::Departure(tenant)) => {
                 self.end_moved(id);
                 return;
             }
@@ -176,13 +184,11 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay if the daemon has exited or cancelled its move.
-    pub(super) fn end_forgotten_moves(&mut self) {
-        let late = |since: u64| self.clock.saturating_sub(since) >= FORGOTTEN_NS;
-        let forgotten = self.tenants.iter().find(|(_, tenant)| !tenant.retired && tenant.leaving.is_some_and(late));
-        if let Some(id) = forgotten.map(|(&id, _)| id) {
+    /// Lets a tenant stay if the daemon has ended during its move.
+    pub(super) fn end_forgotten_move(&mut self, id: TenantId) {
+        if self.tenants.get(&id).is_some_and(|tenant| !tenant.retired) {
             tracing::warn!(tenant = id.0, "the daemon does not continue a move: the tenant stays");
-            self.stay(id);
+            self.end_departure(id);
         }
     }
 
@@ -191,6 +197,7 @@ impl Core {
         match self.sessions.get_mut(&id) {
             Some(session) if session.adopts && !session.fetching && session.version >= VERSION_MOVES => {
                 session.fetching = true;
+                self.deadlines.cancel(Deadline::Report(id));
                 self.actions.push(Action::Fetch { session: id, from });
             }
             _ => self.end(id, End::Violation),
@@ -200,7 +207,8 @@ impl Core {
     /// Records that the driver has moved a process to this card, or has failed to.
     pub(super) fn fetched(&mut self, id: SessionId, error: Option<String>) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.fetching) else { return };
-        (session.fetching, session.adopts_since) = (false, self.clock);
+        session.fetching = false;
+        self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
         let Some(error) = error else { return self.send(id, FromOwner::Fetched) };
         let why = named(session.pid, &session.program, &format!("the driver cannot move it: {error}"));
         tracing::warn!(session = ?id, why, "a program stays on another card");

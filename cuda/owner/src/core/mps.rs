@@ -1,4 +1,4 @@
-//! MPS servers of share groups, as the state machine sees them: which groups need one, and which processes are clients.
+//! The state machine's view of share groups' MPS servers: which groups need one, and which processes are clients.
 //!
 //! A group needs a server unless one of its members accepts only turns. All members must have the same user, because a
 //! server serves one user. The server's own list determines which processes are clients. If a process reports that it
@@ -25,14 +25,14 @@ struct Server {
     running: bool,
     state: ServerState,
     clients: BTreeSet<u32>,
-    /// Program names of the last clients, because a program may exit before the loss of its server is noticed.
+    /// Program names of the last clients, because a program may exit before the loss of its server is detected.
     names: BTreeMap<u32, String>,
     /// Processes of the server itself.
     processes: BTreeSet<u32>,
 }
 
 impl Server {
-    /// Sets the state, unless no group needs the server. In this case, new programs must not become clients.
+    /// Sets the state if the server is needed. Otherwise, new programs must not become clients.
     fn set_state(&mut self, state: ServerState) {
         if self.needed {
             self.state = state;
@@ -181,12 +181,12 @@ impl Core {
         self.renew_concurrency(tenant);
     }
 
-    /// Records that a client's connection has ended. Its process ID may be reused.
+    /// Records that a client's connection is closed. Its process ID may be reused.
     pub(super) fn client_gone(&mut self, tenant: TenantId, pid: u32) {
         let group = self.group_of(tenant).map(str::to_owned);
         let Some(group) = group else { return };
         if self.servers.0.get_mut(&group).is_some_and(|server| server.clients.remove(&pid)) {
-            // The process may have ended because of a fault, which the server soon forgets.
+            // The process may have exited because of a fault, which the server reports only for a short time.
             self.actions.push(Action::PollServer { group });
         }
     }

@@ -34,7 +34,7 @@ struct Occupation {
     since: u64,
     /// Times of the last polls in ns, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
-    /// Number of turns that the process has had, which shows whether the process had a turn between two polls.
+    /// Number of turns of the process, for detecting turns between two polls.
     turns: u64,
 }
 
@@ -85,7 +85,7 @@ impl Core {
     }
 
     /// Abandons processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if such processes exist and the tenant has not yet had its limit once more in this turn.
+    /// `ran_ns`. Returns true if such processes exist and the tenant's limit has not been restarted in this turn yet.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;

@@ -1,10 +1,9 @@
-//! Physical pieces of memory, and the chunks that each piece may back.
-//!
-//! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
-//! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
-//! users. On the card, a piece is released and a new one is allocated, which takes 15 us. In host memory, this takes
-//! milliseconds, so the piece is kept for the same process's next use, unless another process needs the memory. A piece
-//! that several processes have used is always released.
+//! Physical pieces of memory, and the chunks that each piece may back. A process can keep a piece that it has imported,
+//! regardless of its reports. Therefore, a piece that was given to a process is never reused for another process, not
+//! even one of the same tenant, because programs of a tenant may belong to several users. On the card, a piece is
+//! released and a new one is allocated, which takes 15 us. In host memory, this takes milliseconds, so the piece is
+//! kept for the same process's next use, unless another process needs the memory. A piece that several processes have
+//! used is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use owner_driver::Memory;
@@ -62,10 +61,9 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to allocate in advance.
     ready_host: u32,
-    /// Card pieces of tenants that are being released. Each has its tenant, and true if the tenant had reported the
-    /// release.
+    /// Tenants' card pieces that are being released: tenant, and whether it had reported the release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
-    /// Set if the pieces released now belong to a program whose connection has ended.
+    /// Set if the pieces released now belong to a program whose connection is closed.
     pub(super) ends: bool,
 }
 
@@ -148,8 +146,7 @@ impl Pieces {
         }
     }
 
-    /// Records that a piece was allocated, or that its allocation failed. Returns the piece's holder, if it still has
-    /// one.
+    /// Records the result of allocating a piece. Returns the piece's holder, if it still has one.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -174,7 +171,7 @@ impl Pieces {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
-    /// Returns the tenant that uses a piece, or for which it is being allocated.
+    /// Returns the tenant that uses a piece or that it is being allocated for.
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
@@ -208,14 +205,14 @@ impl Pieces {
         self.stocking
     }
 
-    /// Releases the pieces kept for a process that has ended.
+    /// Releases the pieces kept for a process whose connection is closed.
     pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
         for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
         }
     }
 
-    /// Returns the processes for which pieces are kept.
+    /// Returns the processes that pieces are kept for.
     pub(super) fn parked_for(&self) -> Vec<SessionId> {
         self.parked.keys().copied().collect()
     }
@@ -241,7 +238,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a card piece, and true if it had reported the release. Returns each release
+    /// Returns the tenant that released a card piece, and whether it had reported the release. Returns each release
     /// only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)

@@ -65,9 +65,4 @@ impl Core {
         session.reclaims.is_owed = false;
         self.needs_plan = true;
     }
-
-    /// Retries requests after the time limit for replies.
-    pub(super) fn end_reclaims(&mut self) {
-        self.needs_plan |= self.deadlines.take(Deadline::Reclaims, self.clock);
-    }
 }

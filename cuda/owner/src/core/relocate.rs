@@ -15,7 +15,7 @@ use owner_driver::Memory;
 use sched::Nanos;
 use sched::trace::MemoryMove;
 use std::collections::BTreeSet;
-use tenancy::relocation::{self, Action, Config, Relocations, User};
+use tenancy::relocation::{self, Action, Config, User};
 use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
@@ -42,12 +42,13 @@ pub(super) fn machine(config: &CardConfig) -> Machine {
     let (batches_most, batches_few) = (BATCHES_MOST, BATCHES_FEW);
     let answer_ns = config.patience_ns;
     let limits = Config { batch_chunks, batches_most, batches_few, answer_ns, force_ns: None };
-    Machine { residency, relocations: Relocations::new(limits) }
+    Machine::new(residency, limits)
 }
 
 impl Core {
-    /// Plans moves and starts them.
+    /// Plans and starts moves.
     pub(super) fn balance(&mut self) {
+        self.follow_other_cards();
         self.take_quanta();
         self.machine.relocations.begin_round();
         self.put_in_place();
@@ -68,8 +69,8 @@ impl Core {
         }
         self.relocate();
         let fixed = |tenant| self.tenants.get(&tenant).map_or(0, |known| known.fixed);
-        let holds = self.machine.round_ended(&self.table, self.clock, Some(&fixed));
-        self.hold(holds);
+        self.machine.round_ended(&self.table, self.clock, Some(&fixed));
+        self.carry_out_changes();
         self.renew_terms();
     }
 
@@ -88,7 +89,7 @@ impl Core {
         self.machine.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step by reserving its destination, unless this is already done or currently impossible.
+    /// Begins a step by reserving its destination, unless it is already reserved or cannot be reserved now.
     fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
@@ -141,7 +142,7 @@ impl Core {
         true
     }
 
-    /// Starts to move misplaced pieces to the memory in which their chunks are placed.
+    /// Starts moving misplaced pieces to the memory assigned to their chunks.
     fn put_in_place(&mut self) {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {
@@ -171,13 +172,13 @@ impl Core {
         }
     }
 
-    /// Executes the pending actions of all relocations.
-    fn relocate(&mut self) {
+    /// Executes the steps of all relocations.
+    pub(super) fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
             match action {
                 Action::Quiesce { user, tenant, order, decline_ns } => {
-                    // Another tenant can have the turn meanwhile.
+                    // Meanwhile, another tenant can have the turn.
                     self.pause_as_due(tenant);
                     let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
                     self.send(user, FromOwner::Quiesce { order, patience_us });
@@ -250,7 +251,7 @@ impl Core {
         self.relocate();
     }
 
-    /// Records whether a destination was allocated.
+    /// Records the result of allocating a destination.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
         self.machine.relocations.made(&self.table, piece, done);
         self.relocate();
@@ -305,17 +306,10 @@ impl Core {
             *moves = false;
         }
         let user = self.body(at.0, at.1).and_then(|body| body.only_user());
-        // The chunks of a process that has ended are released later.
+        // The chunks of a disconnected process are released later.
         if let Some((session, _)) = user.filter(|(session, _)| self.sessions.contains_key(session)) {
             self.machine.relocations.postpone(session, self.clock);
         }
-    }
-
-    /// Abandons processes with overdue replies.
-    pub(super) fn late_answers(&mut self) {
-        self.machine.relocations.tick(self.clock);
-        self.relocate();
-        self.late_suspensions();
     }
 }
 

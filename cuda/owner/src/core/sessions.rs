@@ -1,4 +1,4 @@
-//! Connections of processes, from their first message to their end.
+//! Connections of processes, from the first message to the disconnect.
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
@@ -46,7 +46,7 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Tenant to whose socket the process connected. The socket's access rights protect that tenant.
+    /// Tenant whose socket the process connected to. The socket's access rights protect that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the protocol.
     pub(super) version: u16,
@@ -66,10 +66,12 @@ pub(super) struct Session {
     pub(super) adopted: BTreeSet<ChunkId>,
     /// Set while the process has more such chunks to report.
     pub(super) adopts: bool,
-    /// Number of the turn for which the process's gate is open.
+    /// Number of the turn that the process's gate is open for.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// Time in ns at which the gate opened, or at which an earlier turn ended although new terms had been sent.
+    /// Time for which the gate was open before `run_since`, and for which no use was reported, in ns.
+    pub(super) unused_ns: u64,
+    /// Time in ns when the gate opened, or when an earlier turn ended after new terms had been sent.
     pub(super) opened_at: u64,
     /// Limit on work in flight, idle time and report interval last sent to the process, in microseconds.
     pub(super) told: (u32, u32, u32),
@@ -81,16 +83,11 @@ pub(super) struct Session {
     pub(super) has_asked: bool,
     /// Set while a thread of the process waits at a closed gate.
     pub(super) waiting: bool,
-    /// Number of the turn that ended without a reply because the process is stopped. The process gets no turn until it
+    /// Number of the turn that ended without a reply, because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
-    /// Time of the process's last report of memory from an earlier owner, in ns.
-    pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time in ns at which the driver was called to suspend the process. Cleared when the driver has confirmed the
-    /// suspension.
-    pub(super) suspends: Option<u64>,
     /// Progress of a move to another card.
     pub(super) departure: Departure,
     /// Set while the driver moves the process to this card.
@@ -125,7 +122,7 @@ impl Core {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// Returns the tenant for which a piece is being allocated, or whose program has reported it.
+    /// Returns the tenant that a piece is being allocated for, or whose program has reported it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
@@ -153,7 +150,7 @@ impl Core {
     /// Returns true if a process has chunks on this card.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
-        // A process that has left reports its chunks to the owner of its next card.
+        // A process that has left reports its chunks to its new card's owner.
         self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty() && session.departure != Departure::Left)
     }
 
@@ -175,6 +172,7 @@ impl Core {
             adopts: false,
             run: None,
             run_since: 0,
+            unused_ns: 0,
             opened_at: 0,
             told: (0, 0, 0),
             concurrent: false,
@@ -182,9 +180,7 @@ impl Core {
             has_asked: false,
             waiting: false,
             turn: 0,
-            adopts_since: 0,
             reclaims: Reclaims::default(),
-            suspends: None,
             stuck: false,
             departure: Departure::Stays,
             fetching: false,
@@ -264,7 +260,7 @@ impl Core {
         let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
-        if known.leaving.is_some() {
+        if self.deadlines.is_set(Deadline::Departure(tenant)) {
             return self.end(id, if hello.version >= VERSION_MOVES { End::Moved } else { End::Leaving });
         }
         if self.sessions_of(tenant).count() >= self.config.connections_most {
@@ -278,8 +274,9 @@ impl Core {
             session.version = version;
             session.program = hello.program.replace(char::is_control, "\u{fffd}");
             session.adopts = hello.adopts;
-            session.adopts_since = self.clock;
-            if !hello.adopts {
+            if hello.adopts {
+                self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
+            } else {
                 self.expected.remove(&pid);
             }
         }
@@ -288,11 +285,12 @@ impl Core {
         self.renew_terms();
     }
 
-    /// Handles the end of a connection: releases all of its process's resources.
+    /// Handles a closed connection: releases all resources of its process.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.deadlines.forget_user(id);
         self.machine.relocations.forget(id);
         self.expected.remove(&session.pid);
         let Some(tenant) = tenant else { return };
@@ -329,7 +327,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles an unresponsive process: takes away its turn and its memory.
+    /// Handles an unresponsive process: revokes its turn and its memory.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -347,23 +345,22 @@ impl Core {
             self.give_up_memory(other, tenant);
             tenant.into_iter().for_each(|tenant| self.look_whether_ended(tenant));
         }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.suspends = Some(self.clock);
-            self.actions.push(Action::Suspend { session: id });
-        }
+        self.deadlines.set(Deadline::Suspension(id), self.clock + self.config.patience_ns);
+        self.actions.push(Action::Suspend { session: id });
     }
 
-    /// Kills a process, closes its connections, and immediately takes away its turn and its memory, even if the kill
+    /// Kills a process, closes its connections, and immediately revokes its turn and its memory, even if the kill
     /// fails.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
         let Some(session) = self.sessions.get(&id) else { return };
-        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
+        let (pid, is_client) = (session.pid, session.concurrent);
+        let Some(tenant) = session.tenant else { return self.end(id, End::Evicted) };
         if let Some(known) = self.tenants.get(&tenant) {
             self.given_up.insert(pid, known.spec.name.clone());
         }
-        self.actions.push(Action::Kill { session: id, tenant });
+        self.actions.push(Action::Kill { session: id, tenant, is_client });
         for other in self.connections_of(pid) {
             self.end(other, End::Evicted);
             self.gone(other);
@@ -378,32 +375,36 @@ impl Core {
     /// Handles the result of suspending a process. If the driver failed, kills the process. Does not keep the process's
     /// memory, because driver 580 does not resume a process that has imported memory from another process.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
-        session.suspends = None;
+        if !self.deadlines.cancel(Deadline::Suspension(id)) {
+            return;
+        }
         if !done {
             return self.give_up(id, Reason::Unsuspended);
         }
+        let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
         self.tenants.get_mut(&tenant).into_iter().for_each(|known| known.suspended += 1);
         self.record_suspension(tenant, pid);
     }
 
-    /// Kills processes that the driver does not suspend in time, because the driver waits indefinitely for a stopped
-    /// process. Abandons processes that began to report their memory but do not continue.
-    pub(super) fn late_suspensions(&mut self) {
-        let (clock, patience) = (self.clock, self.config.patience_ns);
-        let late = |since: u64| clock.saturating_sub(since) >= patience;
-        let all = || self.sessions.iter();
-        let unsuspended: Vec<_> = all().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
-        let adopting: Vec<_> =
-            all().filter(|(_, s)| s.adopts && !s.fetching && late(s.adopts_since)).map(|(&id, _)| id).collect();
-        for id in unsuspended {
-            tracing::warn!(session = ?id, "the driver does not suspend a program");
-            self.suspended(id, false);
-        }
-        for id in adopting {
-            tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
-            self.stuck(id, Reason::Adoption);
+    /// Kills a process that the driver does not suspend in time: the driver waits for a stopped process forever.
+    pub(super) fn end_suspension(&mut self, id: SessionId) {
+        tracing::warn!(session = ?id, "the driver does not suspend a program");
+        self.give_up(id, Reason::Unsuspended);
+    }
+
+    /// Abandons a process that began to report its memory and does not continue.
+    pub(super) fn end_report(&mut self, id: SessionId) {
+        tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
+        self.stuck(id, Reason::Adoption);
+    }
+
+    /// Stops waiting for processes of a previous owner.
+    pub(super) fn end_reconnection(&mut self) {
+        if !self.expected.is_empty() {
+            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not reconnected");
+            self.expected.clear();
+            self.needs_plan = true;
         }
     }
 

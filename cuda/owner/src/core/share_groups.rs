@@ -1,4 +1,4 @@
-//! Groups of tenants whose programs may use the card at the same time.
+//! Groups of tenants whose programs may use the card concurrently.
 //!
 //! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS
 //! server (`mps`). Programs cannot become clients later, so a tenant with another program has turns of its own until

@@ -20,7 +20,7 @@ impl Core {
     }
 
     /// Changes a tenant's memory limit and its limits on the card. Chunks beyond a reduced limit move to host memory,
-    /// as they do after a quota is reduced.
+    /// as after a quota reduction.
     pub(super) fn resize(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         let chunks = u32::try_from(spec.memory_bytes / self.table.chunk_bytes()).unwrap_or(u32::MAX);
         let quota = spec.limits.quota.min(chunks.max(spec.limits.guarantee));
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Sets the size of the host memory for chunks to the card's host memory without the windows.
+    /// Sets the size of the host memory for chunks to the card's host memory minus the windows.
     pub(super) fn renew_host_budget(&mut self) {
         let windows: u64 = self.windows().map(|(_, bytes)| bytes).sum();
         let slots = self.host_bytes.saturating_sub(windows) / self.config.chunk_bytes;

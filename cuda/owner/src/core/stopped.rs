@@ -13,8 +13,8 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// For each process whose turn overruns, and that had no work on the card since the previous poll, requests a check
-    /// whether it is stopped.
+    /// Checks whether processes are stopped if their turns overrun and they had no work on the card since the previous
+    /// poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);

@@ -9,11 +9,13 @@ mod moves;
 mod outside;
 mod quanta;
 mod random;
+mod saved;
 mod share_groups;
 mod shares;
 mod size;
 mod stopped;
 mod timed;
+mod views;
 mod world;
 
 use super::*;
@@ -489,7 +491,7 @@ fn next_program_is_notified_shortly_before_recalled_slice_ends() {
     let ending = FromTenant::Ending { card: 0, turn, in_us: u32::MAX };
     world.say(one, ending.clone());
     assert_eq!(world.programs[&other].soon, None, "the turn continues");
-    // The slice ends before the program has replied.
+    // The slice ends before the program replies.
     for program in world.programs.values_mut() {
         program.mute = true;
     }

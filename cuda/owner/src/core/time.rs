@@ -6,12 +6,11 @@ use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_GANGS, VE
 use gang::GangOrder;
 use sched::turns::Order;
 use std::collections::BTreeMap;
-use tenancy::Deadline;
-use tenancy::Holds;
+use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
-/// Maximum time for which the owner polls before a turn ends, in microseconds. This also limits the cost of a program
-/// that announces the end of its turns falsely.
+/// Maximum time that the owner polls before a turn ends, in microseconds. This also limits the cost of a program that
+/// announces the end of its turns falsely.
 const ATTENDED_US: u32 = 1000;
 
 /// Limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit reduces the
@@ -22,8 +21,8 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 /// a program with work, but short compared with the change of quanta that idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the difference in work
-/// after which other members wait.
+/// Interval in microseconds at which a group member's program reports its use. Much shorter than the lead in work that
+/// makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 /// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
@@ -77,20 +76,17 @@ impl Core {
     /// Opens the gate of a process.
     fn run(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
-        let terms = self.terms(tenant);
-        let clock = self.clock;
+        let (terms, clock) = (self.terms(tenant), self.clock);
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck && session.stopped_in.is_none())
         else {
             return;
         };
         if session.run.is_none() {
-            session.opened_at = clock;
+            (session.opened_at, session.run_since) = (clock, clock);
         }
         session.told = (terms.run_ahead_us, terms.idle_us, terms.report_us);
         session.turn += 1;
-        session.run = Some(session.turn);
-        session.run_since = clock;
-        session.waiting = false;
+        (session.run, session.waiting) = (Some(session.turn), false);
         let run = Run { turn: session.turn, ..terms };
         tracing::trace!(session = id.0, ?run, "a turn begins");
         self.send(id, FromOwner::Run(run));
@@ -169,7 +165,7 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Asks a tenant's programs to yield when they wait for a result.
+    /// Requests that a tenant's programs yield when they wait for a result.
     fn ask_to_yield(&mut self, tenant: TenantId) {
         let understands = |id: &SessionId| self.sessions.get(id).is_some_and(|s| s.version >= VERSION_CONCURRENT);
         let sessions: Vec<_> = self.sessions_of(tenant).filter(understands).collect();
@@ -245,8 +241,8 @@ impl Core {
     }
 
     /// Handles the notice that a recalled turn is about to end: notifies the next tenant, to minimize the card's idle
-    /// time. The next tenant's work must not start before the end, or the hardware would switch back and forth between
-    /// both tenants.
+    /// time. The next tenant's work must not start before the turn ends, or the hardware would time-slice between both
+    /// tenants.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
@@ -270,13 +266,14 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Charges the use that a process reports, limited to the time for which its gate was open.
+    /// Charges the use that a process reports, at most the time for which its gate was open without reported use.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
-        let open = clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
+        session.unused_ns += clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
+        let busy = usage.busy_ns.min(session.unused_ns);
+        session.unused_ns -= busy;
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
-        let busy = usage.busy_ns.min(open);
         known.busy_ns += busy;
         known.copy_ns += usage.copy_ns.min(busy);
         known.launches += u64::from(usage.launches);
@@ -307,16 +304,9 @@ impl Core {
     }
 
     pub(super) fn tick(&mut self) {
-        if self.deadlines.take(Deadline::Reconnection, self.clock) && !self.expected.is_empty() {
-            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not reconnected");
-            self.expected.clear();
-            self.needs_plan = true;
-        }
         self.turns.tick(self.now());
-        for tenant in self.deadlines.take_second_limits(self.clock) {
-            self.overdue(tenant);
-        }
-        self.late_answers();
+        self.machine.relocations.tick(self.clock);
+        self.relocate();
         if !self.misplaced.is_empty() || self.machine.next_round_ns(&self.table).is_some() {
             self.needs_plan = true;
         }
@@ -324,31 +314,15 @@ impl Core {
 
     /// Reports the tenants that have work, and starts, changes or ends memory quanta.
     pub(super) fn take_quanta(&mut self) {
-        let now = self.clock;
-        let bytes = self.table.chunk_bytes();
-        let mut over_link = 0;
-        let holder = self.machine.residency.turn().map(|turn| turn.holder);
-        let mut working = Vec::new();
-        for (tenant, account) in self.table.vms() {
-            // A program that waits for memory is not idle.
-            let waits =
-                self.waits_for_memory(tenant) || holder == Some(tenant) && self.machine.relocations.is_moving(tenant);
-            if self.turns.is_busy(tenant) || waits {
-                working.push(tenant);
-            }
-            if self.turns.turns().has_turn(tenant) {
-                // Reads by kernels over the link are not counted, so assume at each poll that the kernels read all the
-                // memory that the tenant has in host memory. Memory beyond the tenant's quota cannot return, with or
-                // without quanta.
-                let may_return = account.limits.quota.saturating_sub(account.placed);
-                over_link += u64::from(account.host.min(may_return)) * bytes;
-            }
-        }
-        working.into_iter().for_each(|tenant| self.machine.residency.worked(tenant, now));
-        self.machine.residency.accessed(now, over_link);
-        let weight = |tenant| self.tenants.get(&tenant).map_or(1, |known| known.spec.time.weight);
-        let holds = self.machine.residency.tick(&self.table, now, weight, None);
-        self.hold(holds);
+        // A program that waits for memory is not idle.
+        let is_working = |tenant: &TenantId| self.turns.is_busy(*tenant) || self.waits_for_memory(*tenant);
+        let working = self.tenants.keys().copied().filter(is_working).collect();
+        // The driver does not count the reads of kernels over the link.
+        let running = self.tenants.keys().copied().filter(|tenant| self.turns.turns().has_turn(*tenant)).collect();
+        let (traffic, scheduler) = (Traffic::Assumed(running), self.turns.turns().scheduler());
+        let report = Report { working, traffic, scheduler, counts_work: false };
+        self.machine.begin_round(&self.table, self.clock, &report);
+        self.carry_out_changes();
     }
 
     /// Returns true if a program of the tenant waits for memory that it has requested.
@@ -357,34 +331,25 @@ impl Core {
         of_it.any(|session| !session.pending.is_empty())
     }
 
-    /// Stops tenants for another tenant's quantum, and lets them run again afterwards.
-    pub(super) fn hold(&mut self, holds: Holds) {
-        for (tenant, _) in holds {
-            self.pause_as_due(tenant);
-        }
-        self.set_time_params();
-    }
-
-    /// Passes the settings of all tenants to the scheduler.
-    pub(super) fn set_time_params(&mut self) {
+    /// Stops tenants during another tenant's quantum, and lets them run again afterwards. Makes the holder compete for
+    /// time with the settings of all members.
+    pub(super) fn carry_out_changes(&mut self) {
         let now = self.now();
-        for (&id, tenant) in &self.tenants {
-            let time = tenant.spec.time;
-            if self.turns.turns().params(id) != Some(&time) {
-                self.turns.with_turns(now, |turns| turns.change(id, time, now));
-            }
-        }
-        for (id, params) in self.machine.changed_competitors(self.turns.turns().scheduler()) {
+        let Changes { holds, competitors } = self.machine.take_changes(self.turns.turns().scheduler());
+        holds.into_iter().for_each(|(tenant, _)| self.pause_as_due(tenant));
+        for (id, params) in competitors {
             self.turns.with_turns(now, |turns| turns.compete(id, params, now));
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise.
+    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// not pause turns for which the tenant's work on another card may wait.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {
             return;
         }
         let now = self.now();
-        self.turns.pause(id, self.machine.is_paused(id), now);
+        let is_paused = self.machine.is_paused(id) && !self.gang_quanta.is_stuck_elsewhere(id);
+        self.turns.pause(id, is_paused, now);
     }
 }

@@ -5,7 +5,7 @@ use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
 use owner_driver::Memory;
 pub use owner_driver::{PieceId, User};
-use owner_host::LinkEvent;
+use owner_host::{LinkEvent, StateMessage};
 use sched::VgpuParams;
 use sched::groups::Sharing;
 use vram::{Limits, TenantId};
@@ -31,13 +31,13 @@ pub enum OnStuck {
 /// The operator's settings for a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSpec {
-    /// Name with which programs select the tenant.
+    /// Name that programs use to select the tenant.
     pub name: String,
     /// User whose processes may belong to this tenant, in addition to root's.
     pub uid: Option<u32>,
-    /// Size in bytes of the memory that the tenant sees.
+    /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
-    /// Size in bytes of the tenant's window, which counts as host memory of the card; 0 without a window.
+    /// Size in bytes of the tenant's window, which counts as host memory of the card, or 0 without a window.
     pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
@@ -45,7 +45,7 @@ pub struct TenantSpec {
     pub time: VgpuParams,
     /// Action on an unresponsive program.
     pub on_stuck: OnStuck,
-    /// Group of tenants whose programs may use the card at the same time.
+    /// Group of tenants whose programs may use the card concurrently.
     pub share_group: Option<ShareGroup>,
     /// The tenant's cards, if it has several.
     pub gang: Option<Gang>,
@@ -73,7 +73,7 @@ pub enum Event {
         pid: u32,
         /// User ID from the same credentials.
         uid: u32,
-        /// Tenant to whose socket the process connected, unless it is the common socket.
+        /// Tenant whose socket the process connected to, or `None` for the common socket.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
@@ -85,7 +85,7 @@ pub enum Event {
         /// Numbers that the server assigned to the message's descriptors.
         pieces: Vec<PieceId>,
     },
-    /// A process's connection has ended.
+    /// A process's connection was closed.
     Gone {
         /// The process's connection.
         session: SessionId,
@@ -94,10 +94,10 @@ pub enum Event {
     Made {
         /// The piece.
         piece: PieceId,
-        /// Memory of the piece, or `None` if the piece could not be allocated or imported.
+        /// Kind of memory of the piece, or `None` if the piece could not be allocated or imported.
         memory: Option<Memory>,
     },
-    /// A batch of copies has ended.
+    /// A batch of copies has completed or failed.
     Copied {
         /// Number of the batch.
         batch: BatchId,
@@ -158,7 +158,7 @@ pub enum Event {
         tenant: TenantId,
         /// Set if the tenant had reported the release. Otherwise, its program may still be exiting.
         sure: bool,
-        /// Number of missing bytes.
+        /// Size of the missing memory in bytes.
         bytes: u64,
     },
     /// The MPS server of a group has changed.
@@ -215,7 +215,7 @@ pub enum Action {
     Make {
         /// Number of the piece.
         piece: PieceId,
-        /// Memory of the piece.
+        /// Kind of memory of the piece.
         memory: Memory,
         /// Set if the piece must be zeroed. Otherwise, the whole piece is overwritten before a process gets it.
         zeroed: bool,
@@ -236,7 +236,7 @@ pub enum Action {
         batch: BatchId,
         /// Pairs of source and destination.
         pieces: Vec<(PieceId, PieceId)>,
-        /// Memory of the destinations.
+        /// Kind of memory of the destinations.
         to: Memory,
     },
     /// Check whether a process is stopped. [`Event::Looked`] reports the result.
@@ -271,8 +271,10 @@ pub enum Action {
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
+        /// True if the process is a client of an MPS server.
+        is_client: bool,
     },
-    /// Forget the entry for the process's earlier connection, because the process has reported all memory from that
+    /// Drop the entry for the process's earlier connection, because the process has reported all memory from that
     /// connection.
     Adopted {
         /// The process's connection.
@@ -291,7 +293,7 @@ pub enum Action {
         /// User of the server and its clients, if known.
         user: Option<u32>,
     },
-    /// End a group's MPS server as soon as it has no clients.
+    /// Stop a group's MPS server as soon as it has no clients.
     RetireServer {
         /// Name of the group.
         group: String,
@@ -301,6 +303,8 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
+    /// Send a tenant's state in the memory quanta to the owner of another card.
+    TellQuantum(StateMessage),
     /// Probe the owner of another card.
     Probe {
         /// The other card.

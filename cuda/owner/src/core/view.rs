@@ -28,13 +28,13 @@ pub struct TenantView {
     pub launches: u64,
     /// Number of its programs that were killed, mostly because they did not reply.
     pub killed: u64,
-    /// Number of its programs that could not be killed. They run without connection, turns and accounted memory.
+    /// Number of its programs that could not be killed. They run without a connection, turns, or accounted memory.
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,
     /// The tenant's most recently abandoned programs, oldest first.
     pub given_up: Vec<GivenUp>,
-    /// Time for which its turn has overrun, in ns.
+    /// Time by which its turn has overrun, in ns.
     pub overrun_ns: u64,
     /// The tenant's processes that use card memory beyond their accounts.
     pub unaccounted: Vec<Unaccounted>,
@@ -77,8 +77,7 @@ pub struct CardView {
 }
 
 impl Core {
-    /// Returns the current state of the card. Includes the time accounts of intervals that start at or after
-    /// `since_ns`.
+    /// Returns the current state of the card. Includes the time accounts of intervals starting at or after `since_ns`.
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
         let turns = self.turns.turns();
@@ -146,34 +145,5 @@ impl Core {
             not_concurrent: self.not_concurrent(id),
             server: self.server_state(id),
         })
-    }
-}
-
-#[cfg(test)]
-impl CardView {
-    /// Returns the memory of the tenant at position `at`.
-    pub(crate) fn memory_of(&self, at: usize) -> vram::VmSummary {
-        self.memory.summary.vms[&self.tenants[at].id]
-    }
-
-    /// Returns the time of the tenant at position `at`.
-    pub(crate) fn time_of(&self, at: usize) -> &tenancy::TenantTime {
-        &self.time.tenants[&self.tenants[at].id]
-    }
-
-    /// Returns true if the tenant at position `at` has the turn.
-    pub(crate) fn runs(&self, at: usize) -> bool {
-        self.time_of(at).in_flight > 0
-    }
-
-    /// Returns the time charged to the tenant at position `at`, in ns.
-    pub(crate) fn charged_ns(&self, at: usize) -> u64 {
-        self.time_of(at).engines[&ENGINE].account.used
-    }
-
-    /// Returns the number of strikes of the tenant at position `at`, and true if the tenant is quarantined.
-    pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
-        let time = self.time_of(at);
-        (time.strikes, time.quarantine != sched::Quarantine::Free)
     }
 }

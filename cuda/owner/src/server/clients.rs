@@ -21,7 +21,7 @@ const TENANT_MESSAGES_AT_ONCE: usize = 64;
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
-    /// Returns the tenant or user to which a connection is attributed.
+    /// Returns the tenant or user that a connection is attributed to.
     pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
         Some(match self.core.user_and_tenant(session)? {
             (_, Some(tenant)) => Cause::Tenant(tenant),
@@ -109,8 +109,7 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // The process may have exited after it connected, and may have passed the connection to another
-                    // process.
+                    // The process may have exited after it connected, and another process may use its connection.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
                         return number;
@@ -137,14 +136,14 @@ impl Serving {
         MESSAGES_AT_ONCE
     }
 
-    /// Stores a descriptor from a message as a piece until the state machine uses or drops the piece.
+    /// Stores a received descriptor as a piece until the state machine uses or drops the piece.
     fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
         let piece = self.core.piece_number();
         self.vault.receive(piece, descriptor);
         piece
     }
 
-    /// Returns the connections that have not sent `Hello`, each with the time of its start.
+    /// Returns the connections that have not sent `Hello`, each with its start time.
     fn silent(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
         let silent = self.sessions.iter().filter(|(id, _)| !self.core.has_greeted(**id));
         silent.map(|(&id, connection)| (id, connection.since))

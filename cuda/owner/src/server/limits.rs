@@ -11,8 +11,8 @@ const CONNECTIONS_MOST: usize = 2048;
 /// Time limit for a connection to send `Hello`, in ns.
 // TIMEOUT: the library sends `Hello` immediately, but a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
-/// Time for which no connections are accepted after descriptors have run out, in ns.
-// TIMEOUT: other connections may end in this time. Connecting programs only wait a little longer.
+/// Time in ns during which no connections are accepted after descriptors have run out.
+// TIMEOUT: other connections may be closed in this time. Connecting programs only wait slightly longer.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
@@ -40,7 +40,7 @@ impl Limits {
 
     fn for_descriptors(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // A process that has disconnected is counted like a connected one, and needs one descriptor.
+        // A disconnected process counts like a connected one, and needs one descriptor.
         let pieces = descriptors.saturating_sub(RESERVED_DESCRIPTORS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
@@ -57,7 +57,7 @@ impl Limits {
     }
 
     /// Decides whether to admit a new connection. If the limit is reached, the new connection replaces the oldest one
-    /// that has not sent `Hello`: one of the same tenant or user if its own limit is reached, otherwise any.
+    /// that has not sent `Hello`: one of the same tenant or user if its own limit is reached, or otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,

@@ -1,15 +1,12 @@
 //! Supervisors of the share groups' MPS servers.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cuda_mps::{GroupServer, MpsConfig, Report};
+use cuda_mps::{GroupServer, MpsConfig, Report, group_folder};
 
 use super::{Note, Notes};
 use crate::core::Event;
-
-/// Maximum length of a group name that is used as a folder name, because socket paths are limited in length.
-const MAX_FOLDER_NAME: usize = 24;
 
 /// Options for the MPS servers of a card.
 #[derive(Clone, Debug)]
@@ -51,7 +48,7 @@ impl MpsServers {
     /// Starts a group's server, or keeps a running one.
     pub(super) fn start(&mut self, group: &str, user: Option<u32>) {
         match self.running.get(group) {
-            // A server of another user ends first, and the state machine then requests a new one.
+            // A server of another user must exit first. The state machine then requests a new one.
             Some((server, of)) => server.set_needed(*of == user),
             None => self.begin(group, user, true),
         }
@@ -67,7 +64,7 @@ impl MpsServers {
         let made =
             std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(RECORD), record(group, user)));
         if let Err(error) = made {
-            let why = format!("the folder {} cannot be made: {error}", folder.display());
+            let why = format!("the folder {} cannot be created: {error}", folder.display());
             return self.notes.put(Note::Event(unavailable(why)));
         }
         let config = MpsConfig { program: options.program.clone(), folder, card: options.card.clone(), user };
@@ -91,7 +88,12 @@ impl MpsServers {
         }
     }
 
-    /// Forgets a retired server that has ended.
+    /// Ends a client's work on the card. The client is about to be killed.
+    pub(super) fn terminate(&self, pid: u32) {
+        self.running.values().for_each(|(server, _)| server.terminate(pid));
+    }
+
+    /// Removes a retired server that has exited.
     pub(super) fn retired(&mut self, group: &str) {
         self.running.remove(group);
     }
@@ -104,35 +106,4 @@ const RECORD: &str = "group";
 fn record(group: &str, user: Option<u32>) -> String {
     let user = user.map_or_else(|| "-".to_owned(), |user| user.to_string());
     format!("{user} {group}")
-}
-
-/// Returns the folder of a group's server. It has the group's name if that is short and safe in a path.
-#[must_use]
-pub fn group_folder(folder: &Path, group: &str) -> PathBuf {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if group.len() <= MAX_FOLDER_NAME && group.chars().all(is_plain) {
-        return folder.join(group);
-    }
-    // The name contains the 64-bit FNV-1a hash. It has a dot, so no other group's folder has this name.
-    let hash = group
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    folder.join(format!(".{hash:016x}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_have_folders_of_their_own_inside_the_cards_folder() {
-        let of = |group: &str| group_folder(Path::new("/run/c.mps"), group);
-        assert_eq!(of("decoders"), Path::new("/run/c.mps/decoders"));
-        for group in ["..", ".", "a/b", "ü", &"x".repeat(64)] {
-            let folder = of(group);
-            assert_eq!(folder.parent(), Some(Path::new("/run/c.mps")), "{group}");
-            assert_eq!(folder.file_name().map(std::ffi::OsStr::len), Some(17), "{group}");
-        }
-        assert_ne!(of("a/b"), of("a/c"));
-    }
 }

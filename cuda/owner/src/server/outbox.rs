@@ -1,10 +1,9 @@
-//! Messages in transit to processes, and descriptors that the processes have not received yet.
-//!
-//! The kernel counts the descriptors that a user has sent and that have not been received, and rejects more than the
-//! sender's limit on open files (`ETOOMANYREFS`). Therefore this module keeps the number of such descriptors below that
-//! limit, for each connection, for each tenant, and in total. A message beyond a limit waits here, like a message that
-//! does not fit into the socket. A process that does not read delays only messages to its own tenant. A full queue
-//! closes a connection only if its process does not read replies that it has requested.
+//! Messages in transit to processes, and descriptors that the processes have not received yet. The kernel counts the
+//! descriptors that a user has sent and that have not been received, and rejects more than the sender's limit on open
+//! files (`ETOOMANYREFS`). Therefore, this module keeps the number of such descriptors below that limit, for each
+//! connection, for each tenant, and in total. A message beyond a limit waits here, like a message that does not fit
+//! into the socket. A process that does not read delays only messages to its own tenant. A full queue closes a
+//! connection only if its process does not read replies that it has requested.
 //!
 //! UNSAFETY: queries the number of unread bytes in a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -36,9 +35,9 @@ type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
-    /// The tenant or user to which the connection is attributed.
+    /// The tenant or user that the connection is attributed to.
     pub(super) cause: Cause,
-    /// Time at which the connection was established, in ns.
+    /// Time when the connection was established, in ns.
     pub(super) since: u64,
     /// Messages about turns. They may overtake messages about chunks, because no other message depends on their order.
     urgent: VecDeque<Packet>,
@@ -197,7 +196,7 @@ impl Outboxes {
         }
     }
 
-    /// Records the end of a connection.
+    /// Records that a connection was closed.
     pub(super) fn ended(&mut self, id: SessionId, mut connection: Connection) {
         self.forget(&mut connection);
         self.readers.remove(&id);

@@ -25,9 +25,9 @@ const LOOK_NS: u64 = 100_000_000;
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
-/// Maximum number of signals sent to one process, one at each poll.
+/// Maximum number of signals sent to one process, one per poll.
 const SIGNALS_MOST: u32 = 50;
-/// `SO_PEERPIDFD` of Linux 6.5: a descriptor of the process that has connected.
+/// `SO_PEERPIDFD` (Linux 6.5), which returns a pidfd of the connected process.
 const SO_PEERPIDFD: libc::c_int = 77;
 /// Maximum number of exited processes that are handled at a time.
 const ENDS_AT_ONCE: usize = 64;
@@ -71,16 +71,16 @@ struct Left {
     failed: bool,
 }
 
-/// Report about a process that was abandoned or has left.
+/// Change of a process that was abandoned or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// SIGKILL was sent to a process of the tenant, if the flag is set; otherwise it could not be sent.
+    /// SIGKILL was sent to a process of the tenant or, if the flag is unset, could not be sent.
     Signalled(Option<TenantId>, bool),
     /// An abandoned process has exited.
     Ended(u32),
 }
 
-/// All processes, including those without a connection that still run.
+/// All processes, including running processes without a connection.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -188,25 +188,27 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection.
-    pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
+    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval: a
+    /// kill of a client during its work ends all clients of its MPS server, so the server ends this work first.
+    pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
         let (given_up, failed) = (true, false);
-        let mut left = Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed };
-        let news = left.signal();
+        let looks = u32::from(!waits);
+        let mut left = Left { peer, tenant: Some(tenant), looks, signals: 0, given_up, failed };
+        let news = if waits { None } else { left.signal() };
         self.left.push(left);
         news
     }
 
-    /// Records the end of a connection. `held` is set if the process had chunks.
+    /// Records that a connection was closed. `held` is set if the process had chunks.
     pub(super) fn gone(&mut self, session: SessionId, tenant: Option<TenantId>, held: bool) {
         let Some(peer) = self.remove(session).filter(|_| held) else { return };
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each such process uses one of the owner's descriptors. Many at a time are deliberate, so signal them at
-            // the next poll.
+            // Each such process uses one of the owner's descriptors. Having many at a time is deliberate, so signal
+            // them at the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -229,7 +231,7 @@ impl Peers {
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });
     }
 
-    /// Forgets a tenant's processes without a connection, except abandoned ones.
+    /// Removes a tenant's processes without a connection, except abandoned ones.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.left.retain(|left| left.given_up || left.tenant != Some(tenant));
     }
@@ -245,8 +247,8 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Forgets processes that have exited, and kills those that still run without a connection. `adopts` returns true
-    /// if the process of a connection is reporting its memory to the owner.
+    /// Removes exited processes, and kills those that are still running without a connection. `adopts` returns true if
+    /// the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
             return Vec::new();
@@ -263,6 +265,10 @@ impl Peers {
             }
             if Some(left.peer.pid) == own {
                 return false;
+            }
+            if left.given_up && left.looks == 0 {
+                left.looks = 1;
+                return true;
             }
             if !left.given_up {
                 left.looks += u32::from(!adopting.contains(&left.peer.pid));
@@ -285,7 +291,7 @@ impl Peers {
 }
 
 impl Left {
-    /// Sends SIGKILL, unless it was already sent or has failed too often. Reports the first failure, and success.
+    /// Sends SIGKILL, unless it was already sent or sending failed too often. Reports the first failure, and success.
     fn signal(&mut self) -> Option<News> {
         if self.signals >= SIGNALS_MOST {
             return None;

@@ -103,7 +103,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Closes the program's connection. Returns the program's chunks.
+    /// Closes the program's connection, and returns its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");
@@ -303,4 +303,25 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
         }
         granted.iter().all(|granted| *granted == 100)
     });
+}
+
+#[test]
+fn next_owner_continues_with_the_accounts() {
+    let (driver, folder) = (Arc::new(Model::new(16 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let clock = |server: &Server| server.call(|core| core.clock_ns()).expect("it serves");
+    let first = start(&driver, 16, folder.path());
+    // Each event advances the clock by at most 100 ms.
+    first.call(|core| (0..6000).for_each(|step| core.handle(step * 100_000_000, Event::Tick))).expect("it serves");
+    let before = clock(&first);
+    assert!(before >= 500_000_000_000);
+    drop(first);
+    let second = start(&driver, 16, folder.path());
+    assert!(clock(&second) >= before, "the clock of the accounts continues");
+    drop(second);
+    let path = folder.path().join("journal.accounts");
+    let mut file = std::fs::read(&path).expect("the accounts");
+    file.truncate(file.len() - 1);
+    std::fs::write(&path, file).expect("written");
+    let third = start(&driver, 16, folder.path());
+    assert!(clock(&third) < before, "damaged accounts are not used");
 }

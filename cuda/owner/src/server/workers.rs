@@ -11,10 +11,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Maximum number of pieces that are released together, between two readings of the card's free memory.
+/// Maximum number of pieces released between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
-/// Maximum number of card pieces whose zeroing is awaited together. Zeroing a piece takes less time than waiting for
-/// the card.
+/// Maximum number of card pieces zeroed per wait. Zeroing a piece takes less time than waiting for the card.
 const MAX_ZEROED_PER_WAIT: usize = 16;
 
 /// A worker's task.
@@ -22,7 +21,7 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// Releases a piece. Contains the piece's tenant, and true if the tenant had reported the release.
+    /// Releases a piece. Contains the piece's tenant, and whether it had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
@@ -31,13 +30,13 @@ enum Job {
 const SUSPENDING_MOST: usize = 16;
 /// Maximum number of processes that the driver moves to this card concurrently.
 const FETCHING_MOST: usize = 16;
-/// Time limit for unfinished moves of processes when the owner ends. A process whose move is then unfinished stays
+/// Time limit for unfinished moves of processes when the owner exits. A process whose move is then unfinished stays
 /// suspended until the next owner handles it.
-// TIMEOUT: the daemon waits for the same time when it ends an owner.
+// TIMEOUT: the daemon waits for the same time when it stops an owner.
 const FETCHES_END: Duration = Duration::from_secs(2);
 
-/// The workers. On drop, each worker completes its orders and exits. Suspensions are not awaited, because the driver
-/// waits indefinitely for a stopped process. Moves of processes are awaited for at most [`FETCHES_END`].
+/// The workers. On drop, each worker completes its orders and exits. Dropping does not wait for suspensions, because
+/// the driver waits indefinitely for a stopped process. It waits for moves of processes for at most [`FETCHES_END`].
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -113,7 +112,7 @@ impl Workers {
     }
 
     /// Calls the driver on a separate thread, so that a hung call does not delay others. `report` gets the result, or
-    /// the reason why no call was made.
+    /// the reason why the driver was not called.
     fn call(
         &self,
         running: &Arc<AtomicUsize>,

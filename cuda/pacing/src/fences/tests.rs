@@ -40,12 +40,12 @@ fn submission_during_open_capture_gets_fence_at_once() {
         (pending.noted.len(), pending.fences.len())
     };
     fences.submitted(&captures, STREAM);
-    assert_eq!(state(), (1, 0), "nothing is spent on it while nothing captures");
+    assert_eq!(state(), (1, 0), "no fence without a capture");
     captures.begins();
     fences.before_capture(&captures);
     assert_eq!(state(), (0, 1));
     fences.submitted(&captures, Stream::made(8));
-    assert_eq!(state(), (0, 2), "nothing is left for when no event can be had");
+    assert_eq!(state(), (0, 2), "a submission during a capture is fenced immediately");
     captures.begun(1, STREAM, false);
     fences.all_passed();
     assert_eq!(state(), (0, 0));

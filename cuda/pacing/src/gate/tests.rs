@@ -14,7 +14,7 @@ fn slice_end_during_relocation_wakes_waiter_to_notify_owner() {
         while !gate.is_held() {
             std::thread::yield_now();
         }
-        assert!(!gate.is_told(), "a relocation is not worth a word");
+        assert!(!gate.is_told(), "the owner is not notified of waits for a relocation");
         assert!(gate.close(NO_SLICE, None));
         gate.open(ORDER);
         let since = Instant::now();
@@ -58,14 +58,14 @@ fn no_thread_is_within_a_closed_gate() {
             assert_eq!(within.load(Ordering::SeqCst), 0);
             let before = entries.load(Ordering::SeqCst);
             std::thread::yield_now();
-            assert_eq!(entries.load(Ordering::SeqCst), before, "a thread went through a closed gate");
+            assert_eq!(entries.load(Ordering::SeqCst), before, "a thread passed the closed gate");
             gate.open(ORDER);
         }
         end.store(true, Ordering::SeqCst);
     });
     let stripe = pass();
     let soon = Instant::now();
-    assert!(!gate.close(ORDER, Some(soon)), "a thread is within");
+    assert!(!gate.close(ORDER, Some(soon)), "a thread is inside");
     gate.done(stripe);
     assert!(gate.close(ORDER, Some(soon)));
     gate.open(ORDER);
@@ -103,7 +103,7 @@ fn step_lets_one_waiting_submission_pass_a_closed_gate() {
     };
     let limit = Duration::from_secs(20);
     gate.step(limit);
-    assert_eq!(gate.pass(), None, "a step without a waiting submission is over");
+    assert_eq!(gate.pass(), None, "a step without a waiting submission has ended");
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3).map(|_| scope.spawn(submit)).collect();
         for steps in 1..=2 {
@@ -111,7 +111,7 @@ fn step_lets_one_waiting_submission_pass_a_closed_gate() {
                 std::thread::yield_now();
             }
             gate.step(limit);
-            assert!(gate.close(NO_SLICE, None), "the submission is over");
+            assert!(gate.close(NO_SLICE, None), "the submission has completed");
             assert_eq!(passed.load(Ordering::SeqCst), steps);
         }
         // A step does not override a relocation of chunks.

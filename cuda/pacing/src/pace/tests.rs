@@ -1,4 +1,4 @@
-//! Tests groups of work, their lengths, and polling for their completion.
+//! Tests groups of work, their estimated durations, and polling for their completion.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ extern "C" fn set_current(context: u64) -> i32 {
     SUCCESS
 }
 
-/// Fails without a context, like the driver. Otherwise, reports that the event's work has not completed.
+/// Fails without a context, like the driver. Otherwise, reports that the work before the event has not completed.
 extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
@@ -32,7 +32,7 @@ extern "C" fn recorded(_: u64, _: u64) -> i32 {
     SUCCESS
 }
 
-/// Reports that each event is 5 ms after the base.
+/// Reports that each event occurred 5 ms after the base event.
 unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
     // SAFETY: the caller's pointer is valid.
     unsafe { *to = 5.0 };
@@ -59,8 +59,8 @@ fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
     stand_in_for_the_driver();
     let mut pace = flying(&[(1.0, true)], Instant::now());
     pace.reap();
-    assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
-    assert_eq!(CURRENT.get(), 0, "the thread is as it was");
+    assert_eq!(pace.groups.len(), 1, "the driver has not reported its completion");
+    assert_eq!(CURRENT.get(), 0, "the thread's context is restored");
 }
 
 /// Returns groups in flight that were submitted at `at`, each with one kernel.
@@ -76,7 +76,7 @@ fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     pace
 }
 
-/// Evaluates a group of one kernel that takes `ms` milliseconds instead of its known length. Returns the new length.
+/// Evaluates a group with one kernel that takes `ms` milliseconds. Returns the new estimate.
 fn taken(pace: &mut Pace, ms: f64) -> Length {
     let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
     let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
@@ -88,14 +88,14 @@ fn taken(pace: &mut Pace, ms: f64) -> Length {
 fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     let at = Instant::now();
     let mut pace = flying(&[(21.0, true)], at);
-    assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
+    assert!(pace.left_ns(at) > 20e6, "none of it has run");
     let late = at + Duration::from_millis(18);
     assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
-    // Work that takes longer than expected is considered about to end, and the work after it has not begun.
+    // Work that takes longer than expected is considered about to complete. The work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // The end of the first group was detected late, so the estimate assumes that the second group has run only since
-    // then.
+    // The completion of the first group was detected late, so the estimate assumes that the second group has run only
+    // since then.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
     assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
@@ -109,7 +109,7 @@ fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
     let group = pace.groups.remove(0).expect("one");
     pace.account(&group, Event::of_test(9));
     assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
-    // The next work begins when the previous work has ended.
+    // The next work begins when the previous work has completed.
     pace.ends.insert((1, STREAM), 3.0);
     pace.account(&group, Event::of_test(9));
     assert_eq!(pace.lengths[&1].ns, 2e6);
@@ -121,7 +121,7 @@ fn work_submitted_with_unknown_length_corrects_estimate() {
     let groups = flying(&[(0.2, false); 20], Instant::now()).groups;
     let found: Vec<f64> = groups.iter().map(|group| (pace.learn(group, 12e6), pace.lengths[&1].ns).1).collect();
     assert!(found.iter().all(|ns| (ns - 12e6).abs() < 1.0), "{found:?}");
-    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "each has met what the first took");
+    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "each took as long as the first");
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn copy_may_run_next_to_long_kernel_of_other_stream() {
     let mut pace = flying(&[(21.0, true)], Instant::now());
     assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
     pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);
-    assert!(!pace.is_free_for(other), "one of them");
+    assert!(!pace.is_free_for(other), "a stream with work in flight");
 }
 
 #[test]
@@ -142,10 +142,10 @@ fn work_end_is_predicted_only_for_steady_lengths() {
     assert_eq!(soon(&flying(&[(1.5, true), (0.5, false)], at)), Left::Unknown);
     let mut open = flying(&[(1.5, true)], at);
     open.groups[0].end = None;
-    assert_eq!(soon(&open), Left::Unknown, "its end cannot be seen");
+    assert_eq!(soon(&open), Left::Unknown, "its completion cannot be detected");
     let mut unmeasured = flying(&[(1.5, true)], at);
     unmeasured.all_measured = false;
-    assert_eq!(soon(&unmeasured), Left::Unknown, "what was submitted before is in flight");
+    assert_eq!(soon(&unmeasured), Left::Unknown, "earlier unmeasured work is in flight");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
     let later = |us| begin + Duration::from_micros(us);
     pace.last = Some(later(990));
     pace.look_for_end(&Captures::default(), later(1000));
-    assert_eq!(pace.groups[0].end, None, "more may come");
+    assert_eq!(pace.groups[0].end, None, "more submissions may follow");
     pace.look_for_end(&Captures::default(), later(1100));
     assert_eq!(pace.groups[0].end, Some(Event::of_test(7)));
 }
@@ -172,13 +172,13 @@ fn frequent_length_survives_one_delayed_group() {
         took(&mut pace, 2.0);
     }
     assert_eq!([5.0, 2.0].map(|ms| took(&mut pace, ms)), [2.0, 2.0]);
-    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "it can be relied on");
+    assert!(pace.lengths[&1].steady >= MIN_CONFIRMING_GROUPS, "the estimate is trusted");
     let longer = [5.0, 5.0, 5.0, 5.0].map(|ms| took(&mut pace, ms));
     assert_eq!(longer[3], 5.0, "{longer:?}");
     for _ in 0..20 {
         took(&mut pace, 5.0);
     }
-    assert_eq!(took(&mut pace, 50.0), 50.0, "that is no exception");
+    assert_eq!(took(&mut pace, 50.0), 50.0, "a repeated deviation is not an outlier");
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn length_is_steady_after_repeats_and_not_after_change() {
 #[test]
 fn unseen_work_is_limited_until_some_has_completed() {
     let mut pace = Pace::default();
-    assert_eq!(pace.unknown_ns(4e6), 2e6, "two of them are the bound");
+    assert_eq!(pace.unknown_ns(4e6), 2e6, "two of them reach the bound");
     let mut took = |kind: u64, ms: f64| {
         let mut group = flying(&[(pace.unknown_ns(4e6) / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
         (group.keys, group.unknown_ns) = (vec![kind], group.estimate);
@@ -218,18 +218,39 @@ fn unseen_work_is_limited_until_some_has_completed() {
         assert!((pace.lengths[&kind].ns - ms * 1e6).abs() < 1.0, "{:?}", pace.lengths);
         (pace.unknown_ns(4e6) / 1e6 * 10.0).round() / 10.0
     };
-    assert_eq!([(1, 600.0), (2, 700.0)].map(|(kind, ms)| took(kind, ms)), [600.0, 700.0], "no more than one");
-    assert_eq!([3, 4, 5].map(|kind| took(kind, 0.3)), [350.2, 175.2, 87.8], "it may have been an exception");
+    assert_eq!([(1, 600.0), (2, 700.0)].map(|(kind, ms)| took(kind, ms)), [600.0, 700.0], "a single deviation");
+    assert_eq!([3, 4, 5].map(|kind| took(kind, 0.3)), [350.2, 175.2, 87.8], "it may have been an outlier");
     let last = (6..30).map(|kind| took(kind, 0.01)).last();
-    assert_eq!(last, Some(0.2), "as much as was always assumed");
+    assert_eq!(last, Some(0.2), "the minimum assumed duration");
 }
 
 #[test]
 fn unseen_kind_in_flight_limit_ignores_other_short_kinds() {
     let mut pace = flying(&[(0.2, false)], Instant::now());
     pace.unknown_ns = Some(1000.0);
-    assert_eq!(pace.unknown_ns_of(2, 4e6), UNKNOWN_NS, "the first one is as long as others");
-    assert_eq!(pace.unknown_ns_of(1, 4e6), 2e6, "none of this kind has ended");
+    assert_eq!(pace.unknown_ns_of(2, 4e6), UNKNOWN_NS, "the first one takes as long as other work");
+    assert_eq!(pace.unknown_ns_of(1, 4e6), 2e6, "none of this kind has completed");
     pace.unknown_ns = Some(5e6);
     assert_eq!(pace.unknown_ns_of(1, 4e6), 5e6);
+}
+
+#[test]
+fn long_submission_ends_group_so_pauses_do_not_count() {
+    stand_in_for_the_driver();
+    let (ahead, captures) = (RunAhead::default(), Captures::default());
+    ahead.bound(4000);
+    {
+        let mut pace = ahead.lock();
+        let spare = vec![Event::of_test(7), Event::of_test(8)];
+        pace.clocks.insert(0, Clock { base: Event::of_test(1), offset: 0.0, busy_until: 0.0, spare });
+        pace.lengths.insert(1, Length { ns: 100_000.0, steady: STEADY_MOST });
+        pace.lengths.insert(2, Length { ns: 1_000_000.0, steady: STEADY_MOST });
+    }
+    ahead.submitted(&captures, STREAM, 1, false);
+    assert_eq!(ahead.lock().groups[0].end, None, "an event after each short kernel costs too much");
+    ahead.submitted(&captures, STREAM, 2, false);
+    assert_eq!(ahead.groups(), 1);
+    assert!(ahead.lock().groups[0].end.is_some(), "the program may pause after it");
+    ahead.submitted(&captures, STREAM, 1, false);
+    assert_eq!(ahead.groups(), 2, "later work has a group of its own");
 }

@@ -22,7 +22,7 @@ fn stream_with_max_marks_waits_until_one_passes() {
     assert!(!marks.look(at, ONE, &mut since, |_| false));
     assert!(marks.look(at, OTHER, &mut None, |_| false), "another stream may have work");
     assert!(marks.is_any_full());
-    assert!(!marks.look(at, ONE, &mut since, |mark| mark.made != at), "what is behind one that has not passed has not");
+    assert!(!marks.look(at, ONE, &mut since, |mark| mark.made != at), "a mark after a pending one has not passed");
     assert!(marks.look(at, ONE, &mut since, |mark| mark.made == at));
     assert!(!marks.is_any_full());
     assert_eq!(marks.marks.len(), MAX_MARKS_PER_STREAM - 1);
@@ -37,7 +37,7 @@ fn mark_interval_grows_for_short_work_and_shrinks_for_long() {
         marks.every
     };
     assert_eq!([1, 1, 1, 1, 1].map(|took| every(&mut marks, took, true)), [8, 16, 32, 32, 32]);
-    assert_eq!([50, 50].map(|took| every(&mut marks, took, true)), [32, 32], "it is as long as it may be");
+    assert_eq!([50, 50].map(|took| every(&mut marks, took, true)), [32, 32], "the interval is at its maximum");
     // No thread waited, so the mark may have completed long ago.
     assert_eq!(every(&mut marks, 5000, false), 32);
     assert_eq!([200; 7].map(|took| every(&mut marks, took, true)), [16, 8, 4, 2, 1, 1, 1]);
@@ -49,7 +49,7 @@ fn stuck_stream_may_submit_more_after_wait_limit() {
     flying(&mut marks, ONE, MAX_MARKS_PER_STREAM, at);
     assert!(!marks.look(at, ONE, &mut since, |_| false));
     assert!(!marks.look(at + MARK_TIMEOUT, ONE, &mut since, |_| false));
-    assert!(marks.look(at + MARK_TIMEOUT + ms(1), ONE, &mut since, |_| false), "twice as much");
+    assert!(marks.look(at + MARK_TIMEOUT + ms(1), ONE, &mut since, |_| false), "twice as many marks");
     flying(&mut marks, ONE, MAX_MARKS_PER_STREAM, at);
-    assert!(!marks.look(at + MARK_TIMEOUT + ms(2), ONE, &mut since, |_| false), "for as long again");
+    assert!(!marks.look(at + MARK_TIMEOUT + ms(2), ONE, &mut since, |_| false), "for the same time again");
 }

@@ -1,5 +1,5 @@
-//! Checks whether a guest can use CUDA, and prints the first obstacle with its remedy. Exits with status 1 if there is
-//! an obstacle.
+//! Checks whether a guest can use CUDA, and prints the first obstacle with its remedy. Exits with status 1 if it finds
+//! one.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use render_node::doctor::{Finding, Guest};
 
 fn main() -> ExitCode {
     if std::env::args_os().len() > 1 {
-        println!("usage: gpu-mediator-guest-doctor\n\nChecks whether programs of this virtual machine can use CUDA.");
+        println!("usage: gpu-mediator-guest-doctor\n\nChecks whether programs in this virtual machine can use CUDA.");
         return ExitCode::from(2);
     }
     let findings = Guest::this().findings();

@@ -34,7 +34,7 @@ impl Files {
         Guest { root: self.0.path().to_owned() }.facts()
     }
 
-    /// Returns the last finding, which must be the only one with a remedy.
+    /// Returns the check and the remedy of the last finding, which must be the only one with a remedy.
     fn missing(&self) -> (&'static str, String) {
         let mut findings = self.findings();
         let last = findings.pop().expect("findings");

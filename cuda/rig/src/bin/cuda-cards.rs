@@ -58,12 +58,33 @@ enum What {
         #[arg(long, default_value_t = 4)]
         step_mib: u64,
     },
-    /// Works on each device until standard input ends. A line `N` prints the progress of device N, and `alloc N`
-    /// allocates memory there.
+    /// Works on each device until end of file on standard input. A line `N` prints the progress of device N, and `alloc
+    /// N` allocates memory there.
     Live {
         /// Memory on each device in MiB.
         #[arg(long, default_value_t = 6)]
         mib: u64,
+    },
+    /// Runs kernels on all devices that spin until their peers on the other devices run.
+    Meet {
+        /// Number of rounds.
+        #[arg(long, default_value_t = 200)]
+        rounds: u64,
+        /// Card time of one kernel, in microseconds.
+        #[arg(long, default_value_t = 1000)]
+        kernel_us: u64,
+        /// Maximum number of rounds in flight on a device.
+        #[arg(long, default_value_t = 2)]
+        ahead: u64,
+    },
+    /// Works on each device, and forks meanwhile.
+    Fork {
+        /// Memory on each device in MiB.
+        #[arg(long, default_value_t = 6)]
+        mib: u64,
+        /// Number of rounds.
+        #[arg(long, default_value_t = 60)]
+        rounds: u64,
     },
     /// Creates and destroys contexts.
     Contexts {
@@ -92,6 +113,8 @@ fn main() -> Result<()> {
         What::Ranges { rounds } => cards::ranges(cuda, rounds)?,
         What::Fill { step_mib } => cards::fill(cuda, step_mib)?,
         What::Live { mib } => return cards::live(cuda, mib, &lines(), |line| println!("{line}")),
+        What::Meet { rounds, kernel_us, ahead } => cards::meet(cuda, rounds, kernel_us, ahead)?,
+        What::Fork { mib, rounds } => cards::fork(cuda, mib, rounds)?,
         What::Contexts { rounds } => cards::contexts(cuda, rounds)?,
     };
     println!("{found}");

@@ -15,7 +15,7 @@ use cuda_rig::Cuda;
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum to which the host functions add their arguments. Static, because these functions have only one argument.
+/// Sum that the host functions add their arguments to. Static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {

@@ -59,8 +59,8 @@ enum What {
         /// Path of the file.
         file: String,
     },
-    /// Frees almost all of its memory, in stream order and directly, and then submits work without pauses until
-    /// standard input ends. Prints the free memory in MiB.
+    /// Frees almost all of its memory, in stream order and directly, and then submits work without pauses until end of
+    /// file on standard input. Prints the free memory in MiB.
     Freed {
         /// Memory to free, in MiB.
         #[arg(long)]
@@ -275,8 +275,8 @@ fn signals() -> Result<()> {
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Ignore signals that cannot be blocked, the two that the C library reserves, and SIGSYS, with which a sandbox
-    // around the program may answer system calls.
+    // Ignore signals that cannot be blocked, the two that the C library reserves, and SIGSYS, which a sandbox around
+    // the program may use to emulate system calls.
     let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGSYS - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
@@ -288,7 +288,7 @@ fn signals() -> Result<()> {
 
 fn limit() -> Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer points to a local variable.
+    // SAFETY: the pointer refers to a local variable.
     ensure!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0, "no limit");
     Ok((limit.rlim_cur, limit.rlim_max))
 }
@@ -309,7 +309,7 @@ fn child() -> Result<Vec<String>> {
 fn children(mib: u64) -> Result<()> {
     let soft = 256;
     let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
-    // SAFETY: the pointer points to a local variable.
+    // SAFETY: the pointer refers to a local variable.
     ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "cannot set the limit");
     let before: Vec<i32> = open_descriptors()?;
     let expected = child()?;

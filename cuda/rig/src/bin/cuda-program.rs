@@ -38,8 +38,8 @@ enum What {
         #[arg(long)]
         ms: u64,
     },
-    /// Keeps the card busy until standard input ends. For each line of input, prints the card time that it got, in
-    /// microseconds.
+    /// Keeps the card busy until end of file on standard input. For each line of input, prints the card time that it
+    /// got, in microseconds.
     Count {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -78,7 +78,7 @@ enum What {
         #[arg(long, default_value_t = 5)]
         rounds: u64,
     },
-    /// Allocates memory and waits until standard input ends.
+    /// Allocates memory and waits until end of file on standard input.
     Hold {
         /// Size of the memory in MiB.
         #[arg(long)]
@@ -96,8 +96,8 @@ enum What {
         #[arg(long, default_value_t = 2000)]
         count: u32,
     },
-    /// Works on all of its memory until standard input ends. For each line of input, allocates 4 MiB more and prints
-    /// its progress.
+    /// Works on all of its memory until end of file on standard input. For each line of input, allocates 4 MiB more and
+    /// prints its progress.
     Live {
         /// Initial size of the memory in MiB.
         #[arg(long)]
@@ -137,9 +137,9 @@ enum What {
         kib: u64,
     },
     /// Uses objects of all kinds that survive a restart of the program's worker, and checks all results. Prints a line
-    /// for each round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`,
-    /// `address`, `pointer`, `pinned`, `unreadable`, `missing`, `pointers`, `heap`, `captured` or `capture`; `end` ends
-    /// them.
+    /// for each round until end of file on standard input. A line of input creates an object: `event`, `mapping`,
+    /// `array`, `address`, `pointer`, `pinned`, `unreadable`, `missing`, `pointers`, `heap`, `captured` or `capture`;
+    /// `end` ends them.
     Objects,
     /// Runs graphs that allocate memory. Prints the decrease in free memory in MiB, and the results of graphs that
     /// request too much.
@@ -179,8 +179,8 @@ enum What {
     Fork,
     /// Prints the results of `cuGetProcAddress` and of memory queries.
     Look,
-    /// Keeps the card busy and requests memory until standard input ends. For each line of input, prints its progress
-    /// since the previous line.
+    /// Keeps the card busy and requests memory until end of file on standard input. For each line of input, prints its
+    /// progress since the previous line.
     Neighbour {
         /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
@@ -188,7 +188,7 @@ enum What {
         /// Memory that the program keeps allocated, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
-        /// Interval between requests for memory, in milliseconds.
+        /// Interval between memory requests, in milliseconds.
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },

@@ -1,8 +1,8 @@
 //! A process of a program that uses several cards with one process per card, like NCCL programs.
 //!
 //! All processes submit the same kernels, and each kernel spins until its peers on the other cards run. The kernels
-//! announce their rounds in a file that all processes map, with one word per process. Runs until standard input ends,
-//! and then prints the number of rounds.
+//! announce their rounds in a file that all processes map, with one word per process. Runs until end of file on
+//! standard input, and then prints the number of rounds.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -33,6 +33,9 @@ struct Args {
     /// Number of kernels to submit before waiting for the first of them.
     #[arg(long, default_value_t = 2)]
     ahead: u64,
+    /// Card memory to allocate, in MiB.
+    #[arg(long, default_value_t = 0)]
+    mib: u64,
 }
 
 /// Maps the words of all processes. The mapping exists until the process exits.
@@ -52,6 +55,9 @@ fn main() -> Result<()> {
     ensure!(args.rank < args.ranks && args.ahead > 0, "the rank is one of the ranks, and submits kernels");
     let words = map(&args)?;
     let cuda = Cuda::open("libcuda.so.1")?;
+    for _ in 0..args.mib / 4 {
+        cuda.alloc(4 << 20)?;
+    }
     let (meet, stream) = (cuda.kernel("meet")?, cuda.stream()?);
     let (close, closed) = channel::<()>();
     std::thread::spawn(move || {

@@ -10,7 +10,7 @@ struct Args {
     /// Path of the owner's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// User ID to which the process switches first.
+    /// User ID that the process switches to first.
     #[arg(long)]
     uid: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Runs the scripted owner until standard input ends, and then prints its counters as JSON.
+//! Runs the scripted owner until end of file on standard input, and then prints its counters as JSON.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use cuda_rig::owner::{Owner, Script};
 
 #[derive(Parser)]
 struct Args {
-    /// Path of the socket on which to listen.
+    /// Path of the socket to listen on.
     #[arg(long)]
     socket: PathBuf,
     /// Path of the driver's library.

@@ -133,7 +133,7 @@ impl Cuda {
     /// copied back, and results of invalid calls.
     pub fn copy_boxes(&self) -> Result<Vec<u64>, Failed> {
         let mut all = Vec::new();
-        // Copy in a message, through the staging area, past the caches, and with rows longer than a staging piece.
+        // Copy in a message, through the staging area, past the caches, and with rows longer than a staging buffer.
         for (width, height, pitch) in
             [(200, 50, 300), (5000, 1000, 5120), (4999, 2000, 5120), (3_000_001, 2, 3_000_320)]
         {

@@ -139,9 +139,9 @@ impl Cuda {
     }
 
     /// Builds a graph from a kernel, a copy, and a host function. Launches the graph unmodified, with modified
-    /// parameters in the executable graph, and after modifying the graph itself. Returns several values: the words that
-    /// the kernel filled and the copy copied after each launch, the sum of the functions' arguments, the result of a
-    /// call without parameters, an attribute, and the argument of a callback.
+    /// parameters in the executable graph, and after modifying the graph itself. Returns the words written by the
+    /// kernel and by the copy after each launch, the sum of the host functions' arguments, the result of a call without
+    /// parameters, an attribute, and the argument of a callback.
     pub fn build_work(&self) -> Result<Vec<u64>, Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));

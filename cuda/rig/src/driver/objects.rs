@@ -19,7 +19,7 @@ const PINNED_WORDS: usize = 1000;
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Sum of the arguments with which [`count`] was called. Static, because the function gets only its argument.
+/// Sum of the arguments passed to [`count`]. Static, because the function gets only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {

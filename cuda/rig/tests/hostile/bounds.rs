@@ -112,7 +112,7 @@ fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
             let (link, _) = other.hello("a", Through::Itself, Some(Manner::honest()));
             other.say(link, FromTenant::Open { request: 3, share }, times);
         }
-        // Dropping `other` ends connections with up to 65,536 chunk numbers at the same time.
+        // Dropping `other` closes connections with up to 65,536 chunk numbers at the same time.
     };
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(2_500));
     drop(raw);

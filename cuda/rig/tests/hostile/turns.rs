@@ -266,7 +266,7 @@ fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour)
     (rig, serving, program, neighbour)
 }
 
-/// Streams in which the completion of earlier work can be observed while a capture is open.
+/// Streams whose earlier work can be observed to complete while a capture is open.
 const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
 
 #[test]

@@ -28,7 +28,7 @@ impl Loopback {
         Self::start_with(rig, tenant, Stdio::inherit(), &[])
     }
 
-    /// Same as [`Self::start`], with additional arguments. `errors` is the standard error of `cuda-loopback` and its
+    /// Like [`Self::start`], with additional arguments. `errors` is the standard error of `cuda-loopback` and its
     /// workers.
     pub fn start_with(rig: &Rig, tenant: &str, errors: Stdio, arguments: &[&str]) -> Self {
         let socket = Self::prepare(rig, tenant);

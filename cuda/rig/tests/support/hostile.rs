@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// A tenant's honest program. It keeps the card busy, keeps memory allocated, and requests more memory every 20 ms.
+/// A tenant's honest program. It keeps the card busy, holds memory, and requests more memory every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -175,7 +175,7 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` gets 96 % of the turn time to which it is entitled, in thousandths of the elapsed time. Used
+/// Fails unless tenant `b` gets 96 % of the turn time that it is entitled to, in thousandths of the elapsed time. Used
 /// after an attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are
 /// granted within 100 ms, and that its connection stays open.
 ///
@@ -305,7 +305,7 @@ impl Raw {
         }
     }
 
-    /// Waits for a message that `is_it` accepts, and drops all earlier ones.
+    /// Waits for a message accepted by `is_it`, and drops all earlier ones.
     pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
         // TIMEOUT: only a failing test waits this long.
         for _ in 0..30 {

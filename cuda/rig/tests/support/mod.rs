@@ -23,6 +23,8 @@ pub struct Rig {
     pub context_mib: u64,
     /// Number of cards.
     pub cards: u64,
+    /// NVLink connections between the cards, in the form of the fake driver.
+    pub nvlinks: &'static str,
     /// Set to record kernels in the card's folder.
     pub records: bool,
     mib: u64,
@@ -63,7 +65,7 @@ impl Rig {
         }
         std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let fake = folder.path().join("plain/libcuda.so.1");
-        Self { folder, fake, context_mib: 0, cards: 1, records: false, mib }
+        Self { folder, fake, context_mib: 0, cards: 1, nvlinks: "", records: false, mib }
     }
 
     /// Returns a command with the card and the folder of one library in its environment.
@@ -74,6 +76,7 @@ impl Rig {
             .env("FAKE_CUDA_MIB", self.mib.to_string())
             .env("FAKE_CUDA_CONTEXT_MIB", self.context_mib.to_string())
             .env("FAKE_CUDA_CARDS", self.cards.to_string())
+            .env("FAKE_CUDA_NVLINKS", self.nvlinks)
             .env_remove("CUDA_VISIBLE_DEVICES")
             .env("LD_LIBRARY_PATH", self.folder.path().join(library))
             .env(cuda_protocol::LOG_VARIABLE, "1")
@@ -251,8 +254,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same as [`describe`], but first waits until the owner has handled the exit of all exited programs. For this, runs a
-/// program of tenant `b`, which no test suspends, because the owner handles its requests after the exits.
+/// Like [`describe`], but first waits until the owner has handled all exits of programs. To this end, runs a program of
+/// tenant `b`, which no test suspends: the owner handles its requests after the exits.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

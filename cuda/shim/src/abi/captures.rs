@@ -82,7 +82,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream. Its pending work still completes, but a capture that began in the stream ends.
+/// Destroys a stream. Its pending work still completes, but the stream's capture ends.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let named = Stream::named(stream as u64, false);

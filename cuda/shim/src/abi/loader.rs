@@ -84,7 +84,7 @@ fn find(library: *mut c_void, name: &CStr) -> *mut () {
 
 fn open(path: &Path) -> Option<*mut c_void> {
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: loads the driver library, like the program itself would without this library.
+    // SAFETY: loads the driver library, as the program would without this library.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         report!("{} cannot be loaded", path.display());

@@ -175,7 +175,7 @@ fn memory(device: Device) -> Option<(u64, u64)> {
 
 fn answer(link: &Link) -> Option<FromOwner> {
     let mut poll = libc::pollfd { fd: link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer points to one valid entry.
+    // SAFETY: the pointer refers to one valid entry.
     let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
     (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
 }

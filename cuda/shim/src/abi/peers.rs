@@ -67,8 +67,8 @@ pub fn ends(is_it: impl Fn(&Pair) -> bool) {
     }
 }
 
-/// `cuMemPoolSetAccess`. Allocations from pools are backed by chunks, to which the pool's access settings do not apply.
-/// The call succeeds for the current device, which usually already has access.
+/// `cuMemPoolSetAccess`. Allocations from pools are backed by chunks, so the pool's access settings do not apply to
+/// them. The call succeeds for the current device, which usually already has access.
 unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count: usize) -> c_int {
     if !access.is_null() {
         // SAFETY: guaranteed by the caller: the list has `count` entries.

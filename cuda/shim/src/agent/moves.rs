@@ -1,5 +1,5 @@
-//! Moves the program to another card: it leaves its card at the owner's request, and the other card's owner makes the
-//! driver restore it there.
+//! Moves the program to another card: the program leaves its card at the owner's request, and the other card's owner
+//! makes the driver restore it there.
 //!
 //! Between the two owners, the gate is closed and all chunks are unmapped. The chunks are in host memory, and the
 //! program keeps their descriptors, so either owner can serve it next.
@@ -21,7 +21,7 @@ use crate::log::report;
 // TIMEOUT: the daemon hands a tenant over within milliseconds, and the program waits meanwhile.
 const LEFT_RETRY: Duration = Duration::from_millis(20);
 /// Time without an owner after which a program that has left its card resumes there.
-// TIMEOUT: the daemon gives up a move earlier, and the first owner then serves the program again.
+// TIMEOUT: the daemon cancels a move earlier, and the first owner then serves the program again.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.
 // TIMEOUT: the same as for owners' orders.
@@ -30,12 +30,12 @@ const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 /// State of a program that moves to another card.
 #[derive(Debug, Default)]
 pub(super) struct Departure {
-    /// Time at which the program left its card.
+    /// Time when the program left its card.
     left: Option<Instant>,
-    /// Card on which the program was when it asked an owner to move it, until the owner replies. Cached, because the
-    /// driver may have suspended the program meanwhile, and a call could block.
+    /// Card that the program was on when it requested a move from an owner, until the owner replies. Cached, because
+    /// the driver may have suspended the program meanwhile, and a call could block.
     asked_on: Option<[u8; 16]>,
-    /// Time until which a program that could not move stays on its card.
+    /// Time until when a program that could not move stays on its card.
     stays_until: Option<Instant>,
 }
 
@@ -111,8 +111,8 @@ impl Agent {
         (result == SUCCESS).then_some(uuid)
     }
 
-    /// Makes a new owner move the program to its card, if it is elsewhere. Returns false if this fails. The connection
-    /// is then useless.
+    /// Makes a new owner move the program to its card, if the program is elsewhere. Returns false if this fails. The
+    /// connection is then unusable.
     pub(super) fn come_to(&mut self, connection: &Connection, welcome: &Welcome) -> bool {
         let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return true };
         if welcome.version < VERSION_MOVES {
@@ -151,7 +151,7 @@ impl Agent {
         self.uuid() == Some(target.uuid)
     }
 
-    /// Lets the program continue on the card of the owner that now serves it.
+    /// Resumes the program on the card of the owner that now serves it.
     pub(super) fn arrive(&mut self) {
         if let Some(uuid) = self.uuid() {
             self.card.link.set_moved_to(uuid);
@@ -165,7 +165,7 @@ impl Agent {
         }
     }
 
-    /// Removes the reason for which the gate is closed. The chunks are mapped again before the gate opens.
+    /// Clears the reason why the gate is closed. The chunks are mapped again before the gate opens.
     fn return_home(&mut self) {
         if self.departure.left.take().is_some() {
             self.memory().attach();

@@ -59,8 +59,8 @@ pub struct Backed {
 }
 
 impl<'a> Operations<'a> {
-    /// Announces chunks that are about to be mapped, for which [`Self::redirect`] waits. Call this before the
-    /// requesting thread is notified.
+    /// Announces chunks that are about to be mapped. [`Self::redirect`] waits for them. Call this before the requesting
+    /// thread is notified.
     pub fn arriving(self) {
         self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }
@@ -136,7 +136,7 @@ impl<'a> Operations<'a> {
         self.obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
     }
 
-    /// Same as [`Self::obtain`], with the request that `ask` creates.
+    /// Like [`Self::obtain`], with the request that `ask` creates.
     pub fn obtain_by(
         self,
         ask: impl Fn(u32) -> FromTenant,
@@ -269,7 +269,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Same as [`Self::free_released`], but only for memory that streams cannot reuse directly.
+    /// Like [`Self::free_released`], but only for memory that streams cannot reuse directly.
     fn collect(self, wait: bool) -> bool {
         let memory = self.lock();
         if memory.ordered.is_empty() || self.captures.any() {

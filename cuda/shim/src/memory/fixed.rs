@@ -16,13 +16,13 @@ use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_
 /// An object with accounted memory, identified by the type and value of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Thing {
-    /// Card memory, by address.
+    /// Card memory, identified by its address.
     Address(u64),
     /// An array.
     Array(u64),
     /// A mipmapped array.
     Mipmap(u64),
-    /// Host memory, by address.
+    /// Host memory, identified by its address.
     Host(u64),
 }
 

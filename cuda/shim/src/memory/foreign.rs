@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{Address, Handle};
 
-/// An object other than an address to which memory is bound: an array, or an offset in a multicast object.
+/// An object, other than an address, that memory is bound to: an array, or an offset in a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// A sparse array, by its handle.
+    /// Handle of a sparse array.
     Array(u64),
-    /// A multicast object or an endpoint, by its number, and an offset in it.
+    /// Number of a multicast object or endpoint, and an offset in it.
     Multicast(u64, u64),
 }
 
@@ -81,7 +81,7 @@ impl<T> Foreign<T> {
         handles.into_iter().filter_map(|handle| self.unmapped(handle)).collect()
     }
 
-    /// Records that the memory is bound to an object until that object ends.
+    /// Records that the memory is bound to an object until that object is destroyed.
     pub fn bind(&mut self, target: Target, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.mappings += 1;

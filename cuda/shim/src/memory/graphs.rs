@@ -35,7 +35,7 @@ pub struct Graphs {
     allocating: Mutex<HashSet<u64>>,
     /// Set once an allocating graph has existed.
     any: AtomicBool,
-    /// Accounted bytes, by driver device.
+    /// Accounted bytes, keyed by driver device.
     counted: Mutex<HashMap<c_int, u64>>,
 }
 
@@ -91,7 +91,7 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
 }
 
 impl Operations<'_> {
-    /// Reports to the owner the change in memory that the driver reserves for graphs on the current card since the last
+    /// Reports to the owner how much the driver's memory for graphs on the current card has changed since the last
     /// call. Returns true if the owner permits it.
     pub fn count_graphs(self) -> bool {
         let Some((device, card)) = self.link.current_card() else { return true };

@@ -75,7 +75,7 @@ pub struct Freed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
     pub card: u8,
-    /// Properties with which the handle was created.
+    /// Properties passed at the creation of the handle.
     pub property: Property,
     pub bytes: u64,
     /// Driver handle for the whole memory, if the handle is already exportable.

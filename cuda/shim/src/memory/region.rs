@@ -19,7 +19,7 @@ use crate::log::report;
 /// A chunk of a region.
 #[derive(Debug)]
 pub struct Slot {
-    /// The driver's handle; `None` while the chunk is evicted.
+    /// The driver's handle, or `None` while the chunk is evicted.
     handle: Option<Handle>,
     pub chunk: Backing,
 }
@@ -103,7 +103,7 @@ impl Region {
         self.slots.get(&number)
     }
 
-    /// Same as [`Self::slot`], but mutable.
+    /// Like [`Self::slot`], but mutable.
     pub fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
         self.slots.get_mut(&number)
     }
@@ -146,8 +146,7 @@ impl Region {
         ids
     }
 
-    /// Unmaps those of the given chunks that are mapped, and releases their handles. The indices must be in ascending
-    /// order.
+    /// Unmaps the given chunks if they are mapped, and releases their handles. The indices must be in ascending order.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         for (first, count) in runs(mapped) {
@@ -254,14 +253,14 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Grants the card and its peers access to those of the given chunks that are mapped. The indices must be in
-    /// ascending order. Returns true on success.
+    /// Grants the card and its peers access to the given chunks if they are mapped. The indices must be in ascending
+    /// order. Returns true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let access: Vec<Access> = self.access.iter().map(|device| Access::all(*device)).collect();
         self.set_access(pages, numbers, &access)
     }
 
-    /// Same as [`Self::allow`], with the given access.
+    /// Like [`Self::allow`], with the given access.
     fn set_access(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>, access: &[Access]) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let bytes = |count| u64::from(count) * self.chunk_bytes;

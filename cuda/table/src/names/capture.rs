@@ -1,4 +1,4 @@
-//! Functions that record a stream's work instead of running it, and related functions.
+//! Functions that capture a stream's work, and related functions.
 
 use crate::{Family, family};
 

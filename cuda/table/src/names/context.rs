@@ -1,4 +1,4 @@
-//! Functions for contexts, and for the parts of a card that they are bound to.
+//! Functions for contexts, and for the partitions of a card that they are bound to.
 
 use crate::{Family, family};
 

@@ -1,4 +1,4 @@
-//! Functions that report amounts of memory.
+//! Functions that report memory sizes.
 
 use crate::{Family, family};
 

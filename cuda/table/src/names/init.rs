@@ -1,4 +1,4 @@
-//! Functions for initialisation, errors, and function lookup.
+//! Functions for initialization, errors, and function lookup.
 
 use crate::{Family, family};
 

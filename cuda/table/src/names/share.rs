@@ -1,4 +1,4 @@
-//! Functions for memory that other processes or other cards can access.
+//! Functions for memory that other processes or cards can access.
 
 use crate::{Family, family};
 

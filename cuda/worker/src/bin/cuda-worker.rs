@@ -1,6 +1,5 @@
-//! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it.
-//!
-//! UNSAFETY: takes ownership of the descriptors given as arguments, and ends the process.
+//! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it. UNSAFETY: takes ownership of
+//! the descriptors given as arguments, and terminates the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
@@ -65,7 +64,7 @@ impl Args {
     }
 }
 
-/// Reason for a failed start as sent to the device, and the error.
+/// Reason for a failed start, as reported to the device, and the error.
 type Failure = (Reason, anyhow::Error);
 
 /// Loads the driver and initializes it, between the two steps of the sandbox.
@@ -75,8 +74,8 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // Initializing a driver may take long, and no thread reads the link meanwhile. A worker that survives its daemon
-    // connects to the next one, or exits, after the driver has been initialized.
+    // Initializing a driver may take long, and no other thread reads the link meanwhile. A worker that survives its
+    // daemon handles a closed link afterwards.
     if args.rejoin.is_none() {
         let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
         std::thread::spawn(move || end_with(&watched));

@@ -1,10 +1,8 @@
-//! Socket addresses of the card's owner and of the next daemon for `connect`, in an immutable page.
-//!
-//! A system call filter sees pointers, but not the memory that they point to. Therefore the addresses to which a worker
-//! may connect are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows
-//! `connect` only with pointers into this page, and forbids calls that map, unmap, move or unprotect memory below the
-//! end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel rejects lower
-//! addresses.
+//! Socket addresses of the card's owner and of the next daemon for `connect`, in an immutable page. A system call
+//! filter sees pointers, but not the memory that they point to. Therefore, the addresses that a worker may connect to
+//! are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows `connect`
+//! only with pointers into this page, and forbids calls that map, unmap, move or unprotect memory below the end of the
+//! page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel rejects lower addresses.
 //!
 //! UNSAFETY: maps the page and reads it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -30,7 +28,7 @@ const MAX_PATH: usize = 108;
 
 /// Maximum number of socket addresses.
 const MAX_ADDRESSES: usize = 2;
-/// Distance between two socket addresses in the page, in bytes.
+/// Stride of socket addresses in the page, in bytes.
 const STRIDE: usize = 256;
 
 /// A socket address in the page.

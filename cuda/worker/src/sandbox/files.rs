@@ -31,19 +31,19 @@ const READABLE: [&str; 16] = [
 ];
 /// Device files that workers may read and write, in addition to NVIDIA's.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/zero"];
-/// Folder of the process's threads. The driver names its threads through files in it.
+/// Folder of the process's threads. The driver sets thread names through its files.
 const THREADS: &str = "/proc/self/task";
 /// Prefix of the names of NVIDIA's device files.
 const NVIDIA: &str = "nvidia";
 /// Maximum number of NVIDIA's device files.
 const MAX_DEVICES: usize = 256;
 
-/// Open files and folders to which the rules apply. The kernel binds a rule to its cached inode, and does not replace
+/// Open files and folders that the rules apply to. The kernel binds a rule to its cached inode, and does not replace
 /// the inode of a file below /proc while the file is open.
 #[derive(Debug)]
 pub(super) struct Files(#[expect(dead_code, reason = "held open")] Vec<PathFd>);
 
-/// Restricts this thread and the threads that it starts. Returns `None` if the kernel has no Landlock.
+/// Restricts this thread and the threads that it starts. Returns `None` if the kernel lacks Landlock.
 pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError> {
     let newest = ABI::V6;
     let read = AccessFs::ReadFile | AccessFs::ReadDir;

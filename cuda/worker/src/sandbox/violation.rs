@@ -1,9 +1,9 @@
 //! Handles the signal for a forbidden system call.
 //!
 //! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
-//! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and ends
-//! the process. A process that installs another handler gains nothing, because the call was not executed. Only the
-//! report depends on the handler.
+//! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and
+//! terminates the process. A process that installs another handler gains nothing, because the call was not executed.
+//! Only the report depends on the handler.
 //!
 //! UNSAFETY: installs a signal handler, which uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -81,7 +81,7 @@ extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information,
         return;
     }
     report(information.call as u32, LINK.load(Ordering::Relaxed));
-    // SAFETY: ends the process.
+    // SAFETY: terminates the process.
     unsafe { libc::_exit(STATUS) }
 }
 

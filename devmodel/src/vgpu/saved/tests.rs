@@ -1,10 +1,10 @@
-//! Tests saved vGPUs that were modified, or that belong to a different vGPU.
+//! Tests of saved vGPUs that were modified, or that belong to a different vGPU.
 
 use super::*;
 use crate::tests::mock::Rig;
 use nvspec::regs::{pbus, pfifo, pmc, ptimer};
 
-/// Creates a vGPU with a pending interrupt, bound channels, an alarm, and a denial.
+/// Creates a vGPU with a pending interrupt, bound channels, an alarm, and a denied access.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.enable_msi();
@@ -27,7 +27,7 @@ fn restored(edit: impl FnOnce(&mut SavedVGpu)) -> Result<VGpu, Invalid> {
 }
 
 fn refused(edit: impl FnOnce(&mut SavedVGpu)) -> String {
-    restored(edit).expect_err("it was restored").to_string()
+    restored(edit).expect_err("the vGPU was restored").to_string()
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn restored_vgpu_does_not_repeat_interrupts() {
     assert_eq!(rig.gpu.blocked_engines(), 0);
     rig.rd(pmc::INTR_0::OFFSET);
     rig.wr(pmc::INTR_EN_0::OFFSET, 1);
-    assert!(rig.mock.take().is_empty(), "no message twice");
+    assert!(rig.mock.take().is_empty(), "a call was repeated");
     assert_eq!(rig.denied().len(), 1);
 }
 
@@ -51,7 +51,7 @@ fn another_vgpu_is_refused() {
     let saved = rig().gpu.save();
     let larger = Rig::with(|config| config.vram_bytes *= 2);
     let error = VGpu::restored(saved.clone(), larger.gpu.config().clone()).unwrap_err().to_string();
-    assert!(error.contains("of another kind"), "{error}");
+    assert!(error.contains("a different configuration"), "{error}");
     let fewer = Rig::with(|config| config.channels = 2);
     assert!(VGpu::restored(saved, fewer.gpu.config().clone()).is_err());
 }
@@ -61,10 +61,10 @@ fn state_that_cannot_be_is_refused() {
     assert!(refused(|saved| saved.pci[0] ^= 1).contains("byte 0x0 of configuration space"));
     assert!(refused(|saved| saved.pci[0x34] = 0xff).contains("byte 0x34"));
     assert!(refused(|saved| saved.pci.truncate(256)).contains("256 bytes"));
-    assert!(refused(|saved| saved.storage.push((0xffff_fffc, 1))).contains("not a register that is kept"));
-    assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("not a register that is kept"));
-    assert!(refused(|saved| saved.storage.push(saved.storage[0])).contains("not in their order"));
-    assert!(refused(|saved| saved.identity.channels = 1).contains("of another kind"));
-    // The command register may have any value that the guest can write.
+    assert!(refused(|saved| saved.storage.push((0xffff_fffc, 1))).contains("not the offset of a stored register"));
+    assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("not the offset of a stored register"));
+    assert!(refused(|saved| saved.storage.push(saved.storage[0])).contains("not in ascending order"));
+    assert!(refused(|saved| saved.identity.channels = 1).contains("a different configuration"));
+    // The command register can have any value that the guest can write.
     assert!(restored(|saved| saved.pci[4] ^= 6).is_ok());
 }

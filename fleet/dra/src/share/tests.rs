@@ -29,7 +29,7 @@ fn with(memory: Memory, time: Time) -> Applied {
 fn made(kind: &str, result: &DeviceRequestAllocationResult, applied: &Applied) -> Result<Value, String> {
     let pods = vec!["web-0".to_owned(), "web-1".to_owned()];
     let claim = Claim { namespace: "prod", name: "web-gpu", uid: "1234-abcd", pods };
-    let body = body(&claim, 0, result, &offer(kind), applied, Path::new("/run/s"))?;
+    let body = body(&claim, 0, &[(result, &offer(kind))], applied, Path::new("/run/s"))?;
     Ok(match body {
         Body::Tenant(spec) => serde_json::to_value(spec).unwrap(),
         Body::Vm(spec) => serde_json::to_value(spec).unwrap(),
@@ -91,11 +91,11 @@ fn out_of_range_share_is_rejected_with_bound() {
     for (applied, expected) in [
         (limit("2Gi"), "memory.limit: 2048Mi, expected at most the 960Mi of card `card0`"),
         (limit("0"), "memory.limit: 0Mi"),
-        (limit("129Mi"), "memory.limit: `129Mi`, expected a multiple of the 2Mi"),
+        (limit("129Mi"), "memory.limit: `129Mi`, expected a multiple of 2Mi"),
         (limit("much"), "memory.limit: `much` is not a quantity"),
-        (guarantee("512Mi"), "memory.guarantee: 512Mi, expected at most 256Mi: what was allocated"),
+        (guarantee("512Mi"), "memory.guarantee: 512Mi, expected at most 256Mi: the allocated memory"),
         (weight(0), "time.weight: 0, expected 1 to 10000"),
-        (mine(weight(251)), "time.weight: 251, expected 1 to 250: the thousandths of the time that were allocated"),
+        (mine(weight(251)), "time.weight: 251, expected 1 to 250: the allocated time in thousandths"),
         (
             mine(with(Memory { weight: Some(9999), ..Memory::default() }, Time::default())),
             "memory.weight: 9999, expected 1 to 250",
@@ -112,7 +112,10 @@ fn out_of_range_share_is_rejected_with_bound() {
         (result("256Mi", "1001"), "allocated time: 1001, expected 1 to 1000"),
         (result("256Mi", "0"), "allocated time: 0"),
         (result("x", "1"), "allocated memory: `x` is not a quantity"),
-        (DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() }, "adminAccess gives no share"),
+        (
+            DeviceRequestAllocationResult { admin_access: Some(true), ..good.clone() },
+            "adminAccess does not allocate a share",
+        ),
     ] {
         let error = made("simgpu", &bad, &Applied::default()).unwrap_err();
         assert!(error.contains(expected), "{error}");
@@ -144,4 +147,52 @@ fn share_groups_are_of_one_namespace_and_of_cuda_cards() {
     assert_eq!((&body["share_group"], &body["sharing"]), (&"prod.team".into(), &"together".into()));
     let error = made("simgpu", &result("256Mi", "250"), &applied).unwrap_err();
     assert!(error.contains("shareGroup, expected no such parameter"), "{error}");
+}
+
+#[test]
+fn cards_of_a_request_become_one_tenant() {
+    let cards = [card("a", "cuda"), card("b", "cuda"), card("vm", "simgpu")];
+    let offers = Offer::all(&cards, &[], &[]);
+    let of = |device: &str, request: &str, memory: &str| DeviceRequestAllocationResult {
+        device: device.to_owned(),
+        request: request.to_owned(),
+        ..result(memory, "250")
+    };
+    let results = [
+        of("a", "gpu", "256Mi"),
+        of("vm", "gpu", "128Mi"),
+        of("b", "gpu", "256Mi"),
+        of("a", "other", "128Mi"),
+        of("vm", "gpu", "128Mi"),
+    ];
+    let given = |results: &'static [DeviceRequestAllocationResult], offers: &'static [Offer]| {
+        let offer = |name: &str| offers.iter().find(|offer| offer.device == name).unwrap();
+        results.iter().map(|result| (result, offer(&result.device))).collect::<Vec<_>>()
+    };
+    let (results, offers): (&'static _, &'static _) =
+        (Box::leak(Box::new(results)), Box::leak(offers.into_boxed_slice()));
+    let groups = grouped(given(results, offers)).unwrap();
+    let devices = |group: &Vec<Given<'_>>| group.iter().map(|(result, _)| result.device.clone()).collect::<Vec<_>>();
+    assert_eq!(groups.iter().map(devices).collect::<Vec<_>>(), [vec!["a", "b"], vec!["vm"], vec!["a"], vec!["vm"]]);
+
+    let claim = Claim { namespace: "prod", name: "train", uid: "1", pods: Vec::new() };
+    let made = |group: &[Given<'_>], applied: &Applied| body(&claim, 3, group, applied, Path::new("/run/s"));
+    let weight = with(Memory::default(), Time { weight: Some(40), ..Time::default() });
+    let Body::Tenant(spec) = made(&groups[0], &weight).unwrap() else { panic!("no tenant") };
+    assert_eq!((spec.card_names(), spec.vram_mib, spec.time.weight), (vec!["a", "b"], 256, 40));
+    let sockets = ["/run/s/k8s-1-3/a.sock", "/run/s/k8s-1-3/b.sock"].map(PathBuf::from);
+    assert_eq!(spec.socket_paths(Path::new("/run")), sockets);
+
+    let unequal = [of("a", "gpu", "256Mi"), of("b", "gpu", "128Mi")];
+    let unequal = grouped(given(Box::leak(Box::new(unequal)), offers)).unwrap();
+    let error = made(&unequal[0], &Applied::default()).unwrap_err();
+    assert!(error.contains("the parts of the devices `a` and `b` differ"), "{error}");
+    let mut shared = Applied::default();
+    shared.parameters.share_group = Some("g".to_owned());
+    assert!(
+        made(&groups[0], &shared).unwrap_err().contains("expected no such parameter for a request of several cards")
+    );
+    let twice = [of("a", "gpu", "128Mi"), of("a", "gpu", "128Mi")];
+    let error = grouped(given(Box::leak(Box::new(twice)), offers)).unwrap_err();
+    assert!(error.contains("`distinctAttribute: gpu-mediator.internal/card`"), "{error}");
 }

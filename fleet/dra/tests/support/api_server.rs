@@ -76,7 +76,7 @@ pub fn typed<T: Published>(value: &Value) -> T {
 
 fn exactly<T: DeserializeOwned + Serialize>(value: &Value) -> T {
     let object: T = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value:#}"));
-    assert_eq!(serde_json::to_value(&object).unwrap(), *value, "fields that the type has not");
+    assert_eq!(serde_json::to_value(&object).unwrap(), *value, "fields that the type does not have");
     object
 }
 
@@ -157,7 +157,7 @@ impl ApiServer {
         self.objects().broken = broken;
     }
 
-    #[expect(clippy::result_large_err, reason = "the answer of a server for tests")]
+    #[expect(clippy::result_large_err, reason = "the response of a test server")]
     fn called(&self, call: Call) -> Result<std::sync::MutexGuard<'_, Objects>, Response> {
         let mut objects = self.objects();
         if objects.broken {

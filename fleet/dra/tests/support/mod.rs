@@ -28,7 +28,7 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Returns the path of a file in cargo's target folder.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
-    let path = own.parent().and_then(Path::parent).expect("a folder of cargo's").join(name);
+    let path = own.parent().and_then(Path::parent).expect("a cargo folder").join(name);
     assert!(path.exists(), "{} is missing: cargo xtask test --suite fleet builds it", path.display());
     path
 }
@@ -40,7 +40,7 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
         if let Some(found) = look().await {
             return found;
         }
-        assert!(Instant::now() < end, "in vain: {what}");
+        assert!(Instant::now() < end, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -110,6 +110,15 @@ impl Node {
             node.path("plain/libcuda.so.1").display()
         ));
         node
+    }
+
+    /// Adds a second CUDA card of the same size, `h200`, to such a node.
+    pub fn add_second_card(&mut self) {
+        let text = self.log("m.toml");
+        let (daemon, card) = text.split_once("[[card]]").unwrap();
+        let second = card.replace("h100", "h200") + "cuda.device = \"1\"\n";
+        fs::write(self.path("m.toml"), format!("{daemon}[[card]]{card}[[card]]{second}")).unwrap();
+        self.variables.push(("FAKE_CUDA_CARDS".to_owned(), "2".to_owned()));
     }
 
     /// Creates a node, and starts all its processes.

@@ -9,7 +9,7 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Prefix of the drain reason of a node.
+/// Prefix of a node's drain reason.
 const REASON: &str = "gpu-mediator:";
 /// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";

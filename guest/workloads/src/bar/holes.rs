@@ -94,9 +94,9 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         }
         _ => HOLES.iter().collect(),
     };
-    ensure!(!chosen.is_empty(), "no such hole; there are 1 to {}", HOLES.len());
+    ensure!(!chosen.is_empty(), "no such hole, expected 1 to {}", HOLES.len());
     let boot0 = card.read(reg::BOOT0);
-    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
+    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not respond: BOOT0 is {boot0:#x}");
     let share = options.number("share", card.vram()?)?;
     let (mut attempts, mut open) = (0, Vec::new());
     for hole in &chosen {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn holes_are_numbered_in_order() {
         assert!(HOLES.iter().zip(1..).all(|(hole, number)| hole.number == number));
-        assert!(HOLES.len() < lab::ROOMS as usize, "each has VRAM of its own");
+        assert!(HOLES.len() < lab::ROOMS as usize, "each has its own VRAM");
     }
 
     #[test]

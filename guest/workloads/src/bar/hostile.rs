@@ -35,7 +35,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let seed = options.number("seed", mix(now.as_nanos() as u64))?;
     let boot0 = card.read(reg::BOOT0);
-    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
+    ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not respond: BOOT0 is {boot0:#x}");
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");

@@ -22,7 +22,7 @@ use gdev::{Image, Segment, SegmentRequest};
 /// Maximum number of contexts. Nodes share them in turn.
 const MOST_CONTEXTS: u64 = 32;
 
-/// Input of a node: an input of the graph, or the output of a node of the previous level.
+/// Input of a node: an input of the graph, or the output of a node in the previous level.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Input(usize),

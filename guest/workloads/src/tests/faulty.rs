@@ -41,7 +41,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
             // The kernel may detect the dead channel before the submission returns; `dies` then also reports it.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
-                println!("the kernel says at once: {error:#}");
+                println!("the kernel reports immediately: {error:#}");
             }
         }
         "method" => {
@@ -78,14 +78,14 @@ fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Resul
     let began = Instant::now();
     for _ in 0..COPIES {
         if let Err(error) = once(rig, channel, Engine::M2mf, source, target) {
-            println!("the kernel says: {error:#}");
+            println!("the kernel reports: {error:#}");
             return Ok(());
         }
         if began.elapsed() > NOTICED {
             break;
         }
     }
-    bail!("channel {} still takes work", channel.number())
+    bail!("channel {} still accepts work", channel.number())
 }
 
 fn once(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, target: &Buffer) -> Result<()> {

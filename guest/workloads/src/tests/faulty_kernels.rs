@@ -43,9 +43,9 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let number = victim.backend().number();
     println!("victim channel={number} bystander channel={}", bystander.backend().number());
     match launch(&mut victim, faulty.kernel)? {
-        Ok(()) if faulty.killed => anyhow::bail!("channel {number} still takes work"),
+        Ok(()) if faulty.killed => anyhow::bail!("channel {number} still accepts work"),
         Ok(()) => works(rig, &mut victim, "the channel itself")?,
-        Err(error) if faulty.killed => println!("the kernel says: {error:#}"),
+        Err(error) if faulty.killed => println!("the kernel reports: {error:#}"),
         Err(error) => return Err(error),
     }
     works(rig, &mut bystander, "a channel from before")?;
@@ -69,7 +69,7 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     // The kernel may detect the dead channel before the submission returns.
     let outcome = gpu.launch(module, kernel, ONE, &params, &[mark]).and_then(|_| gpu.finish());
     let found = gpu.backend_mut().peek(mark)?;
-    ensure!(found == STARTED_MARK, "the kernel has not begun: it left {found:#x}");
+    ensure!(found == STARTED_MARK, "the kernel has not started: it left {found:#x}");
     Ok(outcome.map_err(Into::into))
 }
 
@@ -77,7 +77,7 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
 pub fn never_ends(device: &Arc<Device>) -> Result<()> {
     let mut gpu = compute::context(device)?;
     match launch(&mut gpu, "endless")? {
-        Ok(()) => anyhow::bail!("channel {} still takes work", gpu.backend().number()),
+        Ok(()) => anyhow::bail!("channel {} still accepts work", gpu.backend().number()),
         Err(_) => Ok(()),
     }
 }
@@ -86,7 +86,7 @@ pub fn never_ends(device: &Arc<Device>) -> Result<()> {
 fn works(rig: &Rig, gpu: &mut Guest, what: &str) -> Result<()> {
     let options = Options { seed: rig.random().next(), ..Options::default() };
     let workload = workloads::by_name("madd", options).context("a workload")?;
-    let report = workloads::run(&*workload, gpu).context(format!("{what}, after a kernel went wrong"))?;
+    let report = workloads::run(&*workload, gpu).context(format!("{what}, after a kernel failed"))?;
     rig.add(Counts { bytes: report.verified, copies: gpu.backend().done().copies, channels: 1 });
     Ok(())
 }

@@ -125,7 +125,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     mediator.detach(id, first.backend().number())?;
     ensure!(mediator.detach(id, first.backend().number()).is_err(), "it can be detached twice");
     if let Err(error) = first.finish() {
-        println!("work in flight was cut short: {error:#}");
+        println!("work in flight was aborted: {error:#}");
     }
     let mut third = context(node)?;
     let again = mediator.attach(id, third.backend().number(), 0)?;
@@ -155,7 +155,10 @@ fn hold(node: &Path, mediator: &Mediator, key: u64, duration: Duration) -> Resul
 
 fn steal(mediator: &Mediator, key: u64, channel: i32) -> Result<()> {
     let id = mediator.share_get(wanted(key, 0))?;
-    ensure!(mediator.attach(id, channel, 0).is_err(), "channel {channel} is not this process's, and took a segment");
+    ensure!(
+        mediator.attach(id, channel, 0).is_err(),
+        "channel {channel} belongs to another process, but accepted a segment"
+    );
     Ok(())
 }
 
@@ -168,7 +171,7 @@ fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration
     // The other machine replies with data from the next seed.
     let answer = data(rig.seed() + 1);
     while check(rig, &mut gpu, address, &answer).is_err() {
-        ensure!(!ending.is_over(), "no answer from the other machine");
+        ensure!(!ending.is_over(), "no reply from the other machine");
         sleep(POLL_INTERVAL);
     }
     Ok(mediator.remove(id)?)

@@ -293,7 +293,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(config: Config, card: Card) -> Self {
-        let schedule = Schedule::new(config, card.clone()).expect("a good configuration");
+        let schedule = Schedule::new(config, card.clone()).expect("the configuration is valid");
         Self { schedule, card, submissions: 0, read: Cell::new(0) }
     }
 

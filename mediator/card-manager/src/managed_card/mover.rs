@@ -63,7 +63,7 @@ impl ManagedCard {
             if self.over() {
                 break;
             }
-            let Planned { plan, served: for_them, .. } = self.lock().plan();
+            let Planned { plan, served: for_them } = self.lock().plan();
             if plan.is_empty() {
                 break;
             }

@@ -32,7 +32,7 @@ use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
 /// Number of bytes evicted to host memory at a time. The guest's work is stopped during the copy.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of rounds that look for chunks that have returned to the card or are new on it.
+/// Maximum number of passes over the VM's chunks, to find those that have returned to the card or are new on it.
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes written per critical section of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
@@ -162,7 +162,7 @@ impl ManagedCard {
         Ok(lent + self.carry(vm, rest, to, its, &Known::Zeros)?)
     }
 
-    /// Permits a VM's memory to return to the card, because the VM does not move away.
+    /// Permits a VM's memory to return to the card, because the VM stays on this card.
     pub fn stays(&self, vm: TenantId) {
         self.lock().memory.set_migrating(vm, false);
         self.look_again();

@@ -49,8 +49,8 @@ const AGAIN_PAGES: usize = 8;
 struct InFlight {
     batch: u64,
     chunks: Vec<Chunk>,
-    /// ID of each chunk's copy, or `None` if the engines accept no copies.
-    copies: Option<Vec<CopyId>>,
+    /// The copies; `None` if the engines accept no copies.
+    copies: Option<CopyId>,
 }
 
 impl ManagedCard {
@@ -98,7 +98,7 @@ impl ManagedCard {
                 Some(Action::Force { user }) => self.lock().force_off(user),
                 Some(Action::Copy { batch, chunks, .. }) => wanted.push((batch, chunks)),
                 Some(Action::Remap { user, order, chunks, .. }) => {
-                    chunks.iter().for_each(|chunk| self.copy_again(vm, chunk));
+                    self.written(vm, &chunks).iter().for_each(|chunk| self.copy_again(vm, chunk));
                     let ended = self.commit(holder, vm, &chunks, done);
                     self.lock().has_remapped(user, order, &ended);
                 }
@@ -202,6 +202,16 @@ impl ManagedCard {
         moves
     }
 
+    /// Returns those chunks of a batch to which the VM's CPUs have written since their copy began.
+    fn written(&self, vm: TenantId, chunks: &[Chunk]) -> Vec<Chunk> {
+        let state = self.lock();
+        let is_written = |chunk: &&Chunk| {
+            let dirty = state.vram().copied.get(&(vm, u64::from(chunk.index)));
+            dirty.is_some_and(|dirty| !dirty.is_empty())
+        };
+        chunks.iter().filter(is_written).copied().collect()
+    }
+
     /// Copies pages again that were written after their copy, so that only a few are left for the commit. Releases the
     /// lock between parts. The number of rounds is limited, because the VM may keep writing.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
@@ -272,18 +282,14 @@ impl ManagedCard {
         let mut state = self.lock();
         let bytes = state.chunk_bytes();
         let job = |chunk: &Chunk| Job { from: Source::Place(chunk.from), to: chunk.to, bytes };
-        let jobs: Vec<Job> = batches.iter().flat_map(|(_, chunks)| chunks).map(job).collect();
-        let mut copies = state.submit_jobs(&jobs).ok().map(Vec::into_iter);
-        let flight = |(batch, chunks): (u64, Vec<Chunk>)| {
-            let copies = copies.as_mut().map(|copies| copies.by_ref().take(chunks.len()).collect());
-            InFlight { batch, chunks, copies }
-        };
-        batches.into_iter().map(flight).collect()
+        let jobs: Vec<Vec<Job>> = batches.iter().map(|(_, chunks)| chunks.iter().map(job).collect()).collect();
+        let mut copies = state.submit_jobs(&jobs).unwrap_or_default().into_iter();
+        batches.into_iter().map(|(batch, chunks)| InFlight { batch, chunks, copies: copies.next() }).collect()
     }
 
     /// Waits for a batch. If the engines fail, the CPU copies this batch and the `later` batches.
     fn await_copies(&self, first: &InFlight, later: &mut VecDeque<InFlight>) -> Result<(), ManagerError> {
-        let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
+        let by_engine = first.copies.ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "the copy engines failed; the CPU copies chunks");
             // An engine that still works could write to memory that belongs to a guest by then.
@@ -329,17 +335,14 @@ impl ManagedCard {
         let copies = {
             let mut state = self.lock();
             let jobs = wanted(&mut state);
-            if jobs.is_empty() { Vec::new() } else { state.submit_jobs(&jobs)? }
+            if jobs.is_empty() { Vec::new() } else { state.submit_jobs(&[jobs])? }
         };
-        self.await_jobs(&copies)
+        copies.into_iter().try_for_each(|copies| self.await_jobs(copies))
     }
 
-    /// Waits until the engines have completed these jobs.
-    fn await_jobs(&self, copies: &[CopyId]) -> Result<(), ManagerError> {
+    /// Waits until the engines have completed a group of jobs.
+    fn await_jobs(&self, copies: CopyId) -> Result<(), ManagerError> {
         let mut guard = self.lock();
-        if copies.is_empty() {
-            return Ok(());
-        }
         let ended = guard.memory.copier().ok_or_else(dead)?.ended();
         let mut seen = (None, Instant::now());
         loop {
@@ -347,12 +350,11 @@ impl ManagedCard {
             if seen.0 != Some(copier.pieces()) {
                 seen = (Some(copier.pieces()), Instant::now());
             }
-            let states: Option<Vec<bool>> = copies.iter().map(|copy| copier.has_ended(*copy)).collect();
-            match states {
+            match copier.has_ended(copies) {
                 None => return Err(dead()),
-                Some(states) if states.iter().all(|ended| *ended) => return Ok(()),
-                Some(_) if seen.1.elapsed() > STILL_LIMIT => return Err(dead()),
-                Some(_) => {}
+                Some(true) => return Ok(()),
+                Some(false) if seen.1.elapsed() > STILL_LIMIT => return Err(dead()),
+                Some(false) => {}
             }
             guard.wait_for(&ended, STILL_LOOK);
         }
@@ -435,8 +437,8 @@ impl CardState {
         first.into_iter().for_each(|physical| self.reset_engines_of(physical));
     }
 
-    /// Submits these jobs to the copy engines.
-    fn submit_jobs(&mut self, jobs: &[Job]) -> Result<Vec<CopyId>, ManagerError> {
+    /// Submits groups of jobs to the copy engines.
+    fn submit_jobs(&mut self, jobs: &[Vec<Job>]) -> Result<Vec<CopyId>, ManagerError> {
         let now = self.now_ns();
         self.revive_copier();
         let CardState { memory, work, .. } = self;

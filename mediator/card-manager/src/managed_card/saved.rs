@@ -1,6 +1,6 @@
 //! Saved form of a card for its next owner, and handover of the card.
 //!
-//! VMs save their own state. The card, its memory, and the host memory are handed over as they are.
+//! VMs save their own state. The card, its memory, and the host memory are handed over unchanged.
 
 use super::ManagedCard;
 use super::standstill::Standstill;
@@ -8,7 +8,7 @@ use crate::ManagerError;
 use crate::work::SavedWork;
 use card_memory::SavedMemory;
 use card_memory::segments::SavedSegments;
-use card_state::{SavedCard, SavedVm};
+use card_state::{SavedCard, SavedTenancy, SavedVm};
 use saved_state::{Known, ReadError, SavedState, WriteError, Writer, first_version};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -127,9 +127,8 @@ impl Standstill<'_> {
         let card = SavedCard {
             chunks: state.vram().chunks.save(),
             balancer: residency.balancer().save(),
-            quanta: residency.quanta().save(),
+            tenancy: SavedTenancy::new(state.work.schedule().scheduler(), residency),
             channels: state.work.channels().save(),
-            scheduler: state.work.schedule().scheduler().save(),
             pool: state.memory.own().save(),
             // Segments are saved separately.
             segments: Vec::new(),

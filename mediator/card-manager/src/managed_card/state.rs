@@ -8,11 +8,11 @@ use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
 use sched::trace::MemoryMove;
-use sched::{Engine, Event, Quarantine, Scheduler};
+use sched::{Event, Quarantine, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tenancy::Standing;
-use vram::{Done, TenantId};
+use tenancy::{Changes, Standing};
+use vram::TenantId;
 
 /// Methods for the card's memory.
 impl CardState {
@@ -61,17 +61,8 @@ impl CardState {
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
         let schedule = self.work.schedule();
-        let working = schedule.counts().into_keys();
-        let done = |vm: TenantId| {
-            let accounts = Engine::ALL.into_iter().filter_map(|engine| schedule.scheduler().account(vm, engine));
-            accounts.fold(Done::default(), |sum, account| Done {
-                used_ns: sum.used_ns.saturating_add(account.used),
-                ended: sum.ended.saturating_add(account.completed),
-            })
-        };
-        let weight = |vm| schedule.scheduler().params(vm).map_or(1, |params| params.weight);
-        let mut planned = self.memory.plan(now, working, done, weight);
-        self.hold(std::mem::take(&mut planned.holds));
+        let planned = self.memory.plan(now, schedule.counts().into_keys(), schedule.scheduler());
+        self.carry_out_changes();
         planned
     }
 
@@ -107,8 +98,8 @@ impl CardState {
     /// Ends a planning round. Starts the quantum for which memory was moved, unless memory is still moving.
     pub(super) fn round_ended(&mut self) {
         let now = self.now_ns();
-        let holds = self.memory.round_ended(now);
-        self.hold(holds);
+        self.memory.round_ended(now);
+        self.carry_out_changes();
     }
 
     /// Records the moves of a VM's memory.
@@ -117,20 +108,16 @@ impl CardState {
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs because of another VM's quantum, or resumes them.
-    fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
+    /// Stops VMs during another VM's quantum, or resumes them. Makes the holder compete for time with the settings of
+    /// all members.
+    fn carry_out_changes(&mut self) {
+        let Changes { holds, competitors } = self.memory.take_changes(self.work.schedule().scheduler());
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
             self.feeder().look_at_waits(Some(vm));
         }
-        self.compete();
-    }
-
-    /// Makes the holder of a quantum compete for time with the settings of all members.
-    fn compete(&mut self) {
-        let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
-        self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
+        self.feeder().feed(competitors.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
     }
 }
 

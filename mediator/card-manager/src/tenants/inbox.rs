@@ -1,7 +1,7 @@
 //! Events from the card's interrupt thread for a VM whose lock is held.
 //!
 //! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM. Otherwise, a guest that keeps
-//! its own vGPU busy with a large flush would delay its neighbours' interrupts. Instead, the thread puts the event into
+//! its own vGPU busy with a large flush would delay its neighbours' interrupts. Instead, the thread adds the event to
 //! the inbox, and `mailbox` handles it later.
 
 use super::GuestEvent;

@@ -1,6 +1,6 @@
 //! A VM's lock and its inbox, shared by the card's interrupt thread and the VM's own threads.
 //!
-//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox, and tries
+//! The interrupt thread serves all VMs of a card and never waits for a VM. It adds its event to the inbox, and tries
 //! to acquire the lock. If another thread holds the lock, that thread drains the inbox before it releases the lock. An
 //! event may arrive after this last check and before the release, so the holder checks once more after the release.
 

@@ -1,14 +1,14 @@
 //! Sends events to a card's scheduler, and executes its decisions.
 //!
-//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]), and the submission
+//! A doorbell adds a submission to a channel's ring on the card ([`channels::Channels::pull`]), and the submission
 //! arrives at the feeder. After a thread has started it in its slice, the card may fetch it. Its completion record
 //! contains the card's timestamp.
 //!
 //! A submission that cannot run does not block others: it arrives only once the guest has enabled and listed its
 //! channel. A started submission may wait, for a semaphore or because its channel was stopped. It releases the engine
 //! once the card reports that no engine executes its channel. Until then, it is charged and its limit applies,
-//! regardless of the guest's register writes, and a stopped channel is asked to leave the engine. When the submission
-//! can run again, it resumes in a [slice](super::descheduled).
+//! regardless of the guest's register writes, and a stopped channel is requested to leave the engine. When the
+//! submission can run again, it resumes in a [slice](super::descheduled).
 //!
 //! Modules: `arrivals` (submissions before they are queued), `waits` (submissions and channels that cannot run), and
 //! `engines` (channels on the engines, and overruns).

@@ -8,8 +8,8 @@ use config::cuda::gang_number;
 use cuda_control::GangView;
 use cuda_status::Seen;
 
-/// Adds the state of each card to a tenant. Memory and counts are summed over the cards. For shares of time, the
-/// smallest counts, and for waits the longest, because the slowest card determines progress.
+/// Adds the state of each card to a tenant. Memory sizes and counters are summed over the cards. Of time shares, the
+/// smallest is used, and of waits, the longest, because the slowest card determines progress.
 pub(super) fn add_cards<'a>(
     tenant: &mut Tenant,
     spec: &TenantSpec,
@@ -33,7 +33,7 @@ pub(super) fn add_cards<'a>(
     (tenant.state, tenant.waits_for, tenant.wait_reason) = wait(tenant, &views);
 }
 
-/// Adds the state of another card.
+/// Adds the tenant's state on another card.
 fn merge(tenant: &mut Tenant, other: Tenant) {
     tenant.served &= other.served;
     tenant.programs.extend(other.programs);
@@ -107,7 +107,7 @@ fn wait(
         return own;
     }
     let works = views.iter().any(|(_, view, _)| view.has_work);
-    // Cards that are not offered keep the others waiting.
+    // The cards that are not offered delay the others.
     match views.iter().find(|(_, view, _)| !view.is_offered).filter(|_| works) {
         Some((name, ..)) if views.iter().any(|(_, view, _)| view.is_offered) => {
             card(WaitKind::Card, format!("its card `{name}`"), name)

@@ -5,28 +5,17 @@
 
 use std::cmp::Reverse;
 
-use serde::{Deserialize, Serialize};
+pub use placement::Placement;
+
+pub use super::super::refusal::drained;
 
 use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 
 /// Start of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has enough free capacity";
 
-/// Policy that chooses one of the suitable cards for a virtual machine whose configuration does not name a card.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Placement {
-    /// The card with the most VRAM that is not guaranteed to any virtual machine.
-    #[default]
-    Room,
-    /// The fullest card, so that other cards stay empty as long as possible.
-    Pack,
-    /// The card with the fewest virtual machines; among several, the one with the most free capacity.
-    Spread,
-}
-
-/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total VRAM visible to
-/// virtual machines.
+/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total size of VRAM
+/// visible to virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -48,16 +37,6 @@ pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     }
     let label = keeps_from(other, vm)?;
     Some(format!("VM `{}` is apart from `{label}`, a label of this one, and is", other.name))
-}
-
-/// Returns the refusal by a card that does not accept new virtual machines and tenants.
-#[must_use]
-pub fn drained(card: &CardSpec) -> Option<Refusal> {
-    let what = format!(
-        "card `{}` is drained, expected another card; `mediatorctl card undrain {}` makes it accept VMs and tenants again",
-        card.name, card.name
-    );
-    card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
 /// Returns true if the card runs a virtual machine to which `vm` has an affinity.
@@ -102,7 +81,7 @@ pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], other
     // If several cards are equal, choose the first one.
     let fitting = cards.iter().rev().filter(fits);
     match daemon.placement {
-        Placement::Room => fitting.max_by_key(|card| room(card, others)),
+        Placement::Room | Placement::Nvlink => fitting.max_by_key(|card| room(card, others)),
         // An empty small card does not count as fuller than a used large one.
         Placement::Pack => fitting.max_by_key(|card| (count(card) > 0, Reverse(room(card, others)))),
         Placement::Spread => fitting.max_by_key(|card| (Reverse(count(card)), room(card, others))),

@@ -2,13 +2,14 @@
 
 use super::super::refusal::{Refusal, RefusalKind};
 use super::super::{CardKind, CardSpec};
+use super::place::unplaced;
 use super::{OnStuck, TenantSpec, gang_number};
 
 /// Maximum length of a share group's name, in bytes.
 const MAX_GROUP_NAME: usize = 64;
 
 /// Maximum number of cards of one tenant, limited by the messages of programs.
-const MAX_CARDS: usize = 16;
+pub(super) const MAX_CARDS: usize = 16;
 
 /// Returns the refusal of a card that does not exist or is not a CUDA card.
 fn unknown_card(tenant: &TenantSpec, name: &str, cards: &[CardSpec]) -> Refusal {
@@ -28,8 +29,9 @@ fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, St
     let cards = &tenant.cards;
     let mut wrong = Vec::new();
     let mut say = |field, what: String| wrong.push((field, what));
-    match cards.as_slice() {
-        [] => return wrong,
+    match &**cards {
+        [] if cards.is_absent() => return wrong,
+        [] => {}
         [card] => say("cards", format!("only `{card}`, expected at least two cards; for one card, set `card`")),
         _ if cards.len() > MAX_CARDS => say("cards", format!("{} cards, expected at most {MAX_CARDS}", cards.len())),
         _ => {}
@@ -52,18 +54,13 @@ fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, St
         let what = format!("`{}`, expected no such key with `cards`: groups share one card", tenant.share_group);
         say("share_group", what);
     }
-    if tenant.socket.is_some() {
-        let what = "expected no such key with `cards`: each card has a socket `tenants/NAME/CARD.sock` in \
-                    `daemon.socket_dir`";
-        say("socket", what.to_owned());
-    }
     if tenant.on_stuck == OnStuck::Suspend {
         let what = "`suspend`, expected `kill` with `cards`: the driver suspends a program on all its cards, and the \
                     owner of one card cannot do this for the others";
         say("on_stuck", what.to_owned());
     }
     let number = gang_number(&tenant.name);
-    let same = |other: &&&TenantSpec| !other.cards.is_empty() && gang_number(&other.name) == number;
+    let same = |other: &&&TenantSpec| !other.cards.is_absent() && gang_number(&other.name) == number;
     if let Some(other) = others.iter().filter(|other| other.name != tenant.name).find(same) {
         say("name", format!("its gang number is that of tenant `{}`, expected another name", other.name));
     }
@@ -119,7 +116,12 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     for (field, what) in several(tenant, others) {
         say(RefusalKind::Invalid, field, what);
     }
-    for name in tenant.card_names() {
+    if let Some(count) = tenant.cards.to_choose() {
+        let new = unplaced(tenant, count, cards, vms, others).into_iter();
+        let new = new.filter(|refusal| !refusals.contains(refusal));
+        refusals.extend(new.collect::<Vec<_>>());
+    }
+    for name in tenant.card_names().into_iter().filter(|_| tenant.cards.to_choose().is_none()) {
         match cards.iter().find(|card| card.name == name && card.kind == CardKind::Cuda) {
             // Report a value that is wrong on every card only once.
             Some(card) => {

@@ -2,6 +2,7 @@
 
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
+use super::super::cuda::TOO_FEW;
 
 /// Keys that affect size checks. Each may change the amount left for other objects, in its own table and in other
 /// tables.
@@ -41,7 +42,8 @@ impl Wrong {
     pub(super) fn affects(&self, mistake: &Mistake) -> bool {
         let (table, index, field) = self.parts();
         let (other, other_field) = (mistake.key.table, mistake.key.field);
-        let of_amounts = is_amount(other_field) || mistake.what.starts_with(NO_ROOM);
+        let is_unplaced = [NO_ROOM, TOO_FEW].iter().any(|start| mistake.what.starts_with(start));
+        let (of_amounts, of_cards) = (is_amount(other_field) || is_unplaced, ["card", "cards"].contains(&other_field));
         if table == other && index == mistake.key.index {
             // The rules were checked without this value.
             return within(field, other_field)
@@ -54,10 +56,10 @@ impl Wrong {
         let both_amounts = is_amount(field) && of_amounts;
         match table {
             "daemon" if SOCKETS.contains(&field) => other_field == "socket",
-            "daemon" => field == "placement" && other_field == "card",
-            // Without its table, the card's name seems unknown.
-            "card" if self.table_is_out => USERS.contains(&other) && (other_field == "card" || of_amounts),
-            "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && other_field == "card")),
+            "daemon" => field == "placement" && of_cards,
+            // Names of this card seem unknown.
+            "card" if self.table_is_out => USERS.contains(&other) && (of_cards || of_amounts),
+            "card" => USERS.contains(&other) && (both_amounts || (field == "drained" && of_cards)),
             "profile" if self.table_is_out => other_field == "profile",
             "profile" => ["vm", "tenant"].contains(&other) && (both_amounts || within(field, other_field)),
             // Objects on one card share its memory.

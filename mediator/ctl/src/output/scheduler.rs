@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{NOTHING, heads, row, table};
 use crate::replay::Replayed;
 use crate::report::Summary;
-use api::{CardScheduler, VmShare, VmTime};
+use api::{CardScheduler, Tenant, VmShare, VmTime};
 use sched::Engine;
 
 /// Renders a permille value as percent.
@@ -85,6 +85,34 @@ pub fn cards(cards: &[CardScheduler]) -> String {
         return "no card has a scheduler\n".to_owned();
     }
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
+}
+
+/// Renders tenants with several cards, each once. Returns an empty text if there are none.
+#[must_use]
+pub fn gangs(tenants: &[Tenant]) -> String {
+    let several: Vec<&Tenant> = tenants.iter().filter(|tenant| !tenant.cards.is_empty()).collect();
+    if several.is_empty() {
+        return String::new();
+    }
+    let mut rows =
+        vec![heads(&["TENANT", "CARDS", "WEIGHT", "ENTITLED", "RECEIVED", "TURNS", "CANCELLED", "WAIT 99 %", "STATE"])];
+    rows.extend(several.into_iter().map(|tenant| {
+        let states = || tenant.card_states.iter();
+        let waits = tenant.waits_for.as_ref().map(|reason| format!("waits for {reason}"));
+        row(&[
+            &tenant.name,
+            &tenant.all_cards(),
+            &tenant.time.weight,
+            &percent(tenant.entitled_permille),
+            &percent(tenant.received_permille),
+            // A turn is on all cards. The owners count since their own start.
+            &states().map(|state| state.turns).min().unwrap_or(0),
+            &states().map(|state| state.cancelled).max().unwrap_or(0),
+            &duration(tenant.wait_p99_ns),
+            &waits.unwrap_or_else(|| tenant.state.name().to_owned()),
+        ])
+    }));
+    format!("\n{}", table(rows, &[2, 3, 4, 5, 6, 7]))
 }
 
 /// Renders one card.

@@ -31,7 +31,8 @@ fn vm_of<'a>(look: &'a Look, name: &str) -> Option<&'a Vm> {
 
 /// Returns the processes of a tenant or VM as one line of text; `None` if there are none.
 pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
-    let of_it = |line: &Line| line.cells[0].text == card && line.cells[1].text == name;
+    // A tenant with several cards has one line for each process, with all cards.
+    let of_it = |line: &Line| line.cells[0].text.split(',').any(|one| one == card) && line.cells[1].text == name;
     let word = |line: Line| {
         let [_, _, process, pid, guest_pid, ..] = &line.cells[..] else { return String::new() };
         match (pid.amount, guest_pid.amount) {

@@ -40,7 +40,7 @@ impl CudaCard {
         let given = given.recv_timeout(until.saturating_duration_since(Instant::now())).map_err(|_| gone())?;
         let HandedOver { saved, descriptors } = given?;
         let owner = serde_json::to_string(&saved).map_err(|error| error.to_string())?;
-        let CardIdentity { model, uuid } = self.identity.clone();
+        let CardIdentity { model, uuid, .. } = self.identity.clone();
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
@@ -68,7 +68,8 @@ impl CudaCard {
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         supervisor.adopt(HandedOver { saved: saved.clone(), descriptors })?;
-        Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
+        let identity = CardIdentity { model, uuid, links: saved.links.clone() };
+        Ok(Self::with(spec, identity, supervisor, status_cell, stop, Some(saved)))
     }
 
     /// Sends this configuration's rules to an owner that another daemon started, unless that owner already has them.

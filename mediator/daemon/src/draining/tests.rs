@@ -1,4 +1,4 @@
-//! Tests which arrivals drained cards accept, and in which order virtual machines leave.
+//! Tests which arrivals drained cards accept, and the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};

@@ -102,6 +102,7 @@ impl Daemon {
     pub(crate) fn target(&self, spec: &TenantSpec, vm: Option<&VmSpec>, named: Option<&str>) -> Result<String, String> {
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
+        let links = self.links();
         let state = self.state.lock();
         let marked = state.marked(&self.specs);
         let cards: Vec<_> = marked.iter().cloned().zip(models).collect();
@@ -110,7 +111,7 @@ impl Daemon {
             let of_vm = moved.map(|vm| check::vm(&vm, &self.spec, &marked, &state.others(&vm.name)));
             of_vm.into_iter().flatten().chain(state.refusals(there, self)).collect()
         };
-        chosen(spec, named, &cards, refusals, |spec, cards| state.placed(spec, cards))
+        chosen(spec, named, &cards, refusals, |spec, cards| state.placed(spec, self, &links, cards))
     }
 
     /// Moves a VM whose programs use CUDA, after a successful [`Self::may_move`]. Needs `changing`.

@@ -349,7 +349,7 @@ impl<'a> Guest<'a> {
                         driver.service();
                     }
                 }
-                assert!(is_filled(&file), "the card wrote to RAM that was taken back");
+                assert!(is_filled(&file), "the card wrote to reclaimed RAM");
                 driver.faults.clear();
                 self.go(driver, lanes);
             }

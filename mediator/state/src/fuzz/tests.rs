@@ -1,6 +1,6 @@
 use super::*;
-use crate::SavedVm;
 use crate::sample::{Nothing, card};
+use crate::{SavedTenancy, SavedVm};
 use channels::Pause;
 use proptest::prelude::*;
 use saved_state::Writer;
@@ -26,7 +26,7 @@ fn read(bytes: &[u8]) -> SavedCard {
 fn refused(edit: impl FnOnce(&mut SavedCard)) -> String {
     let mut card = card();
     edit(&mut card);
-    card.restore(&mut Host).expect_err("the card is rejected").to_string()
+    card.restore(&mut Host).expect_err("the card was restored").to_string()
 }
 
 #[test]
@@ -44,9 +44,8 @@ fn a_card_is_as_it_was() {
     let again = SavedCard {
         chunks: restored.chunks.save(),
         balancer: restored.balancer.save(),
-        quanta: restored.quanta.save(),
+        tenancy: SavedTenancy { scheduler: restored.scheduler.save(), quanta: restored.quanta.save() },
         channels: restored.channels.save(),
-        scheduler: restored.scheduler.save(),
         pool: restored.pool.save(),
         segments: Vec::new(),
         vms: vms.collect(),
@@ -56,16 +55,16 @@ fn a_card_is_as_it_was() {
 
 #[test]
 fn vms_that_have_changed_places_are_refused() {
-    // Each part is valid on its own.
+    // Each part is valid by itself.
     assert!(refused(|card| card.vms.swap(0, 1)).contains("not in ascending order"));
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
             std::mem::swap(&mut one[0].spaces, &mut other[0].spaces);
         })
-        .contains("are not for this use")
+        .contains("not owned by the VM")
     );
-    // With swapped memory, the channels of one VM would use the tables of the other.
+    // With swapped memory, the channels of one VM would use the tables of the other VM.
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
@@ -81,7 +80,7 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("VM 2: chunk")
     );
-    assert!(refused(|card| drop(card.vms.pop())).contains("differ from the existing VMs"));
+    assert!(refused(|card| drop(card.vms.pop())).contains("differ from the VMs"));
 }
 
 #[test]
@@ -90,7 +89,7 @@ fn a_guest_that_sees_other_channels_is_refused() {
     assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("view of channel 3 differs"));
     let larger = VGpuConfig { vram_bytes: 2 * VRAM, ..config() };
     gpu = VGpu::new(larger).unwrap();
-    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("another kind"));
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("a different configuration"));
 }
 
 #[test]
@@ -112,10 +111,10 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
         fn write(&mut self, _: VramAddr, _: &[u8]) {}
     }
     let error = card().restore(&mut Fewer).unwrap_err().to_string();
-    assert!(error.contains("VM 2: it is not in the configuration"), "{error}");
+    assert!(error.contains("VM 2: the VM is not configured"), "{error}");
 }
 
-/// Returns the seeds of the fuzz target: each part of the sample card, and the whole file.
+/// Returns the seeds of the fuzz target: each part of the sample card, and a whole file.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     fn seed(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()
@@ -124,9 +123,9 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     BTreeMap::from([
         ("file", [vec![0], file_of(&card)].concat()),
         ("chunks", seed(1, &card.chunks)),
-        ("quanta", seed(2, &card.quanta)),
+        ("quanta", seed(2, &card.tenancy.quanta)),
         ("channels", seed(3, &card.channels)),
-        ("scheduler", seed(4, &card.scheduler)),
+        ("scheduler", seed(4, &card.tenancy.scheduler)),
         ("registers", seed(5, &card.vms[0].gpu)),
         ("tables", seed(6, card.vms[0].tables.as_ref().unwrap())),
         ("stream", [vec![7, 99], stream(&file_of(&card))].concat()),
@@ -134,7 +133,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-/// Returns the saved stream of a VM with memory at two addresses.
+/// Returns the stream of a VM with memory at two addresses.
 fn stream(head: &[u8]) -> Vec<u8> {
     let (mut writer, mut bytes) = StreamWriter::new(head);
     bytes.extend(writer.piece(0, &[1; 100]));
@@ -154,8 +153,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The seed files contain the current version of each part. If this program cannot read them, the version must be
-/// increased.
+/// Checks that the seed files contain the current version of each part. If this program cannot read them, the version
+/// must be increased.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();
@@ -169,7 +168,7 @@ fn seeds_in_the_repository_are_up_to_date() {
         let kept = std::fs::read(folder().join(name)).unwrap();
         assert!(
             kept == *bytes,
-            "{name}: update it with UPDATE_SEEDS=1 cargo test -p card-state seeds; consider a new version"
+            "{name} is outdated; run UPDATE_SEEDS=1 cargo test -p card-state seeds, and consider a new version"
         );
     }
 }

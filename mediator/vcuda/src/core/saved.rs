@@ -1,4 +1,4 @@
-//! The saved form of the state machine. Waits are saved with the commands that wait.
+//! Saves and restores the state machine. Waits are saved with the waiting commands.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use super::{
 
 /// Maximum number of workers in a saved state.
 const MAX_WORKERS: usize = 1024;
-/// Maximum number of characters of a program's name.
+/// Maximum length of a program's name in characters.
 const MAX_NAME: usize = 64;
 
-/// The contexts, resources and workers.
+/// Saved contexts, resources and workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedCore {
     contexts: Vec<SavedContext>,
@@ -58,7 +58,7 @@ struct SavedResource {
 struct SavedWorker {
     id: u64,
     context: Option<u32>,
-    /// Time on the host's monotonic clock, in ns.
+    /// Time when the worker will be killed, in ns of the host's monotonic clock.
     deadline: Option<u64>,
     killed: bool,
     removing: Vec<SavedRemoval>,
@@ -75,21 +75,21 @@ struct SavedRemoval {
 /// A command that waits for a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedWait {
-    /// The program's number of the blob.
+    /// Blob number, chosen by the program.
     pub blob: u32,
-    /// Offset of the word in the window.
+    /// Offset of the word in the window, in bytes.
     pub word: u64,
     /// The value that the command waits for.
     pub value: u64,
 }
 
 impl Core {
-    /// Returns true if the saved form has changed since the last call.
+    /// Returns true if the state to save has changed since the last call.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.is_changed)
     }
 
-    /// Returns true if the saved form has changed since the last call of [`Self::take_changed`].
+    /// Returns true if the state to save has changed since the last call of [`Self::take_changed`].
     #[must_use]
     pub(crate) fn is_changed(&self) -> bool {
         self.is_changed
@@ -153,7 +153,7 @@ impl Core {
         let SavedCore { contexts, resources, workers, last_worker, last_serial } = saved;
         let bounded =
             contexts.len() <= MAX_CONTEXTS && resources.len() <= MAX_RESOURCES && workers.len() <= MAX_WORKERS;
-        Invalid::unless(bounded, || "contexts, resources or workers are too many".into())?;
+        Invalid::unless(bounded, || "too many contexts, resources or workers".into())?;
         let in_order = ascend(contexts.iter().map(|context| context.id))
             && ascend(resources.iter().map(|resource| resource.id))
             && ascend(workers.iter().map(|worker| worker.id));
@@ -176,7 +176,7 @@ impl Core {
 
     fn restore_resource(&mut self, saved: SavedResource) -> Result<(), Invalid> {
         let SavedResource { id, context, blob, kind, size, serial, offset, worker } = saved;
-        let wrong = || format!("resource {id} is impossible");
+        let wrong = || format!("resource {id} is invalid");
         let fits = id != 0 && size != 0 && size.is_multiple_of(PAGE_BYTES) && size <= self.limits.window_bytes;
         let range = offset.map(|offset| Range { offset, size });
         Invalid::unless(fits && range.is_none_or(|range| self.ranges.insert(range)), wrong)?;
@@ -190,7 +190,7 @@ impl Core {
         let SavedWorker { id, context, deadline, killed, removing } = saved;
         let known = removing.iter().all(|removal| self.resources.contains_key(&removal.resource));
         Invalid::unless(known && id <= self.last_worker && removing.len() <= MAX_RESOURCES, || {
-            format!("worker {id} is impossible")
+            format!("worker {id} is invalid")
         })?;
         let removing = removing.into_iter().map(|removal| {
             let SavedRemoval { blob, serial, resource, ticket } = removal;
@@ -215,7 +215,7 @@ impl Core {
         };
         let fits = id != 0 && name.chars().count() <= MAX_NAME && blobs.len() <= MAX_BLOBS;
         let blobs_fit = ascend(blobs.iter().map(|(blob, _)| *blob)) && blobs.iter().all(is_mapped);
-        Invalid::unless(fits && blobs_fit && served, || format!("context {id} is impossible"))?;
+        Invalid::unless(fits && blobs_fit && served, || format!("context {id} is invalid"))?;
         let service = match service {
             SavedService::Unused => Service::Unused,
             SavedService::Worker(worker) => Service::Worker(WorkerId(worker)),
@@ -226,11 +226,11 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the wait of a context's command, if the command waits for a word.
+    /// Returns the wait of a context's command if the command waits for a word.
     #[must_use]
     pub fn wait(&self, context: u32, ticket: Ticket) -> Option<SavedWait> {
         let waits = &self.contexts.get(&context)?.waits;
-        // Callers mostly request the newest wait.
+        // Callers usually request the newest wait.
         let wait = waits.iter().rev().find(|wait| wait.ticket == ticket)?;
         Some(SavedWait { blob: wait.blob, word: wait.word, value: wait.value })
     }
@@ -254,13 +254,14 @@ impl Core {
         self.workers.values().any(|worker| worker.removing.iter().any(|removal| removal.ticket == ticket))
     }
 
-    /// Returns the workers, the oldest first, with true for each worker that was killed.
+    /// Returns the workers, oldest first, and for each, whether it was killed.
     #[must_use]
     pub fn workers(&self) -> Vec<(WorkerId, bool)> {
         self.workers.iter().map(|(&id, worker)| (id, worker.killed)).collect()
     }
 
-    /// Repeats all messages that an earlier process may have sent to a worker. Returns true if the worker is served.
+    /// Repeats all messages that an earlier process may have sent to a worker. Returns false if the worker does not
+    /// exist or was killed.
     pub fn repeat(&mut self, id: WorkerId) -> bool {
         let Some(worker) = self.workers.get(&id).filter(|worker| !worker.killed) else { return false };
         let removing = worker.removing.iter();
@@ -280,7 +281,7 @@ impl Core {
         true
     }
 
-    /// Returns the serial number of the blob that a worker removes first among its blobs with a number.
+    /// Returns the serial number of the first pending removal of a blob with this number by a worker.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn removing_serial(&self, worker: WorkerId, blob: u32) -> u32 {
         let removal = self.workers.get(&worker).and_then(|it| it.removing.iter().find(|it| it.blob == blob));

@@ -1,8 +1,8 @@
-//! The operator's view of a device's programs.
+//! Status of a device's programs for operators.
 
 use super::{Context, Core, Service, WorkerId};
 
-/// A program of the guest that uses the device.
+/// A guest program that uses the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
     /// Name of the program, if the guest's kernel sends it.
@@ -11,16 +11,16 @@ pub struct ProgramStatus {
     pub pid: Option<u32>,
     /// Process ID of the program's worker on this host, while the worker runs.
     pub worker: Option<u32>,
-    /// Number of bytes of the window that the program uses.
+    /// Size in bytes of the program's ranges of the window.
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,
-    /// False if the program's worker has ended.
+    /// Cleared if the program's worker has exited.
     pub is_served: bool,
 }
 
 impl Core {
-    /// Returns the worker of each program that is served, with the program's process ID and name.
+    /// Returns the worker, process ID and name of each program that is being served.
     #[must_use]
     pub(crate) fn served(&self) -> Vec<(WorkerId, Option<u32>, String)> {
         let worker = |context: &Context| match context.service {
@@ -30,13 +30,13 @@ impl Core {
         self.contexts.values().filter_map(worker).collect()
     }
 
-    /// Returns true if a worker serves a program and need not end.
+    /// Returns true if a worker serves a program and was not killed.
     #[must_use]
     pub(crate) fn is_serving(&self, id: WorkerId) -> bool {
         self.workers.get(&id).is_some_and(|worker| worker.context.is_some() && !worker.killed)
     }
 
-    /// Returns the programs that have or had a worker. `process` returns the process ID of a worker.
+    /// Returns the programs that have or had a worker. `process` maps a worker to its process ID.
     #[must_use]
     pub fn programs(&self, process: impl Fn(WorkerId) -> Option<u32>) -> Vec<ProgramStatus> {
         let used = self.contexts.values().filter(|context| context.service != Service::Unused);

@@ -1,5 +1,5 @@
-//! Tests with fixed sequences of steps, and with random sequences, whose actions are checked against the rules of the
-//! window, the tickets and the workers.
+//! Tests with fixed and random sequences of steps. The actions of random sequences are checked against the rules for
+//! the window, tickets and workers.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ impl Bench {
         self.core.command(&header, command, Ticket(self.tickets), &self.memory, 0)
     }
 
-    /// Creates context `id` with a mapped blob of one page in page `page`.
+    /// Creates context `id`, with a blob mapped at page `page`.
     fn program(&mut self, id: u32, page: u64) -> Option<Answer> {
         self.send(id, Command::CreateContext { capset: 24, name: "p".to_owned() });
         self.send(id, Command::CreateBlob { resource: id, blob: u64::from(KIND_CONTROL), size: PAGE_BYTES });
@@ -161,7 +161,7 @@ fn guest_process_death_answers_waits_and_ends_worker() {
     bench.send(1, Command::Submit(Submission::Wait { blob: 0, offset: 0, value: 1 }));
     let wait = Ticket(bench.tickets);
     bench.actions();
-    // The driver destroys the context first, and then drops the blobs.
+    // The driver first destroys the context and then drops the blobs.
     assert_eq!(bench.send(1, Command::DestroyContext), Some(Answer::Ok));
     let worker = WorkerId(1);
     assert_eq!(bench.actions(), [Action::Answer { ticket: wait, answer: Answer::Ok }, Action::Leave { worker }]);
@@ -190,7 +190,7 @@ fn worker_death_marks_context_as_lost_and_answers_waits() {
     let answer = Action::Answer { ticket, answer: Answer::Ok };
     assert_eq!(bench.actions(), [Action::Lost { control: page(1) }, answer]);
     let wait = Command::Submit(Submission::Wait { blob: 0, offset: 0, value: 1 });
-    assert_eq!(bench.send(1, wait), Some(Answer::Ok), "nothing will ever change the word");
+    assert_eq!(bench.send(1, wait), Some(Answer::Ok), "the word will never change");
     assert!(!bench.core.programs(|_| None)[0].is_served);
     assert_eq!(bench.send(0, Command::Unref { resource: 1 }), Some(Answer::Ok));
 }
@@ -238,7 +238,7 @@ fn blob_number_used_again_is_removed_in_order() {
     assert_eq!(bench.send(0, Command::Unref { resource: 2 }), None);
     let second = Ticket(bench.tickets);
     bench.actions();
-    // A repeated response of a worker frees nothing.
+    // A worker's repeated response frees nothing.
     bench.core.removed(WorkerId(1), 0, 3);
     assert_eq!(bench.actions(), []);
     for (serial, ticket, range) in [(1, first, page(1)), (2, second, page(0))] {
@@ -251,7 +251,7 @@ fn blob_number_used_again_is_removed_in_order() {
 #[derive(Default)]
 struct Audit {
     outstanding: BTreeSet<Ticket>,
-    /// Parts of the window that a worker has registered, by worker and number, the oldest first.
+    /// Ranges that each worker has registered, with their blob numbers, oldest first.
     known: BTreeMap<WorkerId, Vec<(u32, Range)>>,
     zeroed: Option<Range>,
 }
@@ -264,7 +264,7 @@ impl Audit {
                 Action::Blob { worker, blob, range, .. } => {
                     let Range { offset, size } = range;
                     assert!(size != 0 && offset + size <= WINDOW && (offset | size).is_multiple_of(PAGE_BYTES));
-                    assert_eq!(self.zeroed, Some(range), "a blob begins with zeros");
+                    assert_eq!(self.zeroed, Some(range), "a new blob must be zeroed");
                     let used = self.known.values().flatten().map(|(_, range)| *range);
                     assert!(used.into_iter().all(|it| it.offset + it.size <= offset || offset + size <= it.offset));
                     self.known.get_mut(&worker).expect("it was started").push((blob, range));
@@ -272,7 +272,7 @@ impl Audit {
                 Action::Zero { range } => {
                     self.zeroed = Some(range);
                     let in_use = self.known.values().flatten().any(|(_, it)| *it == range);
-                    assert!(!in_use, "zeroed under a worker");
+                    assert!(!in_use, "zeroed while a worker uses the range");
                 }
                 Action::Answer { ticket, .. } => assert!(self.outstanding.remove(&ticket), "answered twice"),
                 Action::Remove { worker, .. }
@@ -285,10 +285,10 @@ impl Audit {
     }
 }
 
-/// Returns the state after its restoration in the next process.
+/// Returns the state as restored by the next process.
 fn continued(core: &Core, outstanding: &BTreeSet<Ticket>) -> Core {
     let saved = core.save();
-    let mut next = Core::restored(core.limits, saved.clone()).expect("a state that was saved");
+    let mut next = Core::restored(core.limits, saved.clone()).expect("a saved state is valid");
     assert_eq!(next.save(), saved);
     for &ticket in outstanding {
         let found = core.contexts.keys().find_map(|&id| Some((id, core.wait(id, ticket)?)));
@@ -356,7 +356,7 @@ fn audited(steps: Vec<Step>) {
         audit.check(core.take_actions());
         assert!(core.workers.len() <= 4);
     }
-    // At the end, the guest destroys everything, and each command must have a response.
+    // At the end, the guest destroys everything. Then, each command must have a response.
     let (contexts, resources) = (core.contexts.keys().copied(), core.resources.keys().copied());
     let ends = contexts.map(|context| (context, Command::DestroyContext));
     let ends: Vec<_> = ends.chain(resources.map(|resource| (0, Command::Unref { resource }))).collect();

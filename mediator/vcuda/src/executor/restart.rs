@@ -1,4 +1,4 @@
-//! Restarts workers: a worker saves its state in a file and ends, and the next worker continues the program.
+//! Restarts workers: a worker saves its state to a file and exits, and a new worker continues the program.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::mpsc::Sender;
@@ -12,22 +12,22 @@ use crate::core::WorkerId;
 use crate::restart::{Restart, RestartRequest};
 use crate::worker::Worker;
 
-/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of both while the program's
+/// Maximum total size of one program's memory and images, in bytes. The host stores a copy of both while the program's
 /// worker is restarted.
 pub(super) const MAX_STATE_BYTES: u64 = 8 << 30;
 
 /// Phase of a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The worker waits for the program's work, and saves its state.
+    /// The worker waits for the program's work and saves its state.
     Saving,
-    /// The state is in the file; the worker ends.
+    /// The state is in the file, and the worker is exiting.
     Saved,
-    /// The next worker restores the state.
+    /// The new worker restores the state.
     Restoring,
 }
 
-/// A restart.
+/// A restart in progress.
 #[derive(Debug)]
 pub(super) struct Restarting {
     phase: Phase,
@@ -35,12 +35,12 @@ pub(super) struct Restarting {
     name: String,
     pid: Option<u32>,
     begin: Instant,
-    /// Time until which the restart prevents a handover.
+    /// Time until when the restart prevents a handover.
     until: Instant,
     results: Sender<Restart>,
 }
 
-/// Creates a file of a fixed size. Memory is used only for the parts that a worker writes.
+/// Creates a file of a fixed size. Memory is allocated only for the parts that a worker writes.
 pub(super) fn state_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("cuda-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes)?;
@@ -49,14 +49,14 @@ pub(super) fn state_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
 }
 
 impl Executor {
-    /// Begins the restarts that the daemon has requested.
+    /// Begins the restarts requested by the daemon.
     pub(super) fn begin_restarts(&mut self) {
         let requests = std::mem::take(&mut self.shared.state.lock().restarts);
         for request in requests {
             let RestartRequest { pid, counts, results, .. } = &request;
             let mut programs = self.core.served();
             programs.retain(|(_, of, _)| pid.is_none() || of == pid);
-            // The requester may no longer wait.
+            // The requester may have stopped waiting.
             let _ = counts.send(programs.len());
             for (id, pid, name) in programs {
                 if let Err(why) = self.begin_restart(id, pid, &name, &request) {
@@ -80,9 +80,9 @@ impl Executor {
             return Err("it is being moved to another card: retry".to_owned());
         }
         let file =
-            state_file(MAX_STATE_BYTES).map_err(|error| format!("the host has no file for its state: {error}"))?;
+            state_file(MAX_STATE_BYTES).map_err(|error| format!("cannot create a file for its state: {error}"))?;
         let worker = self.workers.get_mut(&id).filter(|_| self.core.is_serving(id));
-        let worker = worker.ok_or("its worker is ending")?;
+        let worker = worker.ok_or("its worker is exiting")?;
         if !worker.send_save(ToWorker::Save, file.as_fd()) {
             return Err("its worker does not read its messages: retry".to_owned());
         }
@@ -93,22 +93,22 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced, or the programs are being moved. The function cannot be handed over
-    /// in the meantime. A worker that has not responded in time does not count, so that it cannot prevent upgrades.
+    /// Returns true if a worker is being replaced, or the programs are being moved. Meanwhile, the function cannot be
+    /// handed over. Ignores workers that have not responded in time, so that they cannot prevent upgrades.
     pub(super) fn is_restarting(&self) -> bool {
         self.moving.is_some() || self.restarting.values().any(|restart| Instant::now() < restart.until)
     }
 
-    /// Handles the report of a worker that its state is saved.
+    /// Handles a worker's report that its state is saved.
     pub(super) fn restart_saved(&mut self, id: WorkerId) {
         if let Some(restarting) = self.restarting.get_mut(&id).filter(|it| it.phase == Phase::Saving) {
             restarting.phase = Phase::Saved;
         }
     }
 
-    /// Ends a restart: the next worker continues the program, or a worker has refused.
+    /// Completes a restart: the new worker continues the program, or the old one has refused to save.
     pub(super) fn restart_done(&mut self, id: WorkerId, result: Result<(), String>) {
-        // A worker can only refuse to save, and only the next one can restore.
+        // Only the old worker can refuse to save, and only the new one can restore.
         let expected = if result.is_ok() { Phase::Restoring } else { Phase::Saving };
         if self.restarting.get(&id).is_some_and(|it| it.phase == expected) {
             self.report_restart(id, result);
@@ -121,17 +121,17 @@ impl Executor {
             Ok(()) => tracing::info!(program = ?name, pid, "a CUDA program continues in a new worker"),
             Err(why) => tracing::info!(program = ?name, pid, why, "a CUDA program's worker is not restarted"),
         }
-        // The requester may no longer wait.
+        // The requester may have stopped waiting.
         let _ = results.send(Restart { name, pid, result: result.map(|()| begin.elapsed()) });
     }
 
-    /// Starts the next worker of a program whose worker has ended. Returns false if the program is lost.
+    /// Starts the new worker of a program whose worker has exited. Returns false if the program is lost.
     pub(super) fn replace(&mut self, id: WorkerId) -> bool {
         let Some(restarting) = self.restarting.get_mut(&id) else { return false };
         if restarting.phase != Phase::Saved || !self.core.is_serving(id) {
             let why = match restarting.phase {
-                Phase::Restoring => "the next worker could not continue the program, which has ended",
-                Phase::Saving | Phase::Saved => "its worker has ended",
+                Phase::Restoring => "the new worker could not continue the program, which has lost its context",
+                Phase::Saving | Phase::Saved => "its worker has exited",
             };
             self.report_restart(id, Err(why.to_owned()));
             return false;
@@ -144,12 +144,12 @@ impl Executor {
             Ok(started) => {
                 self.workers.insert(id, Worker::new(started));
                 self.core.repeat(id);
-                // The next daemon must find the new process.
+                // If this daemon is killed, the next one must find the new process.
                 self.record();
                 true
             }
             Err(why) => {
-                self.report_restart(id, Err(format!("the next worker cannot start: {why}")));
+                self.report_restart(id, Err(format!("the new worker cannot start: {why}")));
                 false
             }
         }

@@ -1,4 +1,4 @@
-//! Records the executor's state for another process, and restores the executor from such a record.
+//! Saves the executor's state for another process, and restores it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,7 +17,7 @@ use crate::queue::{ControlQueue, QueueError, Request};
 use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
-/// Maximum number of workers' connections that are accepted in a row.
+/// Maximum number of worker connections accepted in a row.
 const MAX_ACCEPTED: usize = 16;
 
 impl std::fmt::Debug for Executor {
@@ -70,8 +70,8 @@ impl Executor {
         }
         let processes: BTreeMap<_, _> =
             processes.iter().filter(|_| !is_elsewhere).map(|process| (process.worker, process.id)).collect();
-        // TIMEOUT: a worker tries to connect for as long as it continues without a daemon, and then ends. This time
-        // began at the end of the earlier daemon, so only a stopped worker remains after this time.
+        // TIMEOUT: a worker tries to connect for as long as it runs without a daemon, and then exits. This time began
+        // when the earlier daemon exited, so only stopped workers remain afterwards.
         let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
         let until = self.now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         for (id, is_killed) in self.core.workers() {
@@ -103,7 +103,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Handles a response that the earlier process has sent but not counted.
+    /// Handles a response that the earlier process sent but did not count.
     pub(super) fn count_last_answer(
         &mut self,
         queue: &mut ControlQueue,
@@ -113,7 +113,7 @@ impl Executor {
         match (queue.answers_beyond(memory)?, self.answering) {
             (0, None) => {}
             (0, Some(ticket)) => {
-                // The command may get its response after other commands.
+                // Other commands may get their responses before this one.
                 if let Some((_, request)) = self.outstanding.get(&ticket) {
                     self.journal.put_answering(request.head(), None);
                 }
@@ -137,20 +137,20 @@ impl Executor {
         Ok(())
     }
 
-    /// Responds to commands of an earlier process whose responses are known, once the queue can be used.
+    /// Responds to commands with known responses once the queue can be used.
     pub(super) fn answer_ready(&mut self) {
         let was_resuming = self.is_resuming;
         if self.ready.is_empty() && !was_resuming || self.with_queue(|_, _| Ok(())).is_none() {
             return;
         }
         if was_resuming {
-            // The earlier process may not have signaled its last response.
+            // The earlier process may not have signaled an interrupt for its last response.
             let vector = self.shared.state.lock().registers.interrupt();
             if let Some(vector) = vector {
                 self.link.interrupts().trigger_msix(vector.into());
             }
         }
-        // The next process must not find the state from before the responses.
+        // The next process must not find a state older than the responses.
         self.record_changes();
         for (ticket, answer) in std::mem::take(&mut self.ready) {
             if let Some((header, request)) = self.outstanding.remove(&ticket) {
@@ -159,18 +159,18 @@ impl Executor {
         }
     }
 
-    /// Accepts workers that connect after the end of their daemon, and abandons workers that do not connect in time.
+    /// Accepts workers that reconnect after their daemon has exited, and kills workers that do not reconnect in time.
     pub(super) fn take_workers(&mut self) {
         let now = self.now();
         self.adoption_until = self.adoption_until.filter(|until| now < *until);
         for _ in 0..MAX_ACCEPTED {
-            // Until the earlier process's state has arrived, its workers wait in the socket's queue.
+            // Until the earlier process's state has arrived, its workers wait in the socket's backlog.
             let Some(socket) = self.rejoin.as_ref().filter(|_| self.adoption_until.is_none()) else { break };
             match socket.accept() {
                 Ok(Some((pid, link))) => self.take_worker(pid, link),
                 Ok(None) => break,
                 Err(error) => {
-                    // Without a free descriptor, the socket would stay readable.
+                    // If no descriptor is free, the socket would stay readable.
                     tracing::error!(%error, "no more workers can connect to this daemon");
                     self.rejoin = None;
                 }
@@ -178,7 +178,7 @@ impl Executor {
         }
         for worker in self.workers.values_mut() {
             if worker.rejoins_until.is_some_and(|until| until <= now) {
-                tracing::warn!("a worker does not connect to this daemon, and is killed");
+                tracing::warn!("killing a worker that does not reconnect to this daemon");
                 worker.rejoins_until = None;
                 worker.kill();
             }
@@ -198,7 +198,7 @@ impl Executor {
             }
         }
         if let Some(link) = link {
-            // Without this message, the worker would try again.
+            // Without this message, the worker would retry.
             let _ = link.send_to_worker(ToWorker::Goodbye);
         }
         self.perform();
@@ -223,7 +223,7 @@ impl Executor {
         }
     }
 
-    /// Records the structure, if it has changed.
+    /// Records the structure if it has changed.
     pub(super) fn record_changes(&mut self) {
         if self.core.take_changed() {
             self.record();
@@ -253,21 +253,22 @@ impl Executor {
         }
     }
 
-    /// Saves the function, whose thread is stopped, with its descriptors: the window first, then the links of workers.
+    /// Saves the function and duplicates its descriptors: the window, followed by the workers' links. The thread must
+    /// be stopped.
     ///
     /// # Errors
     /// Returns an error if the function cannot be handed over. The error contains the reason.
     pub(crate) fn save(&mut self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let shared = Arc::clone(&self.shared);
         if shared.state.lock().adoption.is_some() {
-            return Err("its CUDA function has not continued yet".to_owned());
+            return Err("its CUDA function has not resumed yet".to_owned());
         }
         if self.is_restarting() {
             return Err("a worker of its CUDA function is being restarted".to_owned());
         }
         let copied = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| error.to_string());
         let state = shared.state.lock();
-        let window = state.window.as_ref().ok_or("the host has refused it a window")?;
+        let window = state.window.as_ref().ok_or("it has no window")?;
         let mut descriptors = vec![copied(window.file().as_fd())?];
         let (config, registers) = (state.config.to_vec(), state.registers.save());
         drop(state);
@@ -293,7 +294,7 @@ impl Executor {
         Ok((SavedFunction { config, registers, progress, outstanding, structure, links }, descriptors))
     }
 
-    /// Leaves the workers to another daemon.
+    /// Releases the workers to another daemon.
     pub(crate) fn leave(&mut self) {
         self.workers.values_mut().for_each(Worker::leave);
         // The next daemon cannot know workers whose program has not moved.

@@ -1,11 +1,11 @@
-//! The saved form of the registers.
+//! Saves and restores the registers.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::{NO_VECTOR, QUEUE_SIZES, QUEUES, QueueRegisters, Registers, Setup, VECTORS, vector};
 
-/// The registers.
+/// Saved registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRegisters {
     device_feature_select: u32,
@@ -80,7 +80,7 @@ impl Registers {
             table,
             is_resetting,
         } = saved;
-        let impossible = || "a register has an impossible value".to_owned();
+        let impossible = || "a register has an invalid value".to_owned();
         let is_vector = |value: u16| value == NO_VECTOR || vector(value) == value;
         let fits = |(queue, most): (&SavedQueue, u16)| {
             queue.size.is_power_of_two() && queue.size <= most && is_vector(queue.vector)

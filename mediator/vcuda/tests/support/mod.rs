@@ -1,4 +1,4 @@
-//! A guest's driver, and workers in this process.
+//! A simulated guest driver, and workers in this process.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
 use worker_link::{FromWorker, LinkError, Obstacle, Rejoin, ToWorker};
 
-/// Bytes of the guest's memory.
+/// Size of guest memory in bytes.
 pub const RAM: u64 = 4 << 20;
 /// Size of the window in bytes.
 pub const WINDOW: u64 = vcuda::MIN_WINDOW_BYTES;
@@ -26,11 +26,11 @@ const ENTRIES: u64 = 64;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
-/// First byte of the indirect table.
+/// Guest address of the indirect table.
 pub const TABLE: u64 = 0x10_0000;
 const COMMAND: u64 = 0x1_0000;
 const ANSWER: u64 = 0x2_0000;
-/// Distance between two commands in bytes.
+/// Stride of commands in bytes.
 const STEP: u64 = 0x200;
 /// TIMEOUT: the executor responds within microseconds, unless the host is busy.
 const ANSWERED: Duration = Duration::from_secs(60);
@@ -49,12 +49,12 @@ pub enum Event {
 /// Starts threads as workers. At a doorbell, the thread adds 1 to the first word of its control blob.
 pub struct Threads {
     events: Sender<Event>,
-    /// If a receiver is set, each start waits for a message.
+    /// If set, each start waits for a message.
     pub gate: Option<Receiver<()>>,
     pub refuses: bool,
-    /// Processes for the next device, by their numbers.
+    /// Processes for the next device.
     pub known: Known,
-    /// Socket through which threads find the next device, and the time for which the next device waits for them.
+    /// Socket that threads use to find the next device, and the time that the next device waits for them.
     pub rejoin: Option<Rejoin>,
     /// Set if the threads do not try to connect to the next device, as if they were stopped.
     pub are_stopped: Arc<AtomicBool>,
@@ -62,7 +62,7 @@ pub struct Threads {
     pub card: &'static str,
 }
 
-/// Threads that a later device may adopt.
+/// Threads that a later device may adopt, keyed by number.
 pub type Known = Arc<Mutex<BTreeMap<u64, Thread>>>;
 
 impl Threads {
@@ -79,7 +79,7 @@ pub struct Thread {
     killed: Arc<AtomicBool>,
 }
 
-/// The socket of a thread's current link, which a kill shuts down.
+/// Socket of a thread's current link. Killing the thread shuts it down.
 type Socket = Arc<Mutex<OwnedFd>>;
 
 impl Thread {
@@ -109,22 +109,22 @@ impl Process for Thread {
     fn leave(&mut self) {}
 }
 
-/// Offset in the control blob of a word for the worker's behaviour when it is to save its state.
+/// Offset in the control blob of the word that selects a [`behaviour`].
 pub const BEHAVIOUR: u64 = 0x800;
 
-/// Behaviour of a worker that is to save its state.
+/// Behaviours of a worker that is requested to save its state.
 pub mod behaviour {
-    /// Saves the state; the next worker continues.
+    /// Saves the state. The new worker continues.
     pub const SAVES: u64 = 0;
-    /// Refuses.
+    /// Refuses to save.
     pub const REFUSES: u64 = 1;
-    /// Ends without a reply.
+    /// Exits without a reply.
     pub const ENDS: u64 = 2;
-    /// Saves the state; the next worker ends.
+    /// Saves the state. The new worker exits.
     pub const NEXT_ENDS: u64 = 3;
-    /// Reports that it has restored a state, which it cannot have, and does not save any.
+    /// Falsely reports that it has restored a state, and does not save its own.
     pub const LIES: u64 = 4;
-    /// Does not reply, and continues.
+    /// Continues without a reply.
     pub const IS_SILENT: u64 = 5;
 }
 
@@ -309,14 +309,14 @@ fn work(
     }
 }
 
-/// A driver.
+/// A guest and its driver.
 pub struct Guest {
     pub device: CudaDevice,
     pub function: CudaFunction,
     pub events: Receiver<Event>,
     pub link: Link,
     pub ram: MmapRegion<()>,
-    /// The file with the guest's memory.
+    /// File that contains guest memory.
     file: OwnedFd,
     pub sender: Sender<Event>,
     pub known: Known,
@@ -368,7 +368,7 @@ impl Guest {
         guest
     }
 
-    /// Lends the guest's memory through a new link, as to another daemon.
+    /// Shares guest memory through a new link, as with another daemon.
     fn next_link(&self) -> Link {
         let link = Link::new(vcuda::irqs()).unwrap();
         link.lend(0, RAM, true, Some(self.file.try_clone().unwrap())).unwrap();
@@ -411,7 +411,7 @@ impl Guest {
         self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
-    /// Sets up the device as Linux's driver does.
+    /// Sets up the device like Linux's driver.
     pub fn drive(&mut self) {
         (self.available, self.used) = (0, 0);
         self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();
@@ -438,7 +438,7 @@ impl Guest {
         status[0]
     }
 
-    /// Writes to the guest's memory.
+    /// Writes to guest memory.
     pub fn poke(&self, at: u64, data: &[u8]) {
         self.ram.as_volatile_slice().write_slice(data, at as usize).unwrap();
     }
@@ -462,7 +462,7 @@ impl Guest {
         self.poke(at, &descriptor);
     }
 
-    /// Makes the chain available that begins with descriptor `head`.
+    /// Adds the chain that begins with descriptor `head` to the available ring.
     pub fn offer(&mut self, head: u16) {
         let slot = AVAILABLE + 4 + u64::from(self.available) % ENTRIES * 2;
         self.poke(slot, &head.to_le_bytes());
@@ -485,19 +485,19 @@ impl Guest {
         self.offer(head);
     }
 
-    /// Returns the number of responses that have arrived and were not taken.
+    /// Returns the number of responses that have arrived but have not been received.
     pub fn answers(&self) -> u16 {
         let index: u16 = self.ram.as_volatile_slice().load(USED as usize + 2, Ordering::Acquire).unwrap();
         index.wrapping_sub(self.used)
     }
 
-    /// Undoes the last response, as if the device had not sent it.
+    /// Reverts the last response, as if the device had not sent it.
     pub fn unanswer(&mut self) {
         self.used -= 1;
         self.poke(USED + 2, &self.used.to_le_bytes());
     }
 
-    /// Waits for the next response, and returns its slot and its bytes.
+    /// Waits for the next response, and returns its slot and bytes.
     pub fn answer(&mut self) -> (u16, Vec<u8>) {
         let begin = Instant::now();
         while self.answers() == 0 {
@@ -513,11 +513,11 @@ impl Guest {
         (slot, bytes)
     }
 
-    /// Sends a command and returns the type of the response, and the response.
+    /// Sends a command and returns the type and bytes of the response.
     pub fn send(&mut self, command: &[u8]) -> (u32, Vec<u8>) {
         self.post(0, command);
         let (slot, bytes) = self.answer();
-        assert_eq!(slot, 0, "another command was answered");
+        assert_eq!(slot, 0, "the response belongs to another command");
         (u32::from_le_bytes(bytes[..4].try_into().unwrap()), bytes)
     }
 
@@ -527,7 +527,7 @@ impl Guest {
         assert!((0x1100..0x1200).contains(&kind), "{kind:#x}");
     }
 
-    /// Creates context `id` with a control blob, resource `id` at `offset`.
+    /// Creates context `id`, with resource `id` as its control blob at `offset`.
     pub fn program(&mut self, id: u32, offset: u64) {
         self.done(&context(id));
         self.done(&blob(id, id, 1, CONTROL_BYTES));
@@ -543,12 +543,12 @@ impl Guest {
     pub fn until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
         let begin = Instant::now();
         while !holds(self) {
-            assert!(begin.elapsed() < ANSWERED, "the condition is not met in time");
+            assert!(begin.elapsed() < ANSWERED, "the condition was not met in time");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
-    /// Maps the window as the VMM does.
+    /// Maps the window like the VMM.
     pub fn window(&self) -> MmapRegion<()> {
         let regions = self.device.regions();
         let file = regions[4].mappable().unwrap().file().try_clone().unwrap();

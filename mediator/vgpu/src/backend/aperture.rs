@@ -1,8 +1,9 @@
-//! CPU accesses by the guest to its VRAM through BAR1, BAR3 or PRAMIN.
+//! Guest CPU accesses to VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! The guest VRAM page that contains the USERD of a bound channel is special: the card polls the mediator's USERD page
-//! instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the doorbell
-//! word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so alias mappings are covered too.
+//! A guest VRAM page that contains the USERD of a bound channel is special, because the card uses the mediator's USERD
+//! page instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the
+//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which covers aliased
+//! mappings.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};
@@ -13,7 +14,7 @@ use nvspec::instance::userd;
 /// Page size for this module, in bytes.
 const PAGE: u64 = 4096;
 
-/// A doorbell rung by a CPU access.
+/// A doorbell that a CPU access has rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RungDoorbell {
     pub(crate) channel: VirtualChannelId,
@@ -37,8 +38,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. The doorbell, if any, is submitted at the end of the access
-    /// ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. If this rings a doorbell, it is submitted later ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -59,14 +59,14 @@ impl VmBackend {
         })
     }
 
-    /// Returns the reason why a write was not executed.
+    /// Returns the reason why a write failed.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> WriteFailure {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a write by the guest's CPU for which no memory is free. Returns true if the write must be retried, or
-    /// false if it is lost.
+    /// Handles a guest CPU write for which no memory is free. Returns true if the write must be retried, false if it is
+    /// lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -79,7 +79,7 @@ impl VmBackend {
             tracing::error!(
                 vm = %self.vm,
                 lost,
-                "a VM's CPU writes to VRAM are lost: no memory is available; raise the VM's guarantee, or the \
+                "a VM's CPU writes to VRAM are lost because no memory is available; raise the VM's guarantee, or the \
                  card's host memory"
             );
         }
@@ -103,7 +103,7 @@ impl VmBackend {
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), Denied> {
-        // Accesses are aligned and at most eight bytes long, so they never cross a page.
+        // Accesses are aligned and have at most eight bytes, so they never cross a page.
         match self.memory.translate(aperture, offset, false).ok_or(Denied)? {
             Place::Vram(address) => self.guest_read(address, data),
             Place::Ram(address) => self.memory.grants().ram_read(address, data).map_err(|_| Denied),
@@ -123,7 +123,7 @@ impl VmBackend {
         }
     }
 
-    /// Reads the channel's USERD from the card, one dword at a time.
+    /// Reads a channel's USERD from the card, one dword at a time.
     pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let (vram, channels) = guard.parts();
@@ -142,32 +142,32 @@ impl VmBackend {
         }
     }
 
-    /// Forwards only the doorbell, because the card writes all other words. The doorbell is complete when its last byte
-    /// arrives, so several narrow stores ring it only once.
+    /// Forwards only the doorbell, because all other words are written by the card. The doorbell is complete when its
+    /// last byte arrives, so several narrow stores ring it only once.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            // A long write may span the USERD pages of several channels.
+            // A long write may span several channels' USERD pages.
             self.submit_doorbell();
             self.doorbell = Some(RungDoorbell { channel, gp_put });
         }
     }
 
-    /// Takes the doorbell rung by the current access.
+    /// Returns and clears the doorbell that the current access has rung.
     pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
         self.doorbell.take()
     }
 
-    /// Submits the doorbell rung by the current access.
+    /// Submits the doorbell that the current access has rung.
     pub(crate) fn submit_doorbell(&mut self) {
         if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
             self.ring_shown(channel, gp_put);
         }
     }
 
-    /// Handles a complete GP_PUT that the guest wrote in a message.
+    /// Handles a complete GP_PUT that a guest has written in a message.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // The mapped page must contain the same value. Otherwise a poll would treat the stale value as a doorbell.
+        // The mapped page must contain the same value. Otherwise, a poll would mistake the old value for a doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }

@@ -1,4 +1,4 @@
-//! Guest channels: converts an instance block to a channel on the card, and a doorbell to work on that channel.
+//! Guest channels: binds a channel on the card from an instance block, and submits the work of a doorbell.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Reason why a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
-    /// The card is out of memory for the channel's page tables. Carries the parsed instance block.
+    /// The card has no memory for the channel's page tables. Contains the parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
     /// The instance block is outside guest memory.
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Take the card's lock once for all channels, because other threads need it too.
+        // Acquire the card's lock only once for all channels, because other threads need it too.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -48,7 +48,7 @@ impl VmBackend {
             }
             Err(error) => {
                 self.counts.doorbells_refused += 1;
-                tracing::warn!(vm = %self.vm, ?channel, %error, "a doorbell was rejected");
+                tracing::warn!(vm = %self.vm, ?channel, %error, "rejected a doorbell");
                 return;
             }
         };
@@ -58,24 +58,24 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Updates the channel's address space, then submits its new work. The work starts in its VM's time slice.
+    /// Updates the channel's address space, and then submits its new work, which starts in the VM's time slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Like [`Self::submit`], with the card's state already locked. Returns a fault if part of the ring cannot be
-    /// fetched.
+    /// Same as [`Self::submit`], with the card's state already locked. Returns a fault if a part of the ring cannot be
+    /// read.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
         if state.vram_mut().was_short(self.vm) {
-            // Memory that was denied before may be available now.
+            // Memory that was denied earlier may be available now.
             self.memory.granted();
         }
         if let Err(error) = self.memory.prepare(state, space) {
-            tracing::error!(vm = %self.vm, ?channel, %error, "a channel's work could not be submitted to the card");
+            tracing::error!(vm = %self.vm, ?channel, %error, "cannot submit a channel's work to the card");
             return None;
         }
         if state.vram().is_short(self.vm) && self.may_wait(state, doorbell) {
@@ -97,7 +97,7 @@ impl VmBackend {
         fault
     }
 
-    /// Handles the end of a pull, which may have stopped at an entry that cannot be fetched.
+    /// Handles the result of a pull, which may have stopped at an unreadable or invalid entry.
     fn end_of_pull(&mut self, channel: VirtualChannelId, fault: Option<RingFault>) {
         match fault {
             None => {}
@@ -112,7 +112,7 @@ impl VmBackend {
     /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
-        tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
+        tracing::warn!(vm = %self.vm, ?channel, %va, reason, "cannot read a channel's ring");
         self.take_off(channel);
         self.counts.faults += 1;
         self.faults.push(MmuFault {
@@ -137,7 +137,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created for this channel alone.
+            // The shadow may have been created only for this channel.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -162,7 +162,7 @@ impl VmBackend {
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
-            // The channel has not executed any work, so it has no state to save.
+            // The channel has executed no work, so it has no state to save.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
@@ -171,10 +171,10 @@ impl VmBackend {
         Ok(())
     }
 
-    /// Rejects a bind. The channel's first work then faults.
+    /// Rejects a bind, so that the channel's first work faults.
     pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &BindFailure) {
         self.counts.binds_refused += 1;
-        tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
+        tracing::warn!(vm = %self.vm, ?channel, %error, "cannot bind a channel; its first work will fault");
         self.refuse(channel, instance);
     }
 
@@ -200,16 +200,16 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None`
-    /// without any effect if the guest has already unbound the channel, because another channel may use its number now.
+    /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` if
+    /// the guest has already unbound the channel, because another channel may have the same number now.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Removes a channel from the card, and its work area from its address space, which makes its number reusable. A
-    /// channel that does not leave its engines immediately keeps its work area until it does ([`Self::channels_left`]).
+    /// Removes a channel from the card, and its work area from its address space, so that its number can be reused. Its
+    /// work area remains until it has left its engines ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);
@@ -217,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both under one lock. Otherwise the card manager's tick could find that the channel has left while
-                // it is still recorded as bound, and the VM would not be notified.
+                // Do both in the same critical section. Otherwise, the card manager's tick could find that the channel
+                // has left while it is still recorded as bound, and would not notify the VM.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -250,8 +250,8 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Removes the work area of a channel that is off the card from its address space. Returns true if the card can no
-    /// longer access the work area.
+    /// Removes the work area of a channel that has left the card from its address space. Returns true if it is no
+    /// longer accessible.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);
@@ -268,15 +268,15 @@ impl VmBackend {
         let words = self.with_channels(|channels, card, vm| channels.saved_words(card, vm, channel));
         for (offset, value) in words.into_iter().flatten() {
             let Some(Place::Vram(at)) = instance.checked_add(offset) else { continue };
-            // The guest owned the block when it bound the channel, and guest VRAM never shrinks.
+            // The block belonged to the guest when it bound the channel, and guest VRAM never shrinks.
             if self.guest_write(at, &value.to_le_bytes()).is_err() {
-                tracing::debug!(?channel, "a channel's state could not be saved");
+                tracing::debug!(?channel, "cannot save a channel's state");
             }
         }
     }
 }
 
-/// Returns the mediator's pages that the channel's address space must map.
+/// Returns the mediator's pages that a channel's address space must map.
 pub(super) fn own_pages(layout: &::channels::Layout, bound: Bound) -> Vec<(HostPage, VramAddr, Rights)> {
     let Bound { physical, span, .. } = bound;
     let pages = layout.work_pages(physical, span).into_iter().chain(layout.image_pages(physical, span));

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
+/// Time for which work may continue while its pages wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Extra time for the work to leave after an engine reset has been requested, in ns.
+/// Additional time for the work to leave after an engine reset was requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
-/// USERD words that the card writes and drivers read.
+/// Offsets of the USERD words that the card writes and drivers read.
 const PROGRESS: [u64; 9] = [
     userd::PUT,
     userd::GET,
@@ -28,13 +28,13 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Interval at which a thread polls whether the VM's work has left the card. The VM's lock is released between polls.
+/// Interval at which a thread polls for the VM's work to leave the card. The VM's lock is released between polls.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
 const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 
-/// Work that is leaving the card, so that pages under mapped apertures can move.
+/// State of work that must leave the card before pages under mapped apertures can move.
 #[derive(Debug)]
 pub(super) struct Stop {
     /// Channels that had work.
@@ -43,13 +43,13 @@ pub(super) struct Stop {
     since_ns: u64,
     /// Windows whose mappings must change.
     due: Vec<MappedWindow>,
-    /// Time until which the VM submits no work because its move budget is exhausted, in ns of the card's clock.
+    /// Time until which the VM submits no work because its move budget is used up, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. Mapped apertures that use the
-    /// directory then show the pages of its current tables.
+    /// Handles a guest's TLB flush of `directory`, or of all directories if `None`. Mapped apertures that use the
+    /// directory then show the pages in its current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -66,13 +66,13 @@ impl VmBackend {
         self.refresh(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show the pages at `base` immediately. The VM must have no work on the card.
+    /// Maps the pages at `base` into PRAMIN immediately. The VM must have no work on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no page until it is [placed](Self::show_window) again. The VM must have no work on the card.
+    /// Makes PRAMIN show no pages until it is [placed](Self::show_window) again. The VM must have no work on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
@@ -88,7 +88,7 @@ impl VmBackend {
     }
 
     /// Updates the mapped part of a BAR to the pages that the guest currently maps there. Defers the update to
-    /// [`Self::look_at_moves`] if the VM's work uses pages that must move, or if the VM's move budget is exhausted.
+    /// [`Self::look_at_moves`] if the VM's work uses pages that must move or the VM's move budget is used up.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
@@ -103,7 +103,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// Like [`Self::refresh`], but ignores the budget. Used for changes that the guest did not request.
+    /// Same as [`Self::refresh`], but ignores the budget. For changes that the guest did not request.
     fn refresh_at_once(&mut self, showing: MappedWindow) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -129,20 +129,20 @@ impl VmBackend {
         self.look_at_moves();
     }
 
-    /// Returns true if pages wait for work to leave the card.
+    /// Returns true if moves of pages wait for work to leave the card.
     pub(crate) fn moves_wait(&self) -> bool {
         self.stop.is_some()
     }
 
-    /// Moves pages once work has left the card. Returns true if pages still wait; the caller must then release the VM's
-    /// lock, and call this again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages if work has left the card. Returns true if pages still wait. In this case, the caller must release
+    /// the VM's lock, and call this again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be preempted runs to completion. The watchdog kills it if it hangs.
+        // Work that cannot be preempted runs to completion, and the watchdog kills it if it hangs.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
@@ -153,7 +153,7 @@ impl VmBackend {
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
-            tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory is moved");
+            tracing::error!(vm = %self.vm, ?channel, "a channel does not leave the card before its memory is moved");
         }
         let due = self.stop.as_mut().map(|stop| std::mem::take(&mut stop.due)).unwrap_or_default();
         for showing in due {
@@ -161,12 +161,12 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused in the meantime need to wait only for the moves.
+        // Channels that were paused in the meantime only had to wait for the moves.
         self.pause(self.work.blocks());
         false
     }
 
-    /// Starts moves that were deferred by the VM's budget. Returns true if they must wait for work to leave the card.
+    /// Starts moves that the VM's budget has deferred. Returns true if they must wait for work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -191,7 +191,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts pages that the guest wrote while PRAMIN did not show their VRAM.
+    /// Counts pages that the guest has written while PRAMIN did not show their VRAM.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {
@@ -228,7 +228,7 @@ impl VmBackend {
             }
             zeros.remove(page);
             if state.vram_mut().guest_write(*vm, address(*page), &data).is_none() {
-                tracing::error!(%vm, page, "a page of guest memory is lost: no card memory is available for it");
+                tracing::error!(%vm, page, "a page of guest memory is lost because no card memory is available for it");
             }
         }
         drop(state);
@@ -280,8 +280,8 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver state was removed. Their contents are lost. The
-    /// VM's channels are off the card, except for those that the card does not release.
+    /// Removes the records of pages under the apertures after the guest's driver state was removed. The pages' contents
+    /// are lost. The VM's channels have left the card, except for those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
         let pages = self.remap_mut().forget();
@@ -294,7 +294,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD is under a mapped aperture: their doorbells cause no messages.
+    /// Finds the channels whose USERD is under a mapped aperture, so that their doorbells cause no messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -302,8 +302,7 @@ impl VmBackend {
         }
     }
 
-    /// Like [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
-    /// counts as new.
+    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -313,8 +312,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if a
-    /// doorbell was found.
+    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if one
+    /// was rung.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {
@@ -331,7 +330,7 @@ impl VmBackend {
         found
     }
 
-    /// Copies a word of the channel's USERD to the page visible to the guest.
+    /// Copies a word of a channel's USERD to the page that the guest sees.
     pub(super) fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
         let mut word = [0; 4];
         self.userd_read(channel, offset, &mut word);

@@ -1,4 +1,4 @@
-//! Operations that a paravirtual guest uses to manage its memory and channels.
+//! Operations with which a paravirtual guest manages its memory and channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -19,7 +19,7 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns the current allocation of the card's memory.
+    /// Returns the current use of the card's memory.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }
@@ -94,7 +94,7 @@ impl VmBackend {
         match self.flush_spaces(directory.map(Place::Vram)) {
             Ok(()) => Ok(0),
             Err(error) => {
-                tracing::error!(vm = %self.vm, %error, "a guest's flush could not be executed on the card");
+                tracing::error!(vm = %self.vm, %error, "cannot execute a guest's flush on the card");
                 Err(Status::Failed)
             }
         }
@@ -107,7 +107,7 @@ impl VmBackend {
         pv.create_channel(channel, &known).map(|()| 0)
     }
 
-    /// Returns the virtual channel if the guest has created it.
+    /// Returns the virtual channel with the given number if the guest has created it.
     pub(crate) fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
         let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;

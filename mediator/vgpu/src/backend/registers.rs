@@ -1,4 +1,4 @@
-//! Effects of vGPU register accesses on the card: implements the backend trait of `devmodel`.
+//! Effects of vGPU register accesses on the card: implements `devmodel`'s backend trait.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -44,9 +44,10 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // An aperture flush uses the hub's form; a channel flush may use either form. Both look up the shadow.
+        // A flush of an aperture uses the hub's form, and that of a channel either form, so look up the shadow in both
+        // cases.
         if let Err(error) = self.flush_spaces(directory) {
-            tracing::error!(vm = %self.vm, %error, "a guest's TLB flush could not be executed on the card");
+            tracing::error!(vm = %self.vm, %error, "cannot execute a guest's TLB flush on the card");
         }
     }
 
@@ -118,22 +119,21 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // Pause all channels of the VM while any engine is blocked, because the engine that a channel uses next is
-        // unknown.
+        // Pause all channels of the VM while any engine is blocked, because a channel's next engine is unknown.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared, and the guest wants to restart only its own work. Preempt its channels, and save their
-        // state in their own memory.
+        // The engine is shared, and the guest only wants to restart its own work. Preempt its channels, and save their
+        // state.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
-        // The scheduler's registers return to their reset values, so no engine is blocked.
+        // The scheduler's registers have their reset values now, so no engine is blocked.
         self.block_engines(u32::MAX, false);
     }
 

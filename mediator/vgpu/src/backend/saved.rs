@@ -1,4 +1,4 @@
-//! Saved state of a VM's use of the card.
+//! Saved form of a VM's use of the card.
 
 use super::channels::own_pages;
 use super::{Counts, Description, Pace, VmBackend};
@@ -17,13 +17,13 @@ use shadow_pt::SavedSpaces;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Saved state of a [`VmBackend`].
+/// Saved form of a [`VmBackend`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBackend {
     memory: SavedMemory,
     work: SavedWork,
     pending: SavedPending,
-    /// Counters by name.
+    /// Names and values of the counters.
     counts: Vec<(String, u64)>,
     pv: Option<SavedInterface>,
 }
@@ -40,14 +40,14 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels whose doorbells are submitted when the card resumes, each with its GP_PUT value.
+/// Channels whose doorbells are submitted when the card resumes, with their GP_PUT values.
 pub(crate) type WaitingDoorbells = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
     /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if work is in progress.
+    /// Returns [`ManagerError::Unsettled`] if any work is in progress.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -56,7 +56,7 @@ impl VmBackend {
             memory,
             work,
             pending,
-            // No write can be waiting, because the VM is not being served.
+            // No write waits, because the VM is not served.
             writes: _,
             stop,
             faults,
@@ -90,7 +90,7 @@ impl VmBackend {
         self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
     }
 
-    /// Builds all address spaces on the card from the guest's tables. Restored spaces do not map memory yet.
+    /// Builds all address spaces on the card from the guest's tables. Restored spaces have no memory mapped yet.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         self.memory.prepare_all()
     }
@@ -121,7 +121,7 @@ impl VmBackend {
         let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
         let there = host.lock().channels().bound_of(vm).count();
         Invalid::unless(all.len() == there, || {
-            format!("{there} channels have arrived, and the guest has {} of them", all.len())
+            format!("{there} channels have arrived, but the guest has bound {} of them", all.len())
         })?;
         for bound in all {
             self.memory.map_host(bound.space, &own_pages(host.layout(), bound))?;
@@ -146,7 +146,7 @@ impl VmBackend {
     /// Restores the saved state for a card that has not been taken over yet.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid, or if the client lends different memory.
+    /// Returns an error if the state is invalid or the client lends other memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,
@@ -165,7 +165,7 @@ impl VmBackend {
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {
-            format!("{all} channels are on the card, and the guest has {} of them", work.all_bound().count())
+            format!("{all} channels are on the card, but the guest has bound {} of them", work.all_bound().count())
         })?;
         let attachments = Attachments::restored(
             segments,

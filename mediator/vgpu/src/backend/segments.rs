@@ -10,19 +10,19 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// Returns the pages of a run in the form that address spaces map.
+/// Returns the pages of a range in the form used for mapping them.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
 }
 
 impl VmBackend {
-    /// Maps a segment for a channel and returns its address. A repeated call returns the same address.
+    /// Maps a segment for a channel and returns its address. Repeated calls return the same address.
     pub(crate) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // An address space can map a segment with only one set of access rights.
+            // An address space can map a segment only with a single set of access rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }
@@ -37,7 +37,7 @@ impl VmBackend {
                 let pages = pages(first, count, at, if read_only { Rights::ReadOnly } else { Rights::ReadWrite });
                 let mapped = self.memory.map_host(space, &pages);
                 if let Err(error) = mapped {
-                    tracing::warn!(vm = %self.vm, ?channel, segment, %error, "a shared segment could not be attached");
+                    tracing::warn!(vm = %self.vm, ?channel, segment, %error, "cannot attach a shared segment");
                     self.unmap_segment(space, segment, &pages);
                     return Err(Status::Limit);
                 }
@@ -84,7 +84,7 @@ impl VmBackend {
         self.drop_unused();
     }
 
-    /// Unmaps segments that no channel has attached.
+    /// Unmaps segments that no channel has attached any more.
     fn drop_unused(&mut self) {
         let Some(pv) = &mut self.pv else { return };
         let unused = pv.attachments_mut().take_unused();
@@ -93,7 +93,7 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card's TLBs may still translate to it, the segment stays attached
+    /// Unmaps a segment from an address space. If the card's TLBs may still contain it, the segment stays attached
     /// permanently, and its memory is never reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {

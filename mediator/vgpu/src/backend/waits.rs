@@ -1,4 +1,4 @@
-//! Binds and work that wait for memory: starts the waits, and retries when memory may be available.
+//! Binds and work that wait for memory: starts their waits, and retries them when memory may be available.
 
 use super::VmBackend;
 use super::channels::BindFailure;
@@ -21,7 +21,7 @@ impl VmBackend {
     }
 
     /// Queues work whose memory is not placed, while the mover may still find memory or the operator's limit permits
-    /// waiting. Returns `false` if the work has reached the limit.
+    /// waiting. Returns `false` if the work has waited for too long.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
         let Some(first) = self.pending.add_work(state, doorbell) else {
@@ -30,7 +30,7 @@ impl VmBackend {
                 vm = %self.vm,
                 ?channel,
                 queue_ms = self.pending.limit().as_millis(),
-                "work has waited for memory for as long as `memory.queue_ms` allows, and faults; raise this limit or \
+                "work faults because it has waited for memory for as long as `memory.queue_ms` permits; raise this limit or \
                  the VM's `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = \
                  `swap`"
             );
@@ -53,7 +53,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Memory was denied only to other accesses. The next work that needs memory will check again.
+            // Memory was denied only to other accesses. The next work that needs memory will try again.
             self.memory.granted();
         }
         for doorbell in waiting {

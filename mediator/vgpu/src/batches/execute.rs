@@ -1,4 +1,4 @@
-//! Executes individual operations on the vGPU and the card.
+//! Executes single operations on the vGPU and the card.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -18,18 +18,18 @@ use pv::{Begun, Op};
 /// Maximum number of bytes that a fill or copy processes per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Cost limit in bytes per critical section of the VM's lock, after which other threads can take the lock.
+/// Maximum cost in bytes per critical section of the VM's lock. Then other threads can acquire the lock.
 const BUDGET: u64 = 256 << 10;
-/// Cost in bytes of an operation that neither fills nor copies memory.
+/// Cost in bytes of an operation, without the bytes that it fills or copies.
 const OPERATION: u64 = 1 << 10;
 
-/// State of a batch within one critical section of the VM's lock.
+/// State of a batch within a critical section of the VM's lock.
 struct Context {
-    /// Allocation of card memory, cached by the first query.
+    /// Use of the card's memory, cached by the first query.
     holdings: Option<Holdings>,
     /// Remaining part of [`BUDGET`], in bytes.
     left: u64,
-    /// Bytes of the current operation that are already processed, if it has started and must continue later.
+    /// Number of bytes of the current operation that have been processed, if it was interrupted and must continue.
     begun: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ impl Context {
     }
 }
 
-/// Returns the cost of an operation in bytes, excluding the bytes that it fills or copies.
+/// Returns the cost of an operation in bytes, without the bytes that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
@@ -58,18 +58,18 @@ fn cost(op: &Op<'_>) -> u64 {
     }
 }
 
-/// Outcome of executing a batch for one critical section of the VM's lock.
+/// Outcome of executing a batch in one critical section of the VM's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executed {
     /// The batch is complete.
     Whole,
     /// The batch can continue immediately.
     Part,
-    /// The batch continues once the card has memory for the channel of the current operation.
+    /// The batch can continue when the card has memory for the channel of the current operation.
     AwaitsBind,
 }
 
-/// Returns the channel whose address space an operation uses. This channel must be bound first.
+/// Returns the channel in whose address space an operation takes place. This channel must be bound first.
 fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
     match op {
         Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
@@ -79,7 +79,7 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 
 impl Core {
     /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
-    /// the current operation that are already processed.
+    /// the current operation that have been processed.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -95,7 +95,7 @@ impl Core {
             let done = op.and_then(|op| {
                 let done = self.operate(op, &mut context);
                 if let Err(status) = done {
-                    tracing::debug!(vm = %self.backend.vm(), ?op, %status, "a guest's operation was rejected");
+                    tracing::debug!(vm = %self.backend.vm(), ?op, %status, "rejected a guest's operation");
                 }
                 done
             });
@@ -105,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // The effects of an operation must be complete before the response to its batch is sent.
+        // All effects of a batch's operations must be complete before the response to the batch is sent.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 
@@ -213,8 +213,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and length of each part, as far as the budget permits. A failure means that memory is
-/// short: the range is known to belong to the guest.
+/// Calls `each` with the offset and length of each part, as far as the budget permits. If `each` fails, memory is
+/// short, because the range is known to belong to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

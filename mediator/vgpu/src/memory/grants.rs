@@ -1,4 +1,4 @@
-//! The memory to which a VM's page tables and guest structures may refer, and its current location.
+//! Memory to which a VM's page tables and guest structures may refer, and its current location.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -10,7 +10,7 @@ use vmm_glue::Link;
 use vmm_glue::memory::MemoryTable;
 use vram::{TenantId, VramAddr};
 
-/// The guest may not access memory at this address.
+/// Error for guest memory that the guest may not access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotGranted;
 
@@ -22,7 +22,7 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// VRAM under apertures that the VMM has mapped.
+    /// Apertures that the VMM has mapped, and the VRAM under them.
     remap: Remap,
     /// Page tables that the mediator keeps for the guest, at addresses beyond the end of its VRAM.
     tables: Option<pv::Tables>,
@@ -33,8 +33,7 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants from the RAM regions that are mapped for the card, the kept page tables, and the apertures
-    /// that the VMM maps.
+    /// Restores the grants from the mapped RAM regions, the kept page tables, and the apertures that the VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -52,7 +51,7 @@ impl Grants {
         (self.bus_master, self.tables) = (bus_master, tables);
     }
 
-    /// Returns the VRAM size in bytes.
+    /// Returns the size of the VM's VRAM in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }
@@ -71,7 +70,7 @@ impl Grants {
         self.link.check_shared();
     }
 
-    /// Returns the regions of RAM that are mapped for the card.
+    /// Returns the regions of RAM mapped for the card.
     pub(super) fn ram(&self) -> &RamMap {
         &self.ram
     }
@@ -101,7 +100,7 @@ impl Grants {
         self.tables.as_mut()
     }
 
-    /// Permits the mediator to keep page tables of up to `bytes` bytes for the guest.
+    /// Permits the mediator to keep up to `bytes` bytes of page tables for the guest.
     pub(crate) fn keep_tables(&mut self, bytes: u64) {
         self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
     }
@@ -114,21 +113,21 @@ impl Grants {
         }
     }
 
-    /// Returns the guest's RAM; `None` while the device may not access it.
+    /// Returns the guest's RAM, or `None` while the device may not access it.
     pub(crate) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
 
-    /// Reads guest RAM as the device does.
+    /// Reads guest RAM on behalf of the device.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
-        // PCI forbids memory accesses by a device whose bus mastering is disabled.
+        // A PCI device must not access memory while bus mastering is disabled.
         if !self.bus_master {
             return Err(NotGranted);
         }
         self.link.memory().read(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Writes guest RAM as the device does.
+    /// Writes guest RAM on behalf of the device.
     pub(crate) fn ram_write(&self, address: Gpa, data: &[u8]) -> Result<(), NotGranted> {
         if !self.bus_master {
             return Err(NotGranted);
@@ -136,7 +135,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads guest structures page by page, each page from its current location.
+    /// Reads guest structures page by page, each from its current location.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
@@ -160,8 +159,7 @@ impl Grants {
         Some(())
     }
 
-    /// Returns the card's address of a guest VRAM page. Allocates memory for an unbacked page, because the GPU can
-    /// write the page without notifying the mediator.
+    /// Returns the card's address of a guest VRAM page. Places an unplaced page, because GPU writes are not trapped.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

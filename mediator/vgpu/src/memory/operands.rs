@@ -1,8 +1,8 @@
-//! Memory to which submitted work refers. It is used to choose eviction victims by usage ([`vram::victim`]'s `clock`),
-//! and to estimate bus traffic (`card_manager::balance`).
+//! Memory to which submitted work refers. It is used to select victims for eviction by use ([`vram::victim`]'s
+//! `clock`), and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
-//! and semaphores. Memory that a kernel accesses through pointers in its constants is not visible here.
+//! and semaphores. It does not show the memory that a kernel accesses through pointers in its constants.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -15,15 +15,15 @@ use std::collections::BTreeMap;
 
 /// Number of words to read from a submission's push buffers. Addresses in later words are ignored.
 const WORDS: usize = 4096;
-/// Maximum number of addresses to look up per submission, so that a guest cannot delay others with repeated addresses.
+/// Maximum number of addresses to look up per submission, so that a guest cannot delay others by repeating addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes to count per surface, so that a bogus surface size costs no time.
+/// Maximum number of bytes counted per surface, so that an invalid surface size does not take time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the valid bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// Classes bound to a channel's subchannels. Initially those that nouveau and Mesa bind, because the channel may have
-/// bound its classes before the first read.
+/// Classes bound to a channel's subchannels. Initially, these are the classes that nouveau and Mesa bind, because the
+/// channel may have bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -33,7 +33,7 @@ impl Default for Objects {
     }
 }
 
-/// Collects the addresses in a submission while the submission is pulled.
+/// Extracts the addresses in a submission while it is pulled.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
@@ -44,26 +44,26 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Creates the collector for a submission on a channel with these bindings.
+    /// Creates the extractor for a submission on a channel with these bindings.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
-    /// Returns the number of words to read from a push buffer of `dwords` words.
+    /// Returns the number of words to read from a push buffer with `dwords` words.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
         count
     }
 
-    /// Calls `each` with one address per `step` bytes of the memory to which a push buffer refers, and with the number
-    /// of bytes at that address.
+    /// Calls `each` with one address for every `step` bytes of memory to which a push buffer refers, and the number of
+    /// bytes.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk's address in the address space may be unaligned, so the last byte may be in another chunk.
+            // An address may be unaligned relative to chunks, so the last byte may be in another chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {
@@ -74,14 +74,14 @@ impl<'a> Names<'a> {
     }
 }
 
-/// The two methods of an address: bits 39:32, and bits 31:0.
+/// The two methods that set an address: bits 39:32, and bits 31:0.
 type Address = (u32, u32);
 
 /// Methods that describe a copy.
 struct Copy {
     /// Method that starts the copy.
     exec: u32,
-    /// Addresses of both sides. The third method of each side sets the line pitch in bytes.
+    /// Methods that set the addresses of both sides. The third method of each side sets the line pitch in bytes.
     sides: [(Address, u32); 2],
     /// Method that sets the line length in bytes.
     line: u32,
@@ -136,15 +136,15 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// State of a walk through a push buffer.
+/// State of a pass through a push buffer.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
-    /// The last data word of each method, by subchannel.
+    /// Last data word of each method, by subchannel.
     data: BTreeMap<(u8, u32), u32>,
     each: F,
 }
 
-/// Calls `each` with the start and size in bytes of each range in `words`. `words` must start with a header.
+/// Calls `each` with the start and size in bytes of each range to which `words` refers. `words` starts with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();
@@ -231,7 +231,7 @@ mod tests {
             [&[u32::from(header)][..], data].concat()
         };
         let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
-        // If a method is repeated, its last value applies.
+        // If a method is repeated, only its last value counts.
         let semaphore = [
             old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
             old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),
@@ -253,7 +253,7 @@ mod tests {
     fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Try headers of all kinds, including some whose word count exceeds the buffer.
+        // Try headers of all kinds, including some with word counts beyond the buffer's end.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

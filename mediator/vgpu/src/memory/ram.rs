@@ -27,28 +27,28 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are never reused, because the card's
-    /// TLBs may still translate to the region.
+    /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are not reused, because TLBs may
+    /// contain them.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
             Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
             Ok(()) => {}
             Err(error) => {
-                tracing::error!(%error, iova = %self.iova, "withdrawn guest memory stays mapped for the card");
+                tracing::error!(%error, iova = %self.iova, "cannot unmap withdrawn guest memory for the card");
             }
         }
     }
 }
 
-/// The regions of one VM that are mapped for the card.
+/// A VM's RAM regions that are mapped for the card.
 #[derive(Debug, Default)]
 pub(crate) struct RamMap {
     regions: BTreeMap<u64, Region>,
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it; page
+    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it. Page
     /// table entries that refer to it are denied.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl RamMap {
         (gone.into_iter().collect(), new)
     }
 
-    /// Saves the regions.
+    /// Saves the regions' addresses and access rights.
     pub(super) fn save(&self) -> SavedRam {
         let Self { regions } = self;
         let regions = regions.iter().map(|(gpa, region)| {
@@ -117,7 +117,7 @@ impl RamMap {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`, which page tables must no longer map. [`Lent::give_back`] unmaps it for the card.
+    /// Removes the region at `gpa`. Page tables must no longer map it. [`Lent::give_back`] then unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }

@@ -1,15 +1,15 @@
-//! Apertures backed by host memory (`apertures = "remapped"`). Maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
+//! Apertures backed by host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
 //!
-//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
-//! guest's tables map a page of its VRAM there, the page of the file is that page's *home*: the mediator moves the
-//! bytes there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
-//! card's, use the home. For PRAMIN, a register selects the pages instead of tables.
+//! The VMM maps a file under most of an aperture, once, so that CPU accesses to this part cause no messages. While the
+//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*: the mediator moves the
+//! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including
+//! the card's, use the home. For PRAMIN, a register instead of tables selects the pages.
 //!
 //! This module only keeps records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has only one home. The mapped parts of the apertures cannot show guest RAM, or guest VRAM that is mapped
-//! twice: the later slot then shows zeros. Such slots are counted, and logged once. PRAMIN yields to the other
-//! apertures, because a driver leaves it in place after its last use.
+//! A page has only one home. The mapped parts of the apertures cannot show guest RAM, and can show guest VRAM only
+//! once: further slots show zeros. Such slots are counted, and logged once. PRAMIN yields to the other apertures,
+//! because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -31,8 +31,7 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Size of the trapped part at the start of BAR1 in bytes, a multiple of 2 MiB. nouveau places the doorbells of all
-/// channels (512 KiB) there.
+/// Size in bytes of the trapped start of BAR1, a multiple of 2 MiB. nouveau places all doorbells (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM and can be mapped by a client.
@@ -54,7 +53,7 @@ impl MappedWindow {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
 
-    /// Returns the region of the window's BAR.
+    /// Returns the region that contains the window.
     pub(crate) fn region(self) -> RegionIndex {
         match self {
             Self::Bar1 => RegionIndex::Bar1,
@@ -63,7 +62,7 @@ impl MappedWindow {
         }
     }
 
-    /// Returns the window's name and its range in the BAR, for apertures of `bar1` and `bar3` bytes.
+    /// Returns the window's name and its range in the region, for apertures of `bar1` and `bar3` bytes.
     fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
         match self {
             Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
@@ -98,7 +97,7 @@ pub(crate) enum PageTarget {
     Ram,
 }
 
-/// A page of a mapped aperture, numbered from the start of the aperture.
+/// A page of a mapped aperture, numbered from the start of the BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     window: usize,
@@ -120,16 +119,16 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. The caller must process all `outs` before any of the `ins`.
+/// Pages whose homes change. The caller must process all `outs` before any `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
-    /// Pages of guest VRAM that move back to the card, and their old slots.
+    /// Guest VRAM pages that move back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
     /// Pages of the file that must show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
-    /// PRAMIN pages that showed zeros because their VRAM had a different home. Writes to these pages are lost.
+    /// PRAMIN pages that showed zeros because their VRAM had another home. Writes to these pages are lost.
     pub(crate) strays: Vec<Slot>,
-    /// Pages of guest VRAM that move under an aperture, and their new slots.
+    /// Guest VRAM pages that move under an aperture, and their new slots.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
@@ -151,27 +150,27 @@ counts! {
         moves: "aperture_moves",
         /// Mapped aperture pages that could not show the memory mapped by the guest.
         aliases: "aperture_aliases",
-        /// Times that work was stopped for moves.
+        /// Number of times that work was stopped for moves.
         stops: "aperture_stops",
-        /// Moves that were deferred because the guest had exhausted its budget.
+        /// Moves that were deferred because the guest had used up its budget.
         waits: "aperture_waits",
         /// Accesses to mappable parts that arrived as messages.
         messages: "aperture_messages",
     }
 }
 
-/// The mapped apertures of one VM; empty if the VM's apertures are trapped.
+/// A VM's mapped apertures. Empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
-    /// Home of each guest VRAM page in host memory, by page number.
+    /// Slot of each guest VRAM page in host memory that is its home, by page number.
     homes: HashMap<u32, Slot>,
-    /// Other slots that map each guest VRAM page in host memory, in mapping order.
+    /// Other slots that map each guest VRAM page in host memory, in the order in which they were mapped.
     waiting: BTreeMap<u32, Vec<Slot>>,
     /// Set while the guest's driver state is being removed. No pages move during this time.
     pub(crate) closing: bool,
     warned: bool,
-    /// Set if the card's TLBs may still translate to memory that no table maps.
+    /// True if the card's TLBs may still map memory that no page table maps.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
@@ -199,11 +198,11 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it. The result has all pages of
-    /// this memory if `inhabited` is true, and is empty otherwise.
+    /// Returns the same memory for another card, or for another VM with a client that maps it. If `inhabited` is true,
+    /// the result has all pages of this memory; otherwise, it is empty.
     ///
     /// # Errors
-    /// Returns an error if the card rejects the memory, or has no free I/O addresses.
+    /// Returns an error if the card rejects the memory or has no free I/O addresses.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -223,7 +222,7 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the pages under the apertures. These pages remain readable after the records have changed.
+    /// Returns the pages under the apertures, which stay readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())
@@ -234,8 +233,8 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, if that client will
-    /// map `bars`. Windows without memory are trapped.
+    /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, which will map `bars`
+    /// if given. Windows without memory are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -246,23 +245,23 @@ impl Remap {
         }
     }
 
-    /// Unmaps the memory for the card. The windows must be empty.
+    /// Unmaps the memory for the card. The windows must contain no pages.
     pub(crate) fn close(&mut self, host: &ManagedCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeroes all memory, for the same client. The windows must be empty.
+    /// Zeroes all memory for the same client. The windows must contain no pages.
     pub(crate) fn blank(&self, host: &ManagedCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
-                tracing::error!(%error, "memory under an aperture still has its contents from before a reset");
+                tracing::error!(%error, "cannot clear memory under an aperture, so it keeps its contents after a reset");
             }
         }
     }
 
-    /// Returns the file and the part of the region that it backs, unless the whole window is trapped.
+    /// Returns the file under a window, and the part of the region that it backs, or `None` if the window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
@@ -270,7 +269,7 @@ impl Remap {
     /// Replaces the window's memory with the client's own pages.
     ///
     /// # Errors
-    /// Returns an error if the number of pages differs, if the window is not empty, or if the card rejects the memory.
+    /// Returns an error if the number of pages differs, the window contains pages, or the card rejects the memory.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -279,14 +278,14 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || ManagerError::host("an aperture with pages or another size", io::ErrorKind::ResourceBusy);
+        let in_use = || ManagerError::host("cannot replace an aperture's memory", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the window's memory with `file`, zeroed, which the client of a killed process still maps.
+    /// Replaces the window's memory with `file`, zeroed. The client of a process that was killed still maps this file.
     ///
     /// # Errors
-    /// Returns an error if the whole window is trapped or not empty, or if the client does not map this file.
+    /// Returns an error if the whole window is trapped, if it contains pages, or if the client does not map this file.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,
@@ -300,7 +299,7 @@ impl Remap {
         Ok(())
     }
 
-    /// Counts an access to a region with this window that arrived as a message.
+    /// Counts an access to a region with this window if it is within the window. The access arrived as a message.
     pub(crate) fn count_message(&mut self, showing: MappedWindow, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
@@ -361,7 +360,7 @@ impl Remap {
         self.windows[showing.index()].as_ref()
     }
 
-    /// Returns the window if it is empty.
+    /// Returns the window if it contains no pages.
     fn empty_window(&mut self, showing: MappedWindow) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
@@ -374,7 +373,8 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target if the guest's tables have changed. `vram_bytes` is the guest's VRAM size.
+    /// Returns a page and its new target, if its target in the guest's tables has changed. `vram_bytes` is the VRAM
+    /// size.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -406,11 +406,11 @@ impl Remap {
         ranges(pages)
     }
 
-    /// Records `changes` of a window and returns the moves that they require.
+    /// Records the `changes` in a window, and returns the moves that they require.
     pub(crate) fn book(&mut self, showing: MappedWindow, changes: &[(u32, PageTarget)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Each entry contains a guest VRAM page, a slot that maps it, and true if the slot was waiting.
+        // Each entry consists of a guest VRAM page, a slot that maps it, and true if the slot was waiting.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
         // Process removals first, because an insertion may need a page that is removed elsewhere.
         for (page, want) in changes {
@@ -435,7 +435,7 @@ impl Remap {
             }
             moves.blanks.push(slot);
         }
-        // Drop waiting slots that map a different page after the changes.
+        // Drop waiting slots that map another page after the changes.
         wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(PageTarget::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
             PageTarget::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
@@ -472,7 +472,7 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show the memory mapped by the guest.
+    /// Counts a page that could not show the memory that the guest has mapped.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
@@ -483,7 +483,7 @@ impl Remap {
         }
     }
 
-    /// Forgets all pages in host memory, whose contents are lost. Returns their numbers.
+    /// Removes all pages in host memory, whose contents are lost. Returns their numbers.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(PageTarget::Nothing));

@@ -1,4 +1,4 @@
-//! Saved state of a VM's memory. Address spaces and kept page tables are saved separately.
+//! Saved form of a VM's memory. Address spaces and kept page tables are saved separately.
 
 use super::ram::RamMap;
 use super::{Grants, Memory, Remap};
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, TenantId};
 
-/// Saved state of a [`Memory`].
+/// Saved form of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     bus_master: bool,
-    /// Instance blocks of BAR1 and BAR3.
+    /// Instance block of BAR1 and of BAR3.
     apertures: [Option<SavedPlace>; 2],
     ram: SavedRam,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Restored {
     pub(crate) remap: Remap,
 }
 
-/// Regions of guest RAM that are mapped for the card, by address.
+/// Saved regions of guest RAM that are mapped for the card, sorted by address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRam(pub(super) Vec<SavedRegion>);
 
-/// A region of guest RAM.
+/// Saved region of guest RAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRegion {
     pub(super) gpa: u64,
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // Determined by a saved register.
+            // A saved register contains it.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -70,11 +70,11 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its parts, and the client's memory through `link`. Only the memory's location is set on
-    /// the card.
+    /// Restores the memory from its parts, and the client's memory through `link`. Maps the memory for the card, but
+    /// does not change the card otherwise.
     ///
     /// # Errors
-    /// Returns an error if the client lends different memory, or if the host does not map it.
+    /// Returns an error if the client lends other memory, or if the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -101,11 +101,11 @@ impl Memory {
         Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, pramin, report, syncs: 0 })
     }
 
-    /// Restores the memory of a VM that was saved on another card, with its address spaces and its kept page tables.
-    /// The client's memory is already mapped for the card. Returns the old and the new address of each directory.
+    /// Restores the memory of a VM that was saved on another card, with its address spaces and kept page tables. The
+    /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
+    /// Returns an error if the client lends other memory than before, or if the card has no memory for directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,
@@ -128,7 +128,7 @@ impl Memory {
         Ok(places)
     }
 
-    /// Returns the I/O address ranges of the VM's RAM, and the pool size in bytes.
+    /// Returns the I/O address ranges of the VM's RAM, and the size of its pool in bytes.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
     }
@@ -140,7 +140,7 @@ impl Memory {
 }
 
 impl SavedRam {
-    /// Checks that the regions are the same as before. Their card addresses may differ.
+    /// Checks that the regions are the same as before. Their I/O addresses may differ.
     fn check_like(&self, before: &Self) -> Result<(), Invalid> {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));

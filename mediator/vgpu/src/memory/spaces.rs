@@ -1,4 +1,4 @@
-//! The VM's GPU address spaces: connects `shadow-pt` to guest memory and the card.
+//! A VM's GPU address spaces: connects `shadow-pt` to guest memory and the card.
 
 use super::grants::Grants;
 use super::operands::{Names, Objects};
@@ -27,7 +27,7 @@ fn for_tables<'a>(
 }
 
 impl Memory {
-    /// Returns the shadow of the guest directory at `directory`, and creates it if necessary. A new shadow does not map
+    /// Returns the shadow of the guest directory at `directory`, creating it if necessary. A new shadow does not map
     /// guest memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They do not
-    /// map guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
+    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -49,7 +49,7 @@ impl Memory {
         Ok(places)
     }
 
-    /// Returns the address of a space's shadow directory on the card.
+    /// Returns the VRAM address of an address space's shadow directory.
     pub(crate) fn directory(&self, space: SpaceId) -> Option<VramAddr> {
         self.shadows.directory(space)
     }
@@ -67,7 +67,7 @@ impl Memory {
         }
     }
 
-    /// Records that page tables may now map more memory.
+    /// Records that page tables may map more memory now.
     pub(crate) fn granted(&mut self) {
         self.shadows.granted();
     }
@@ -88,11 +88,11 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise each doorbell would reread all tables in mapped memory, which seldom change.
+        // Do not sync for tables in mapped memory. They seldom change, and each doorbell would read all of them again.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Like [`Self::prepare`], for all spaces.
+    /// Same as [`Self::prepare`] for all address spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -115,7 +115,7 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries that refer to memory outside the VM stay unmapped");
+                "denied page table entries that refer to memory outside the VM");
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The bindings that this work makes are unknown.
+            // The work may bind objects that are not known here.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -145,8 +145,8 @@ impl Memory {
         (pulled, view.needs())
     }
 
-    /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains a page of this
-    /// part, its card address, and the GPU's access rights.
+    /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains the number of a
+    /// page in this part, its VRAM address, and the GPU's access rights.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -159,10 +159,10 @@ impl Memory {
         })
     }
 
-    /// Unmaps these pages. The channel that used them must be off the card.
+    /// Unmaps these pages. The channel that used them must have left the card.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. Its TLBs may then still map the pages in this space.
+    /// Returns an error if the card does not respond. In this case, its TLBs may still contain the pages.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -174,7 +174,7 @@ impl Memory {
         })
     }
 
-    /// Changes the reserved part of a space, and flushes the space from the card's TLBs.
+    /// Changes the reserved part of an address space, and flushes the address space from the card's TLBs.
     fn change_own(
         &mut self,
         space: SpaceId,
@@ -188,23 +188,23 @@ impl Memory {
         view.invalidate(directory)
     }
 
-    /// Returns true if a shadow may map a byte of the range.
+    /// Returns true if any shadow may map a byte in the range.
     pub(crate) fn names(&self, range: GuestRange) -> bool {
         self.shadows.names(range)
     }
 
-    /// Starts or stops the log of guest RAM that shadows map. A new log begins with the RAM that is mapped now.
+    /// Starts or stops the log of guest RAM that shadows map. A new log starts with the RAM that is mapped now.
     pub(crate) fn log_ram(&mut self, on: bool) {
         self.shadows.log_ram(on);
     }
 
-    /// Returns the ranges of guest RAM that shadows have mapped since the last call; see
+    /// Returns the guest RAM ranges that shadows have mapped since the last call. See
     /// [`AddressSpaces::take_named_ram`].
     pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records whether the guest's CPU can write a page of its VRAM without a message.
+    /// Records if the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
@@ -226,35 +226,34 @@ impl Memory {
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that mapped this memory before it was lent, or while it was moved, become valid now.
+        // Entries that mapped this memory before it was lent, or while it was moved, are valid now.
         self.granted();
         Ok(())
     }
 
-    /// Like [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
+    /// Same as [`Self::lend`] for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles the withdrawal of guest memory by the VMM. The card cannot access the memory after this call.
+    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived. A late write would be lost, or corrupt the memory of the next
-        // owner.
+        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt reused memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
-            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");
+            tracing::error!(vm = %self.vm, %error, "the card's TLBs may still contain memory that was withdrawn");
         }
         if let Some(lent) = lent {
             lent.give_back(&self.host, self.vm, flushed.is_err());
         }
     }
 
-    /// Withdraws a region that is not guest memory.
+    /// Withdraws a region that is not guest RAM.
     pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
         if let Some(size) = self.grants.ram_mut().size_at(gpa) {
             self.withdraw(gpa, size);
@@ -269,7 +268,7 @@ impl Memory {
         self.grants.set_bus_master(false);
     }
 
-    /// Permits or forbids the card to access the guest's RAM.
+    /// Permits the card to access the guest's RAM, or prevents this.
     pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), ManagerError> {
         self.grants.set_bus_master(enabled);
         if enabled {
@@ -280,8 +279,8 @@ impl Memory {
         self.bar_ram(!enabled)
     }
 
-    /// Blocks the card's access to the guest's RAM, or permits it again. After blocking, the card cannot access any of
-    /// this RAM. The cost per address space is that of one directory, regardless of its number of tables. The card's
+    /// Prevents the card's access to the guest's RAM, or permits it again. After prevention, the card cannot access any
+    /// of this RAM. The cost per address space is that of one directory, regardless of the number of tables. The card's
     /// lock is released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
@@ -297,8 +296,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Removes guest RAM from all shadows. After this call, the card cannot access it. The card's lock is released
-    /// between the parts, because a guest may map the same page any number of times.
+    /// Removes guest RAM from all shadows, so that the card cannot access it after this call. The card's lock is
+    /// released between the parts, because a guest may map the same page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -316,7 +315,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Frees shadows that no channel uses.
+    /// Frees shadows that no channel uses any more.
     pub(crate) fn collect(&mut self) {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -347,13 +346,13 @@ impl Memory {
         none
     }
 
-    /// Returns the number of address spaces, and the card memory that their shadows use, in bytes.
+    /// Returns the number of address spaces and the card memory that their shadows use, in bytes.
     pub(crate) fn usage(&self) -> (usize, u64) {
         (self.shadows.count(), self.shadows.card_bytes())
     }
 }
 
-/// Flushes these spaces from the card's TLBs, and frees memory to which only old entries referred.
+/// Flushes these address spaces from the card's TLBs, and frees memory to which only old entries refer.
 fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,

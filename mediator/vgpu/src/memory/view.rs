@@ -1,5 +1,5 @@
-//! The card's memory as one VM may access it. Readers of guest structures, page tables and rings borrow the card once,
-//! together with other state of the VM.
+//! View of the card's memory that one VM may access. Readers of guest structures, page tables and rings borrow the card
+//! once, together with other state of the VM.
 
 use super::grants::Grants;
 use super::operands::Names;
@@ -9,7 +9,7 @@ use nvspec::fifo::ChannelId;
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{PagePool, TenantId};
 
-/// One VM's view of the card. `with` is extra state for the current task.
+/// One VM's view of the card. `with` contains additional state for the current task.
 pub(crate) struct View<'a, With = ()> {
     vram: &'a mut CardVram,
     grants: &'a Grants,
@@ -21,7 +21,7 @@ pub(crate) struct Ring<'a> {
     pub(super) vm: TenantId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// Collects the addresses to which the work refers, if requested.
+    /// Extracts the addresses to which the work refers, if requested.
     pub(super) names: Option<Names<'a>>,
     /// Determines the engines that the work needs, if requested.
     pub(super) reader: Option<Reader<'a>>,
@@ -31,7 +31,7 @@ pub(crate) struct Ring<'a> {
 pub(super) struct Pool<'a> {
     vm: TenantId,
     pool: &'a mut PagePool,
-    /// Set if the pool ran out of memory, but may get more later.
+    /// Set if the pool has run out of memory, but may get more later.
     lacks: bool,
 }
 
@@ -102,7 +102,7 @@ impl<With> channels::Host for View<'_, With> {
 }
 
 impl View<'_, Ring<'_>> {
-    /// Returns the engines that the pulled work needs.
+    /// Returns the engines that the work pulled so far needs.
     pub(super) fn needs(self) -> Needs {
         self.with.reader.map_or(Needs::Graphics, Reader::needs)
     }
@@ -132,7 +132,7 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
         }
         let Some(mut names) = self.with.names.take() else { return };
         let mut bytes = vec![0; names.words(dwords) * 4];
-        // The card itself reports unmapped addresses.
+        // Ignore unmapped addresses, which the card itself reports.
         if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
             let Self { vram, with: Ring { vm, shadows, space, .. }, .. } = self;
             names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {
@@ -186,7 +186,7 @@ impl shadow_pt::ShadowMemory for View<'_, Pool<'_>> {
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {
         if let Err(error) = self.vram.memory.write(address, data) {
-            tracing::error!(%error, "a shadow page table could not be written");
+            tracing::error!(%error, "cannot write a shadow page table");
         }
     }
 }

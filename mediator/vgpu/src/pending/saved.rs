@@ -1,4 +1,4 @@
-//! Saved state of work that waits for memory. The elapsed waiting time is not saved, so the time limit starts again.
+//! Saved form of work that waits for memory. The time waited so far is not saved, so the limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use vram::TenantId;
 
-/// Saved form of waiting work.
+/// Saved form of work that waits for memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels with a waiting doorbell, each with its GP_PUT value.
+    /// Channels with doorbells that wait, and their GP_PUT values.
     rung: Vec<(u8, u32)>,
-    /// The last runlist that the guest submitted.
+    /// Last runlist that the guest submitted.
     listed: Vec<u8>,
 }
 
 impl Pending {
-    /// Saves the pending work; `None` while any bind is pending.
+    /// Saves the work that waits. Returns `None` while any bind is pending.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
@@ -40,7 +40,7 @@ impl SavedPending {
         let numbers =
             rung.iter().map(|(channel, _)| channel).chain(&listed).all(|channel| u32::from(*channel) < CHANNELS);
         let sound = numbers && ascend(rung.iter().map(|(channel, _)| channel)) && listed.len() <= 2 * CHANNELS as usize;
-        Invalid::unless(sound, || "work is waiting on channels that do not exist".into())?;
+        Invalid::unless(sound, || "work waits on channels that do not exist".into())?;
         let mut pending = Pending::new(vm, limit);
         pending.listed = listed.into_iter().map(VirtualChannelId).collect();
         Ok((pending, rung.into_iter().map(|(channel, gp_put)| (VirtualChannelId(channel), gp_put)).collect()))

@@ -1,4 +1,4 @@
-//! The segments that a VM maps: their addresses in its address spaces, and the channels that use them.
+//! Segments that a VM maps: their addresses in its address spaces, and the channels that use them.
 
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A segment in one address space.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachment {
-    /// Number of the segment's first page in the shared-memory range.
+    /// Number of the segment's first page in the shared memory range.
     pub(crate) first: u32,
     pub(crate) pages: u32,
     pub(crate) at: VramAddr,
@@ -24,7 +24,7 @@ pub(crate) struct Attachment {
 pub(crate) struct Attachments(BTreeMap<(SpaceId, u32), Attachment>);
 
 impl Attachments {
-    /// Returns the number of mapped segments, counted once per address space.
+    /// Returns the number of mappings of segments in address spaces.
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
     }
@@ -34,12 +34,12 @@ impl Attachments {
         self.0.is_empty()
     }
 
-    /// Returns the attachment of a segment in a space, if any.
+    /// Returns the attachment of a segment in an address space, if there is one.
     pub(crate) fn get_mut(&mut self, space: SpaceId, segment: u32) -> Option<&mut Attachment> {
         self.0.get_mut(&(space, segment))
     }
 
-    /// Records the attachment of a segment in a space.
+    /// Records the attachment of a segment in an address space.
     pub(crate) fn insert(&mut self, space: SpaceId, segment: u32, attachment: Attachment) {
         self.0.insert((space, segment), attachment);
     }
@@ -49,12 +49,12 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes attachments without channels. Returns each of them with its space and segment.
+    /// Removes attachments without channels. Returns them with their address spaces and segments.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in a space, and returns the number of the first one.
+    /// Finds contiguous free pages in an address space. Returns the number of the first one.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -76,10 +76,10 @@ pub(crate) struct SavedAttachments(Vec<SavedAttachment>);
 
 first_version!(SavedAttachments, "vgpu.segments");
 
-/// Saved form of a segment in one address space.
+/// Saved form of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedAttachment {
-    /// Address of the space's shadow directory on the card.
+    /// VRAM address of the address space's shadow directory.
     directory: u64,
     segment: u32,
     first: u32,
@@ -87,9 +87,9 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// Environment in which attachments are restored.
+/// Context for restoring attachments.
 pub(crate) struct Around<'a> {
-    /// Mapped segments as recorded for the card: number of address spaces, address, and size in bytes, by segment.
+    /// Mapped segments in the card's records: number of address spaces, VRAM address, and size in bytes, by segment.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the address space with the given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
@@ -98,10 +98,10 @@ pub(crate) struct Around<'a> {
 }
 
 impl Attachments {
-    /// Saves the attachments; `None` if none exist. `directory` returns an address space's directory.
+    /// Saves the attachments. Returns `None` if there are none. `directory` returns an address space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // The segment determines its pages and address.
+            // The pages and the address follow from the segment.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,
@@ -117,7 +117,7 @@ impl Attachments {
     /// Restores the attachments.
     ///
     /// # Errors
-    /// Returns an error if they are invalid or inconsistent with the card's records.
+    /// Returns an error if the attachments are invalid or inconsistent with the card's records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
@@ -150,7 +150,7 @@ impl Attachments {
     }
 }
 
-/// Returns the virtual address of the segment that starts at page `first` of the shared-memory range.
+/// Returns the virtual address of a segment that starts at page `first` of the shared memory range.
 pub(crate) fn segment_va(first: u32) -> u64 {
     SHARED_BASE.0 + u64::from(first) * SMALL_PAGE
 }

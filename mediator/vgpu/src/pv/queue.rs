@@ -1,7 +1,6 @@
 //! Reads batches from guest memory, and writes the replies.
 //!
-//! Rings, descriptors and batches are copied once before they are parsed, because the guest may change them at any
-//! time.
+//! Rings, descriptors and batches are copied once before they are parsed, because the guest may modify them.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -11,17 +10,17 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: the guest does not want an interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag in the available ring: the guest does not want an interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reasons why a queue is unusable. The guest must reset the interface.
+/// Reason for a queue being unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
     #[error("the driver accepted features that were not offered")]
     Features,
-    /// The set-up is invalid.
-    #[error("its set-up contains an address that cannot be mapped, or bus mastering is off")]
+    /// The setup is invalid.
+    #[error("its setup contains an address that cannot be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
     #[error("bus mastering is off")]
@@ -34,13 +33,13 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reasons why a batch cannot be executed.
+/// Reason for not executing a batch.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// The chain has more descriptors than the queue has entries.
     #[error("its chain is longer than the queue")]
     Long,
-    /// The standard forbids this order of descriptors.
+    /// The standard does not permit this order of descriptors.
     #[error("a readable descriptor follows a writable one")]
     Order,
     /// The chain has no buffer for the reply.
@@ -49,15 +48,15 @@ enum Unreadable {
     /// A descriptor refers to an address outside guest memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
-    /// The bytes do not form a valid batch.
+    /// The bytes are not a valid batch.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Queue parameters, as set by the guest.
+/// Queue parameters set by the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
-    /// Number of entries; 0 if the guest's value is invalid.
+    /// Number of entries, or 0 if the guest's value is invalid.
     pub(super) size: u16,
     pub(super) descriptors: u64,
     pub(super) available: u64,
@@ -94,28 +93,28 @@ impl Interface {
     pub(crate) fn fail(&mut self, why: &QueueError) {
         if self.may_complain() {
             let (vm, setup) = (self.party.vm, self.setup);
-            tracing::warn!(%vm, ?setup, %why, "the paravirtual queue cannot be used; the guest must reset it");
+            tracing::warn!(%vm, ?setup, %why, "cannot use the paravirtual queue; the guest must reset it");
         }
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest error should be logged. Later errors are logged less often.
+    /// Returns true if an error of the guest should be logged. Repeated errors are logged less and less often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Takes the queue out of the interface while it is served.
+    /// Removes the queue from the interface while it is served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }
 
-    /// Puts the queue back into the interface.
+    /// Returns the queue to the interface.
     pub(crate) fn put_queue(&mut self, queue: Queue) {
         self.queue = Some(queue);
     }
 
-    /// Returns the current batch, or reads the next available one. Returns `None` if there is none.
+    /// Returns the current batch, or else reads the next available one. Returns `None` if there is none.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -128,7 +127,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed; none of its operations were executed");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, so none of its operations were executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();
@@ -136,12 +135,12 @@ impl Interface {
         Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
 
-    /// Stores a batch for later continuation.
+    /// Keeps a batch that must continue later.
     pub(crate) fn put_batch(&mut self, ongoing: Box<Ongoing>) {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts another critical section of the VM's lock spent on a batch.
+    /// Counts another critical section of the VM's lock for a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }
@@ -160,7 +159,7 @@ impl Interface {
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written)?;
-        // The library's interrupt check ignores this ring flag.
+        // The library's check for interrupts ignores this flag.
         let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
@@ -177,23 +176,23 @@ pub(crate) enum Progress {
     Batch,
     /// A batch can continue immediately.
     Part,
-    /// A batch continues once pages under mapped apertures have moved, or a waiting channel has been bound.
+    /// A batch continues after pages under mapped apertures have moved or a pending bind has completed.
     Waits,
 }
 
-/// A batch that has been started.
+/// A batch in progress.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     /// First descriptor in the batch's chain.
     head: u16,
     parts: Option<Parts>,
-    /// The batch; `None` if it is unreadable.
+    /// The batch, or `None` if it cannot be read.
     pub(crate) batch: Option<Begun>,
-    /// Bytes of the current operation that are already processed, if it has started.
+    /// Number of bytes of the current operation that have been processed, if it has started.
     pub(crate) copied: Option<u64>,
 }
 
-/// Readable and writable parts of a chain in guest RAM. Its descriptors are read only once.
+/// Readable and writable parts of a chain in guest RAM. The chain's descriptors are read only once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,
@@ -223,7 +222,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Reads the batch from the readable parts, up to the maximum batch size.
+    /// Reads the batch from the readable parts, up to the maximum size of a batch.
     fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {

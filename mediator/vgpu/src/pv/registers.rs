@@ -3,7 +3,7 @@
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
-/// Action that the caller must take after a register write.
+/// Action required from the caller after a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegisterEffect {
     Nothing,
@@ -16,7 +16,7 @@ pub(crate) enum RegisterEffect {
 }
 
 impl Interface {
-    /// Reads registers. Accesses are aligned and at most eight bytes long, so they never extend beyond the interface.
+    /// Reads registers. Accesses are aligned and have at most eight bytes, so they never extend beyond the interface.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();
@@ -68,7 +68,7 @@ impl Interface {
             r::INTERRUPT_ENABLE => {
                 self.interrupt_enabled = value & 1 != 0 && self.accepted & feature::INTERRUPT != 0;
             }
-            // The queue must not change once it is in use.
+            // The queue must not change while it is in use.
             _ if self.status != status::RESET => {}
             r::FEATURES => self.accepted = value,
             r::QUEUE_SIZE => {

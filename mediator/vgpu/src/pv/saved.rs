@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The page tables kept by the mediator are saved separately.
+//! Saved form of a VM's paravirtual interface. The page tables that the mediator keeps are saved separately.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use virtio_queue::{Queue, QueueState, QueueT};
 use vmm_glue::memory::MemoryTable;
 
-/// Saved state of an [`Interface`].
+/// Saved form of an [`Interface`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedInterface {
     accepted: u32,
     status: u32,
-    /// Queue size in entries, and the addresses of the three rings.
+    /// Queue size in entries, and addresses of the three rings.
     setup: (u16, [u64; 3]),
     /// Positions in the available and the used ring, if the queue is in use.
     queue: Option<(u16, u16)>,
@@ -23,7 +23,7 @@ pub(crate) struct SavedInterface {
     interrupt: bool,
     interrupt_enabled: bool,
     channels: Vec<u8>,
-    /// Counters by name.
+    /// Names and values of the counters.
     counts: Vec<(String, u64)>,
 }
 
@@ -34,7 +34,7 @@ impl Interface {
     /// Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // Determined by the settings.
+            // The settings determine these.
             party: _,
             table_bytes: _,
             offered: _,
@@ -51,7 +51,7 @@ impl Interface {
             // Attachments are saved separately.
             attachments: _,
             counts,
-            // The next process may log guest errors again.
+            // The next process may log errors of the guest again.
             complaints: _,
         } = self;
         if ongoing.is_some() {

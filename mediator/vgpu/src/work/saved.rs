@@ -1,5 +1,4 @@
-//! Saved state of a guest's channels. The card's saved channels record which of them are on the card, and in which
-//! address spaces.
+//! Saved form of a guest's channels. The card's saved channels show which are on the card, and their address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -10,26 +9,26 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-/// Saved state of all channels of one guest.
+/// Saved form of all channels of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedWork {
-    /// Channels, in order of their numbers.
+    /// Channels, sorted by number.
     channels: Vec<SavedChannel>,
     blocked: u32,
     runlist: SavedRunlist,
 }
 
-/// A channel that the guest has bound.
+/// Saved form of a channel that the guest has bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Number of the guest VRAM page with the channel's USERD.
+    /// Number of the guest VRAM page that contains the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }
 
-/// State of the guest's runlist.
+/// Saved state of the guest's runlist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedRunlist {
     InForce,
@@ -38,7 +37,7 @@ enum SavedRunlist {
 }
 
 impl Work {
-    /// Saves the channels; `None` while a channel has yet to leave the card.
+    /// Saves the channels. Returns `None` while a channel has not left the card yet.
     pub(crate) fn save(&self) -> Option<SavedWork> {
         let Self { channels, userd, departing, blocked, runlist } = self;
         let saved = channels.iter().map(|(number, channel)| {
@@ -50,7 +49,6 @@ impl Work {
                 // Recomputed by the next process.
                 polled: _,
                 seen: _,
-                // Determined again by the next process.
                 objects: _,
                 bindings: _,
             } = channel;
@@ -67,7 +65,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns a channel's state, if the channel is on the card.
+    /// Restores the channels. `bound` returns a channel's state if it is on the card.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.
@@ -81,7 +79,9 @@ impl SavedWork {
         for SavedChannel { number, instance, userd, gp_put } in saved {
             let number = VirtualChannelId(number);
             let other = userd.and_then(|page| pages.insert(page, number));
-            Invalid::unless(other.is_none(), || format!("two channels have their USERD in one page: {}", number.0))?;
+            Invalid::unless(other.is_none(), || {
+                format!("two channels have their USERD in the same page: {}", number.0)
+            })?;
             let channel = Channel {
                 instance: instance.into(),
                 bound: bound(number),

@@ -1,4 +1,4 @@
-//! Tests access records of guest memory.
+//! Tests records of accesses to guest memory.
 
 use super::{A, B, CARD_MIB, MIB, driver};
 use card_manager::Counted;
@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::TenantId;
 
-/// Guest VRAM chunks, each of which contains one page of every buffer.
+/// Guest VRAM chunks, each of which contains one page of each buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 

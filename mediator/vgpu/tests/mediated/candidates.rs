@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn firmware_started_by_guest_becomes_candidate() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a temporary folder can be created");
     let (rig, store) = (rig(), Store::within(folder.path()));
-    rig.host.collect_firmware(Inbox::for_store(store.clone()).expect("a thread"));
+    rig.host.collect_firmware(Inbox::for_store(store.clone()).expect("a thread can be started"));
     let mut driver = driver(&rig, 0);
     for falcon in [Falcon::Fecs, Falcon::Gpccs] {
         let at = |register: u32| falcon.base() + (register - fecs::BASE);
@@ -20,7 +20,7 @@ fn firmware_started_by_guest_becomes_candidate() {
     driver.guest.wr(fecs::CPU_CONTROL::OFFSET, fecs::CPU_CONTROL::START.mask());
     let began = Instant::now();
     let listed = loop {
-        let listed = store.list().expect("a folder");
+        let listed = store.list().expect("the folder can be listed");
         if listed.len() == 2 {
             break listed;
         }

@@ -1,4 +1,4 @@
-//! Tests that relocate guest memory at inconvenient moments.
+//! Tests relocations of guest memory at inconvenient moments.
 
 use super::relocate::{driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
@@ -17,7 +17,7 @@ use vram::{Limits, TenantId, To};
 /// Time limit for each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates a card that moves memory once per `every` submissions.
+/// Creates a card on which memory moves once per `every` submissions.
 fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);
@@ -25,7 +25,7 @@ fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Moves all of the VM's memory to host memory and back repeatedly until `act` returns. Returns the number of chunks
+/// Moves all of a VM's memory to host memory and back repeatedly until `act` returns. Returns the number of chunks
 /// moved.
 fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
@@ -43,11 +43,11 @@ fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
         stop.store(true, Ordering::SeqCst);
         done.unwrap_or_else(|error| std::panic::resume_unwind(error));
-        mover.join().expect("a mover")
+        mover.join().expect("the mover does not panic")
     })
 }
 
-/// Runs two VMs, with a random relocation after each submission.
+/// Runs two VMs with a random relocation after each submission.
 fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u64) {
     let rig = rig_with(chunk_bytes, card_mib, host_mib, Chaos { every: 1, seed });
     let drivers = [0, 1].map(|vm| driver_of(&rig, vm, vm_mib));
@@ -57,7 +57,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
             scope.spawn(move || {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
-                // Moving large chunks takes time, so keep the VM working until some chunks have moved.
+                // Moving large chunks takes time, so keep the VM working until some have moved.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
                 work_until(&mut driver, enough, &mut Rng::with_seed(seed ^ vm << 32));
                 let moved = moved();
@@ -65,10 +65,10 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
                 moved
             })
         });
-        working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).min()
+        working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("the VM's thread does not panic")).min()
     });
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
-    // Moves of a removed VM are dropped, but their copies must end first.
+    // Moves of a removed VM have no effect, but their copies must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "a move did not complete");
@@ -117,13 +117,13 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
-            // Copy different data back, so that the next round cannot pass by accident.
+            // Copy other data back, so that the next round cannot pass by accident.
             driver.fill_ram(GPA, PAGES, 2 + round);
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(at, PAGES, 2 + round), "round {round}");
             // The guest's tables still map this RAM.
-            let file = driver.guest.unmap_ram(GPA).expect("RAM");
+            let file = driver.guest.unmap_ram(GPA).expect("the region is mapped");
             assert_eq!(rustix::io::pwrite(&file, &[0x5a; 16], 0), Ok(16));
             if round == 11 {
                 driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
@@ -158,7 +158,7 @@ fn mapped_aperture_pages_stay_same_while_their_chunks_move() {
                 let data = pattern(seed, page);
                 assert_eq!(rustix::io::pwrite(&file, &data, BAR1_MAPPED_AT + page * PAGE), Ok(data.len()));
             }
-            // Map the page and unmap it again: the GPU must read the same bytes both times.
+            // Map the page and unmap it again. The GPU must read the same bytes both times.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
@@ -188,7 +188,7 @@ fn lowered_host_budget_loses_no_data_and_limits_evictions() {
                 driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
             }
             let to = A + u64::from((at + 1) % 12) * MIB;
-            // Copy the buffer onto itself: only the addresses of the accesses matter.
+            // Copy the buffer onto itself, because only the addresses matter.
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
             driver.wait(&channel);
             assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));
@@ -211,10 +211,14 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
     let channel = driver.channel(1);
     let limit = |quota| {
-        rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota, ..Limits::default() }).expect("a quota")
+        rig.host
+            .lock()
+            .memory_mut()
+            .set_limits(TenantId(0), Limits { quota, ..Limits::default() })
+            .expect("the limits are valid")
     };
     let account = || rig.usage().0.vms[&TenantId(0)];
-    // The driver's own memory is at lower addresses.
+    // The driver's own memory has lower addresses.
     let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
     let done = AtomicBool::new(false);
     let changes = std::thread::scope(|scope| {
@@ -227,7 +231,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
             }
             changes
         });
-        // The CPU or the GPU allocates each chunk, within the current quota.
+        // Let the CPU or the GPU allocate each chunk, within the current quota.
         let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut channel = channel;
             let from = driver.buffer(&channel, A, 64, 7);
@@ -244,7 +248,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
         }));
         done.store(true, Ordering::SeqCst);
         allocated.unwrap_or_else(|error| std::panic::resume_unwind(error));
-        operator.join().expect("an operator")
+        operator.join().expect("the operator's thread does not panic")
     });
     assert!(changes >= 20);
     limit(4);

@@ -1,4 +1,4 @@
-//! Tests valid work, and faults that the guest itself causes.
+//! Tests valid work, and faults caused by the guest itself.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;
@@ -76,7 +76,7 @@ fn fault_is_reported_to_its_vm_and_other_vm_continues() {
     assert_eq!(good.faults, []);
     assert_eq!((bad.guest.counter("faults"), good.guest.counter("faults")), (1, 0));
 
-    // A new channel that reuses the faulted one's number must work.
+    // A new channel with the faulted one's number must work.
     bad.unbind(&channel);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 7);

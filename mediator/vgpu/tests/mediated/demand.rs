@@ -27,7 +27,7 @@ fn vram_has_no_chunk_before_first_use() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);
-    // Reads do not allocate memory, nor do writes of zeros.
+    // Neither reads nor writes of zeros allocate memory.
     let mut data = vec![1; MIB as usize];
     guest.vram_read(3 * MIB, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
@@ -45,10 +45,10 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Only some chunks are zeroed at first, because zeroing allocates host memory on the software card.
+    // Only a few chunks are zeroed at first, because zeroing allocates host memory on the software card.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // More chunks are zeroed after the zeroed ones have been used.
+    // More chunks are zeroed when the zeroed ones are in use.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -60,7 +60,7 @@ fn memory_in_page_table_is_backed_when_gpu_uses_it() {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 5);
     let before = usage(&rig).2;
-    // Use an address far above the memory that the driver has used.
+    // Use an address far above the memory that the driver has used so far.
     let to = driver.guest.vram_bytes - PAGE;
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
@@ -97,7 +97,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
     assert_eq!(driver.wait_fault().va, B);
-    // The second VM's own memory still works, and the VM can allocate memory that the other VM frees.
+    // The second VM's own memory still works, and the VM can allocate memory that the first VM frees.
     copies(&mut driver, 3, 11);
     first.remove().unwrap();
     let mut channel = driver.channel(1);
@@ -146,7 +146,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // Poll instead of waiting for an interrupt: an MSI is a memory write, which needs bus mastering.
+            // Poll instead of waiting for an interrupt, because an MSI is a memory write, which needs bus mastering.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -181,7 +181,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // Memory that was mapped earlier must be inaccessible as well.
+    // Memory that was mapped earlier must also be inaccessible.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
@@ -206,12 +206,12 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
     let copy = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
-    // This copy clears PGRAPH for the VM before the fault is injected.
+    // This copy makes the card clear PGRAPH for the VM before the fault is injected.
     driver.submit(&mut channel, &copy);
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // A register that drivers read contains the scheduler error, and the channel is still on the engine.
+    // Wait until a register that drivers read shows the scheduler error. The channel is still on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();
@@ -245,7 +245,7 @@ fn each_shadow_mode_shows_gpu_the_guest_mapping() {
             driver.wait(&channel);
             assert!(driver.vram_holds(to, 1, seed + round), "{mode:?}, round {round}");
         }
-        // Pages that were unmapped and flushed must be inaccessible to the next work.
+        // The next work must not be able to access pages that were unmapped and flushed.
         driver.pte(channel.space, B, 0, 0);
         driver.flush();
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());

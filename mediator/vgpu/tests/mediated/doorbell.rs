@@ -1,4 +1,4 @@
-//! Tests the cost of a doorbell to its guest and to other users of the card's lock.
+//! Tests the cost of doorbells for their guest, and for other users of the card's lock.
 
 use super::handover::handover;
 use super::saving::ram_of;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use vgpu::{Apertures, Settings};
 use vmm_glue::{Deferred, RegionIndex};
 
-/// Time limit for finding a doorbell. The polling thread finds it much sooner, so only a failing test waits this long.
+/// Time limit for detecting a doorbell. The polling thread is much faster, so only a failing test waits this long.
 const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
@@ -40,7 +40,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the page that the copies write.
+    /// VRAM address of the page that the copies write.
     to: u64,
 }
 
@@ -52,7 +52,7 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings the doorbell, and does only the work before the reply.
+    /// Queues a copy and rings the doorbell. Does only the work that precedes the reply.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
@@ -78,7 +78,7 @@ fn deferred_doorbell_is_submitted_only_at_its_completion() {
     let before = scene.doorbells();
     for round in 1..3 {
         let deferred = scene.ring_until_answered();
-        // Let other threads lock the VM.
+        // Let other threads lock the VM in between.
         scene.driver.guest.while_locked(|| {});
         scene.driver.guest.vram_read(scene.to, &mut [0; 4]);
         assert_eq!(scene.doorbells(), before + round - 1);
@@ -106,7 +106,7 @@ fn polled_doorbell_does_not_overtake_deferred_one() {
     while scene.doorbells() == before && began.elapsed() < WAIT_LIMIT {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(scene.doorbells(), before + 2, "both at the same time");
+    assert_eq!(scene.doorbells(), before + 2, "the poll also submits the deferred doorbell");
     scene.driver.guest.complete(deferred);
     assert_eq!(scene.doorbells(), before + 2, "the doorbell was already submitted");
     scene.assert_copied();
@@ -118,7 +118,7 @@ fn deferred_doorbell_is_part_of_saved_vm() {
     let cards: [Rig; 2] = [rig(), rig()];
     let mut scene = Scene::new(driver(&cards[0], 0));
     let _deferred = scene.ring_until_answered();
-    let saved = scene.driver.guest.save().expect("the VM can be saved");
+    let saved = scene.driver.guest.save().expect("saving the VM succeeds");
     let ram = ram_of(&scene.driver.guest);
     scene.driver.guest.ram_write(0, &ram);
     scene.driver.guest.restore(&cards[1], 1, &saved).expect("the VM continues");

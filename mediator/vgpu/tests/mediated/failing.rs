@@ -1,4 +1,4 @@
-//! Tests a card that does not respond: memory that it may still access must not be reused.
+//! Tests a card that does not respond. Memory that it may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use vram::{Limits, TenantId, To};
 
-/// A card whose failures are controlled by the test.
+/// A card whose failures the test controls.
 #[derive(Clone, Default)]
 struct Failing {
     /// Directory of the last TLB invalidation, as encoded in the register.
     flushed: Arc<AtomicU32>,
-    /// Directory whose TLB invalidations never complete; 0 if none.
+    /// Directory whose TLB invalidations never complete, or 0 for none.
     deaf_to: Arc<AtomicU32>,
     /// Set if channels never leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of upcoming polls during which no channel leaves its engine.
+    /// Number of further polls during which no channel leaves its engine.
     hesitates: Arc<AtomicU32>,
     /// Directory whose TLB invalidations are counted, as encoded in the register.
     watched: Arc<AtomicU32>,
@@ -60,7 +60,7 @@ impl Alter for Failing {
 }
 
 impl Failing {
-    /// Counts a poll. Returns true if no channel may leave its engine yet.
+    /// Counts a poll. Returns true if no channel may leave its engine in this poll.
     fn hesitates(&self) -> bool {
         self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has executed work, so that its directory was flushed last.
+/// Returns a driver with a channel that has executed work, so its directory was the last one flushed.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -86,8 +86,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now to avoid such flushes
-    // later.
+    // Zeroing a chunk moves the mediator's own window, which causes a flush. Zero all chunks now, so that it does not
+    // happen later.
     rig.host.scrub();
     // Map a new page, which causes a flush.
     driver.buffer(&channel, B + PAGE, 1, 3);
@@ -106,7 +106,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Moved chunks without any entry were not in the TLB.
+    // Moved chunks without an entry were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -120,7 +120,7 @@ fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops its translations of each chunk when that chunk moves, rather than after all chunks have moved.
+    // The card must drop its translations of each chunk when the chunk moves, rather than after all chunks have moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -133,7 +133,7 @@ fn channel_number_is_quarantined_if_tlb_flush_of_ring_fails() {
     driver.unbind(&channel);
     card.deaf_to.store(0, Ordering::SeqCst);
     assert_eq!(rig.host.lock().channels().stuck(), 1);
-    assert!(driver.guest.remove().is_err(), "other VMs get its memory");
+    assert!(driver.guest.remove().is_err(), "the VM's memory must not be released");
 }
 
 #[test]
@@ -141,21 +141,21 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the channel need more polls than the guest's write performs.
+    // Make the channel need more polls than the guest's write makes.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The channel's address space on the card must be unchanged and still map its ring. Read the flag first,
-        // because the channel may leave in between.
+        // While the channel is on the card, its address space must still map its ring. Read the flag first, because the
+        // channel may leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
-        assert!(!hesitates || !flushed, "the ring is unmapped while the channel is on the card");
+        assert!(!hesitates || !flushed, "the ring must not be unmapped while the channel is on the card");
         std::thread::yield_now();
     }
     assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "the channel has left once its number is free");
     assert_eq!(rig.host.channels_in_use(), bound - 1);
-    // The channel can be bound again, and all of the VM's memory is released.
+    // The channel can be bound again, and removing the VM releases all of its memory.
     driver.bind(&channel);
     driver.unbind(&channel);
     driver.guest.remove().unwrap();
@@ -167,8 +167,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These threads perform the scheduler's tick, but more often: they poll departing channels whenever the card's
-        // lock is free.
+        // These threads do the same as the scheduler's tick, but more often: they poll departing channels whenever the
+        // card's lock is free.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -177,7 +177,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The polls during the guest's write fail, and the next poll finds that the channel has left.
+            // The polls during the guest's write find the channel on its engine, and the next poll finds that it has
+            // left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);
@@ -202,7 +203,7 @@ fn target_slots_are_quarantined_if_copier_cannot_be_stopped() {
     let driver = driver_of(&rig, 0, 16);
     driver.guest.vram_write(0, &[1; 4096]);
     card.holds.store(true, Ordering::SeqCst);
-    // The mediator's own channel fails and stays on the card.
+    // The mediator's own channel fails and does not leave the card.
     let lane = TenantId::MEDIATOR;
     rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
     let done = move_all(&rig, 0, To::Host);
@@ -242,7 +243,7 @@ fn vm_whose_memory_moves_waits_for_the_move() {
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         eventually("the work waits for memory", || waits_for() == Some(Wait::Move));
         card.holds.store(false, Ordering::SeqCst);
-        assert!(moves.join().expect("it moves").moved > 0);
+        assert!(moves.join().expect("the mover does not panic").moved > 0);
     });
     driver.wait(&channel);
     eventually("no work waits", || waits_for().is_none());
@@ -250,12 +251,12 @@ fn vm_whose_memory_moves_waits_for_the_move() {
 
 #[test]
 fn card_without_post_is_rejected_with_remedy() {
-    let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
+    let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("the card can be created"));
     let refused = ManagedCard::open(card, "rig", &sharing(), firmware::Set::stand_in())
         .err()
-        .expect("the work fails for lack of memory")
+        .expect("the card is rejected")
         .to_string();
-    let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
+    let found = "the VBIOS has not initialized the card: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));
     assert!(what_to_do.starts_with("let the host's firmware run the VBIOS"), "{what_to_do}");
 }

@@ -1,4 +1,4 @@
-//! Checks that the fuzz target's seed corpus matches the output of `rig::fuzz::seeds`, and runs every seed.
+//! Checks that the seed corpus of the fuzz target matches the output of `rig::fuzz::seeds`, and runs each seed.
 //!
 //! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` rewrites the corpus.
 
@@ -22,7 +22,10 @@ fn seeds_in_the_repository_are_up_to_date() {
     let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.collect::<BTreeSet<_>>(), seeds.keys().map(|name| (*name).to_owned()).collect());
     for (name, bytes) in &seeds {
-        assert!(std::fs::read(folder.join(name)).unwrap() == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
+        assert!(
+            std::fs::read(folder.join(name)).unwrap() == *bytes,
+            "{name} is out of date; UPDATE_SEEDS=1 rewrites it"
+        );
     }
 }
 

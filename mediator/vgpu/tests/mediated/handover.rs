@@ -1,4 +1,4 @@
-//! Tests that hand over a card to another owner while its VMs work.
+//! Tests handovers of a card to another owner while its VMs work.
 
 pub(super) mod edited;
 
@@ -24,7 +24,7 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
 }
 
-/// Returns the time model of a card slow enough that some work is always in progress.
+/// Returns the time model of a card that is so slow that some work is always in progress.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -45,7 +45,7 @@ fn hand_over(handover: &Handover, rig: &mut Rig, drivers: &mut [Driver]) {
     handover.hand_over(rig, &mut guests(drivers));
 }
 
-/// Submits a buffer copy to one of the engines.
+/// Submits a copy of a buffer to one of the engines.
 pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     let words = match by % 3 {
         0 => [object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat(),
@@ -55,7 +55,7 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in the host.
+/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in host memory.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
@@ -138,7 +138,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
     let (submitted, had) = (drivers[0].guest.counter("submissions"), accounts(&rig));
     hand_over(&handover, &mut rig, &mut drivers);
     assert_eq!((drivers[0].guest.counter("submissions"), accounts(&rig)), (submitted, had));
-    // Another VM is added after the handover.
+    // A VM can be added after the handover.
     let mut late = driver(&rig, 2, &free_settings(16));
     work(&mut late, 20, &mut Rng::with_seed(9));
     for (vm, driver) in drivers.iter_mut().enumerate() {
@@ -192,14 +192,14 @@ fn card_after_failed_hand_over_continues_unchanged() {
     }
 }
 
-/// Runs a kernel in which each thread stores a number.
+/// Runs a kernel in which each thread stores the same number.
 fn kernel(driver: &mut Driver, channel: &mut Channel, number: u32, found: u64) {
     const CODE: u64 = 0x300_0000;
     let source = format!(
         ".kernel k\nS2R R0, SR_TID.X\nSHL R0, R0, 2\nMOV32I R1, {found:#x}\nIADD R0, R0, R1\nMOV32I R2, {number:#x}\n\
          ST [R0], R2\nEXIT\n"
     );
-    let program = sm20::assemble(&source).expect("a program");
+    let program = sm20::assemble(&source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     let words = [
@@ -247,7 +247,7 @@ fn settings_that_are_others_are_refused() {
         let mut other = handover.clone();
         edit(&mut other);
         let offered = other.offer(&rig, &mut guests(&mut drivers), |_| ());
-        offered.expect_err("other settings").to_string()
+        offered.expect_err("the handover is rejected").to_string()
     };
     let said = refused(&|other| other.sharing.chunk_bytes = MIB);
     assert!(said.contains("chunks"), "{said}");
@@ -262,6 +262,6 @@ fn obstacle_to_hand_over_is_named() {
     let mut handover = handover(64);
     handover.sharing.shared = false;
     let rig = handover.rig();
-    let said = rig.host.check_movable().expect_err("anonymous memory").to_string();
+    let said = rig.host.check_movable().expect_err("the handover is rejected").to_string();
     assert!(said.contains("host memory"), "{said}");
 }

@@ -1,10 +1,10 @@
 //! Tries each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar attacks on
-//! registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
+//! registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
-//! Each attempt runs next to two VMs. One works, and its copies must stay correct; the other is idle, and must not even
-//! get an interrupt. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for
-//! the attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
-//! counted, and [`Scene::virtual_only`] that no register of the card changed.
+//! Each attempt runs next to two VMs. One of them works, and its copies must stay correct. The other one is idle, and
+//! must not even get an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that the
+//! card uses for the attacker, where every entry must map the attacker's own memory. [`Scene::denied`] also requires
+//! that the attempt was counted, and [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
 mod images;
@@ -29,10 +29,11 @@ use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Size of the card in MiB: enough for three VMs, the mediator, and shadow tables.
+/// Size of the card in MiB, which is enough for three VMs, the mediator, and shadow tables.
 const CARD_MIB: u32 = 96;
-/// Size of each VM's VRAM and RAM in bytes.
+/// Size of each VM's VRAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
+/// Size of each VM's RAM in bytes.
 const RAM: u64 = MIB;
 const EVIL: TenantId = TenantId(0);
 const GOOD: TenantId = TenantId(1);
@@ -42,7 +43,7 @@ const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE_BYTES / 2;
 /// Virtual address of the third buffer.
 const C: u64 = 0x300_0000;
-/// Channel number used by the attacker and by the other VMs.
+/// Channel number that the attacker and the other VMs use.
 const ID: u8 = 1;
 
 /// The working VM and its channel.
@@ -54,21 +55,21 @@ struct Worker {
     round: u32,
 }
 
-/// The idle VM and its state at the start.
+/// The idle VM, and its state at the start.
 struct Bystander {
     driver: Driver,
-    /// The idle VM's VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
+    /// Contents of the idle VM's VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
     structures: Vec<u8>,
     interrupts: u64,
 }
 
-/// An attacker and its two neighbours on a card.
+/// An attacker and its two neighbours on the same card.
 struct Scene {
     rig: Rig,
     evil: Driver,
     good: Worker,
     idle: Bystander,
-    /// Card addresses of the RAM of the working VM and of the idle VM.
+    /// Bus addresses of the working VM's RAM and of the idle VM's RAM.
     bus: [u64; 2],
 }
 
@@ -81,7 +82,7 @@ impl Worker {
         Self { driver, channel, from, to, round: 0 }
     }
 
-    /// Copies new data through VRAM and RAM with all three engines, and checks every byte.
+    /// Copies new data through VRAM and RAM with all three engines, and verifies all bytes.
     fn work(&mut self, after: &str) {
         self.round += 1;
         let Self { driver, channel, from, to, round } = self;
@@ -124,7 +125,7 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. Once a later interrupt is delivered, all interrupts of its earlier work have been
+        // Reset the idle VM. When a later interrupt has been delivered, all interrupts of its earlier work have been
         // delivered too.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
@@ -142,7 +143,7 @@ impl Scene {
         scene
     }
 
-    /// Runs an attempt that must fail: either it is denied and counted, or the attacker's work faults.
+    /// Runs an attempt that must fail: it must be denied and counted, or the attacker's work must fault.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
@@ -150,7 +151,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Runs an attempt that may succeed within the attacker's own memory and state.
+    /// Runs an attempt that may succeed, but only within the attacker's own memory and state.
     fn contained(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         attempt(self);
         self.check(what);
@@ -161,7 +162,7 @@ impl Scene {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // The card may report the end of a runlist update or channel removal later.
+        // The card may report the end of a runlist update or of a channel's removal later.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -184,7 +185,7 @@ impl Scene {
         }
     }
 
-    /// Checks that the neighbours work, and that the card's page tables for the attacker map only the attacker's
+    /// Checks that the neighbours still work, and that the card's page tables for the attacker map only the attacker's
     /// memory.
     fn check(&mut self, after: &str) {
         self.good.work(after);
@@ -201,7 +202,7 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks all of the idle VM's memory, and everything that the attacker can read. Also checks that the attacker can
+    /// Checks all of the idle VM's memory and everything that the attacker can read. Also checks that the attacker can
     /// be removed.
     fn finish(mut self) {
         self.check("the end");
@@ -226,7 +227,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects a new client to the attacker's VM and reinitializes the VM. Its memory must be zero.
+    /// Connects a new client to the attacker's VM and initializes the VM again. Its memory must contain zeros.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -239,10 +240,10 @@ impl Scene {
         data
     }
 
-    /// Returns the card address of an address in a VM's VRAM.
+    /// Returns the VRAM address of an address in a VM's VRAM.
     fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
-        place.card().expect("on the card").0
+        place.card().expect("the chunk is on the card").0
     }
 
     /// Returns the card's instance block for a VM's channel.
@@ -258,7 +259,7 @@ impl Scene {
         u64::from_le_bytes(word)
     }
 
-    /// Returns the card address of guest-physical address 0 of a VM, which its channel maps at [`C`].
+    /// Returns the bus address of guest-physical address 0 of a VM, which the VM's channel maps at [`C`].
     fn bus_address(&self, vm: TenantId) -> u64 {
         let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
         let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
@@ -268,7 +269,7 @@ impl Scene {
     }
 
     /// Returns VRAM addresses that do not belong to the attacker: the first address beyond its share, addresses of the
-    /// neighbours and of the mediator on the card, and the ends of the card and of the address space.
+    /// neighbours and the mediator, and the ends of the card and of the address space.
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
@@ -299,7 +300,7 @@ impl Scene {
         ]
     }
 
-    /// Makes a copy engine read or write through an entry. The access must fault at exactly that address.
+    /// Makes a copy engine read or write through a page table entry. The access must fault at exactly this address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
@@ -322,7 +323,7 @@ impl Scene {
         evil.rewind();
     }
 
-    /// Binds a channel and submits work. Either the bind must be rejected, or the work must fault without any effect.
+    /// Binds a channel and submits work. The bind must be rejected, or the work must fault without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -335,8 +336,8 @@ impl Scene {
         evil.faults.clear();
     }
 
-    /// Checks the card's tables for the attacker's channels. Every entry must map the attacker's own memory without
-    /// compression tags or keys, and every table must be in memory that does not belong to a VM.
+    /// Checks the card's tables for the attacker's channels. Each entry must map the attacker's own memory without
+    /// compression tags or encryption keys, and each table must be in memory that no VM owns.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -382,7 +383,7 @@ impl Scene {
         bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
     }
 
-    /// Returns the numbers of the card's chunks that these VMs own.
+    /// Returns the numbers of the card chunks that these VMs own.
     fn blocks_of(&self, vms: &[TenantId]) -> BTreeSet<u64> {
         let all =
             vms.iter().flat_map(|vm| (0..SHARE_BYTES / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
@@ -421,7 +422,7 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// Returns how often a guest's work was stopped or not started: the sum of faults, rejected channels, and rejected
+/// Returns how often a guest's work was stopped or not started: the sum of its faults, rejected channels, and rejected
 /// doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
@@ -430,8 +431,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits for interrupts until [`stops`] exceeds `before`, or until the guest has read an engine error. Waits for faults
-/// even if denials are counted, because the card stores only one fault per unit, and the next one could be lost.
+/// Waits for interrupts until [`stops`] exceeds `before` or the guest has read an engine error. Waits for the fault
+/// even if a denial was counted, because the card stores only one fault per unit, and a second one could be lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -444,7 +445,7 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither rejected nor faulted");
 }
 
-/// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
+/// Returns the card's own registers, except clocks, registers that the mediator uses on each access, registers that
 /// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
 /// that change when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {

@@ -1,4 +1,4 @@
-//! Tests guest accesses to resources that the guest does not own.
+//! Tests accesses by a guest to resources that it does not own.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
@@ -8,7 +8,7 @@ use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns invalid guest table entries for the page at [`B`], each with a name and the low and high word.
+/// Returns invalid guest table entries for the page at [`B`]: a name, the low word, and the high word of each.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -139,9 +139,10 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Submit runlists in the guest's own memory that list the other VM's channels. They must not affect these channels.
+    // Submit runlists in the guest's own memory that contain the other VM's channels. They must not affect these
+    // channels.
     evil.submit_runlist();
-    // Point the instance block's directory or USERD outside guest memory.
+    // Point the directory or USERD of an instance block outside guest memory.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
         let channel = evil.prepare(6);
         evil.guest.poke(channel.instance + offset, value);
@@ -165,7 +166,7 @@ fn instances_and_runlists_outside_are_not_taken() {
 #[test]
 fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     // Size of the constant part at the start of the mediator's memory, in bytes: the instance blocks and page
-    // directories of the card's apertures.
+    // directories for the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;
     let rig = rig();
     let mut evil = driver(&rig, 0);
@@ -174,7 +175,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     card_vram(&rig, 0, &mut before);
     assert!(before.iter().any(|&byte| byte != 0));
     let own = evil.guest.vram_bytes;
-    // Map 128 MiB of address space to VRAM page by page, including nonexistent VRAM.
+    // Map 128 MiB of the address space to VRAM page by page, including VRAM that does not exist.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
         let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();

@@ -1,4 +1,4 @@
-//! Tests RAM that the client unmaps, and clients and VMs that exit.
+//! Tests RAM that the client unmaps, and clients and VMs that disappear.
 
 use super::{A, B, MIB, VM_MIB, driver, fill, is_filled, rig, usage};
 use rig::driver::{At, CE0, Driver, PAGE, ce_copy, object};
@@ -21,7 +21,7 @@ fn withdrawn_ram_is_not_written_again() {
         }
         driver.submit(&mut channel, &copy);
         let file = driver.guest.unmap_ram(gpa).unwrap();
-        // From here on, only the client writes this memory.
+        // From now on, only the client writes this memory.
         assert_eq!(rustix::io::pwrite(&file, &vec![0xee; MIB as usize], 0), Ok(MIB as usize));
         let mut later = channel;
         while !driver.is_done(&channel) && driver.faults.is_empty() {
@@ -55,7 +55,7 @@ fn next_client_finds_nothing_of_the_last() {
     driver.guest.reconnect();
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig), alone);
-    // The next client can start working immediately.
+    // The next client can immediately start to work.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -82,7 +82,7 @@ fn vms_that_come_and_go_leave_nothing() {
         driver.buffer(&channel, A, 2, round);
         driver.map(channel.space, B, At::Ram(PAGE), 2);
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
-        // Every other client disconnects with its work in progress.
+        // Every other client disconnects while its work is in progress.
         if round % 2 == 0 {
             driver.wait(&channel);
             assert!(driver.ram_holds(PAGE, 2, round));
@@ -99,7 +99,7 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     let mut driver = Driver::new(rig.guest(0, VM_MIB, 1));
     let first = driver.channel(0);
     let before = usage(&rig);
-    // The registers accept binds only up to the limit. They also accept an instance block that is rejected later.
+    // The registers accept binds only up to the limit. They also accept instance blocks that are rejected later.
     for _ in 0..8 {
         let channel = driver.prepare(0);
         driver.guest.poke(channel.instance + nvspec::instance::ramfc::GP_BASE_HI, 31 << 16);
@@ -122,7 +122,7 @@ fn accesses_are_counted_by_where_they_go_and_which_way() {
     };
     let before = counts(&driver);
     driver.guest.rd(0);
-    // Setting the PRAMIN window is one register access; accessing the word through the window is a second one.
+    // Setting the PRAMIN window is one register access, and accessing the word through the window is another one.
     driver.guest.poke(A, 1);
     driver.guest.read(RegionIndex::Bar1, 100 * PAGE, &mut [0; 8]);
     driver.guest.write(RegionIndex::Bar3, 100 * PAGE, &[0; 4]);

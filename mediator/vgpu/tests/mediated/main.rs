@@ -35,11 +35,11 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// Sizes of the card and of each VM in MiB: the minimum that a driver needs.
+/// Size of the card in MiB, the minimum that a driver needs.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;
-/// Virtual addresses of buffers.
+/// Virtual address of the first buffer.
 const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 
@@ -78,8 +78,8 @@ fn finds(guest: &Guest, byte: u8) -> usize {
     (0..guest.vram_bytes / MIB).map(in_mib).sum()
 }
 
-/// Returns the numbers of free chunks (scrubbed or not), chunks of the mediator, chunks of VMs, channels, and I/O
-/// address ranges.
+/// Returns the number of free chunks (scrubbed or not), of the mediator's chunks, of VMs' chunks, of channels, and of
+/// I/O address ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();
     (chunks.free + chunks.to_scrub, chunks.mediator, chunks.vms.values().map(|vm| vm.placed).sum(), channels, iova)

@@ -97,7 +97,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     let before = std::mem::replace(&mut one.driver.guest, there);
     before.remove().unwrap();
     one.check();
-    // The VM's previous state must be gone.
+    // The VM's previous state must no longer exist.
     let kept = card.host.lock().channels().physical(TenantId(2), VirtualChannelId(third.id));
     assert_eq!(kept, None, "a channel of the previous state");
     let mut bytes = [1; 64];
@@ -109,7 +109,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // The work takes time, so some of it is incomplete when the VM is stopped.
+    // The work takes some time, so it is not complete when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -117,12 +117,12 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells rang must wait; other channels continue.
+    // Work whose doorbells were rung must wait, and other VMs' channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
-    // Quiescing the card without a handover does not resume the VM.
+    // Quiescing the card without a handover must not resume the VM.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
         usage.time.tenants[&TenantId(1)].engines.values().map(|engine| engine.account.completed).sum::<u64>()
@@ -138,7 +138,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     assert_eq!(done(), done_before, "writes in flight to the card stay on the card");
     one.driver.guest.migration().start();
     one.check();
-    assert!(done() > done_before, "some work was left");
+    assert!(done() > done_before, "the VM's work resumes");
     // Two reads of the same state differ only in the timestamp.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
@@ -186,11 +186,11 @@ fn corrupt_state_fails_device_until_reset() {
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
     eventually("no resources of the incomplete VM are left", || placed() == 0);
-    // Afterwards the VM is a normal device, on which its client can complete work.
+    // After a reset, the VM is a normal device, on which its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same must hold for a VM that is removed while a migration keeps it stopped.
+    // Removing a VM that a migration keeps stopped must have the same effect.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();
@@ -204,7 +204,7 @@ fn corrupt_state_fails_device_until_reset() {
     one.check();
 }
 
-/// Copies pages and verifies them.
+/// Copies pages, and verifies the copies.
 fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
     driver.buffer(channel, A, PAGES, seed);
     let to = driver.buffer(channel, B, PAGES, 7);
@@ -226,7 +226,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
         all
     };
     driver.guest.migration().log_writes(true);
-    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logs its writes"));
+    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logs writes"));
     assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table refers to RAM");
     driver.buffer(&channel, A, PAGES, 5);
     driver.map(channel.space, B, At::Ram(6 * MIB), PAGES);
@@ -237,7 +237,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     assert_eq!(written(&mut driver, 8..16), [0u64; 0]);
     // While the VM has work, memory that its tables map may be written again at any time.
     assert_eq!(written(&mut driver, 0..16), [6]);
-    // The log includes memory that was mapped in the meantime.
+    // The log must include memory that was mapped in the meantime.
     driver.map(channel.space, B, At::Ram(12 * MIB), PAGES);
     driver.flush();
     driver.map(channel.space, B, At::Ram(2 * MIB), PAGES);
@@ -248,7 +248,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     assert_eq!(written(&mut driver, 0..1), [0u64; 0]);
     assert_eq!(written(&mut driver, 0..3), [2], "a partial query does not clear the log");
     assert_eq!(written(&mut driver, 0..16), [2]);
-    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "it rests");
+    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "the VM has no work");
     driver.guest.migration().start();
     assert_eq!(written(&mut driver, 0..16), [2]);
     driver.guest.migration().log_writes(false);

@@ -1,4 +1,4 @@
-//! Tests that move VMs with work in progress to another card, next to VMs that stay.
+//! Tests moves of VMs with work in progress to another card, next to VMs that stay.
 
 use super::handover::{copy, handover};
 use super::oversubscribe::eventually;
@@ -45,7 +45,7 @@ impl Traveller {
         Self { driver, channels, places: [0; 2], seed: 0 }
     }
 
-    /// Submits work to both channels, so that some of it is in progress and some is queued.
+    /// Submits work to both channels, of which some will be in progress and some queued.
     pub(crate) fn begin(&mut self, seed: u32) {
         self.seed = seed;
         let Self { driver, channels, places, .. } = self;
@@ -58,7 +58,7 @@ impl Traveller {
         }
     }
 
-    /// Waits for all copies and verifies every byte.
+    /// Waits for all copies, and verifies all bytes.
     pub(crate) fn check(&mut self) {
         let Self { driver, channels, places, seed } = self;
         for (channel, to) in channels.iter().zip(places) {
@@ -84,7 +84,7 @@ impl Numbers {
     }
 }
 
-/// Moves two VMs through `cards`, each of which also runs another VM that stays.
+/// Moves two VMs through `cards`, each of which also has another VM that stays.
 fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
     let mut numbers = Numbers(100);
     let mut stay: Vec<Traveller> = cards.iter().map(|card| Traveller::new(card, 0)).collect();
@@ -102,7 +102,7 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
         }
         stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
     }
-    // A VM that has left a card must not leave resources behind.
+    // A VM that has left a card must not leave any resources behind.
     drop(travel);
 }
 
@@ -128,7 +128,7 @@ fn writes_and_drops_after_copy_are_kept_on_other_card() {
         guest.vram_write(10 * MIB, &[0; 64]);
     };
     let copied = one.driver.guest.move_beside(&cards[1], 9, true, write, |_, left| drop(left));
-    // Chunks are copied as a whole, once each.
+    // Each chunk is copied once and as a whole.
     assert_eq!(copied.unwrap() % CHUNK, 0);
     one.check();
     let read = |guest: &Guest, at: u64| {
@@ -139,14 +139,14 @@ fn writes_and_drops_after_copy_are_kept_on_other_card() {
     let guest = &mut one.driver.guest;
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
-    // The client disconnects and unmaps all its memory. The other card must stop using it.
+    // The client disconnects and unmaps all of its memory. The other card must stop using it.
     guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
 }
 
 #[test]
 fn borrowed_slot_taken_by_another_vm_keeps_that_vms_data() {
-    // The host memory suffices for only one VM.
+    // There is only enough host memory for one VM.
     let cards = [card(16), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
@@ -154,7 +154,7 @@ fn borrowed_slot_taken_by_another_vm_keeps_that_vms_data() {
     let other = cards[0].guest_with(2, &free_settings(16));
     fill(&other, 0x77);
     let taken = |_: &mut Guest| {
-        // The memory returns to the card, and another VM gets the old slot.
+        // The memory returns to the card, and another VM gets its old slot.
         assert!(move_all(&cards[0], 1, To::Card).moved > 0);
         cards[0].host.scrub();
         assert!(move_all(&cards[0], 2, To::Host).moved > 0);
@@ -175,7 +175,7 @@ fn guest_writes_during_copy_of_borrowed_memory_persist() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
-    // Last write to each address in any round: on a busy host a round may have only a few writes.
+    // Last write to each address in any round, because a round may have only a few writes on a busy host.
     let (mut last, mut count) = ([0; 10], 0_u64);
     for (round, to) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
         one.begin(50 + round as u32);
@@ -243,7 +243,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // Leave enough time for the work to wait for the semaphore on the engine rather than in the queue.
+    // Wait long enough for the work to wait for the semaphore on the engine rather than in the queue.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();
@@ -274,7 +274,7 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
 #[test]
 fn vm_after_failed_move_continues_on_its_card() {
     let here = card(64);
-    // Another VM uses almost all memory of the card, which has no host memory.
+    // Another VM uses almost all memory of the other card, which has no host memory.
     let there = Rig::made(&Config { vram_mib: 48, ..Config::default() }, &sharing(), |card| card);
     let other = there.guest_with(0, &settings(24, 8));
     fill(&other, 0x11);
@@ -314,7 +314,7 @@ fn moved_vm_keeps_its_memory_and_unused_memory_stays_unbacked() {
     guest.vram_write(5, b"here");
     guest.vram_write(9 * MIB, b"there");
     cards[0].host.relocate(TenantId(1), &[Step { vm: TenantId(1), index: 0, to: To::Host }]);
-    // Pages that are zero on the first card must not be copied.
+    // Pages that contain zeros on the first card must not be copied.
     assert!((1..2 * CHUNK).contains(&guest.move_to(&cards[1], 4, false).unwrap()));
     let (mut here, mut there) = ([0; 4], [0; 5]);
     guest.vram_read(5, &mut here);

@@ -11,18 +11,18 @@ fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
     quiet.buffer(&work, A, 1, 1);
     let to = quiet.buffer(&work, B, 1, 2);
     let before = noisy.guest.counter("interrupts_caused");
-    // Send methods to a subchannel without an object. The PBDMA reports each method, and stops until the report has
+    // Send methods to a subchannel without an object. The PBDMA reports each method, and stops until its report has
     // been handled.
     let words: Vec<u32> = (0..1000).flat_map(|_| methods(6, 0x100, &[0])).collect();
     let mut rounds = 0;
     while noisy.guest.counter("interrupt_pauses") == 0 {
-        // The host's speed determines how many interrupts it handles in a tenth of a second.
+        // The number of interrupts handled in a tenth of a second depends on the host's speed.
         rounds += 1;
         assert!(rounds < 1000, "{} interrupts, and no pause", noisy.guest.counter("interrupts_caused"));
         noisy.submit(&mut stream, &words);
         quiet.submit(&mut work, &[object(CE0), ce_copy(A, B, 1)].concat());
         quiet.wait(&work);
-        // The guest's work must continue after each pause, and must complete.
+        // After each pause, the guest's work must continue, and it must complete in the end.
         noisy.wait(&stream);
     }
     assert!(noisy.guest.counter("interrupts_caused") - before >= 257);

@@ -25,7 +25,7 @@ const CHUNK: u64 = 2 * MIB;
 /// Memory that the mediator reserves for itself, in MiB.
 const OWN_MIB: u32 = 16;
 
-/// Creates a card with `card_mib` MiB for VMs, and `host_mib` MiB of host memory.
+/// Creates a card with `card_mib` MiB for VMs and `host_mib` MiB of host memory.
 pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
     let sharing = Sharing { host_bytes: host_mib * MIB, division, ..sharing() };
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
@@ -60,7 +60,7 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk starting with the third, contiguously from `A`, and fills them with a
+/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
 /// pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
@@ -76,7 +76,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Makes the GPU copy each buffer to the next one, last buffer first, and verifies all bytes.
+/// Makes the GPU copy each buffer to the next one, starting with the last, and verifies all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -139,7 +139,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     };
     eventually("both have as much of the card", even);
     rotate(&mut first, &mut one, &buffers, 50);
-    // All memory must return to the remaining VM.
+    // The remaining VM must get all of its memory back.
     second.guest.remove().unwrap();
     eventually("evicted chunks return", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
@@ -190,7 +190,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // The first VM takes all remaining memory, so the GPU's next access finds none.
+    // The first VM uses all remaining memory, so the GPU's next access finds none.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -205,12 +205,13 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The VM requests the memory repeatedly, but the denial is counted only once.
+    // The VM requests the memory repeatedly, but the denial counts only once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Creates two VMs on a card without host memory. The first VM occupies the whole card, and neither VM frees memory.
+/// Creates two VMs on a card without host memory. The first VM occupies the whole card, and neither of them frees
+/// memory.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -258,21 +259,21 @@ fn cpu_write_without_memory_is_lost_and_later_ones_skip_wait() {
 #[test]
 fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut division = fast();
-    // A VM that only writes with its CPU must not count as idle, no matter how slow the host is.
+    // A VM that writes only with its CPU must not count as idle, no matter how slow the host is.
     division.balance.idle_after_ns = u64::MAX;
     let rig = rig_with(48, 64, division);
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // The first VM takes all remaining memory. Neither VM frees any.
+    // The first VM uses all remaining memory, and neither VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may report memory at any time. Here it does so after the flush that finds no memory, and before the
-        // work that needs it.
+        // The mover may report memory at any time. Here, it does so after the flush that finds no memory, and before
+        // the work that needs the memory.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -311,7 +312,7 @@ fn unpinnable_host_memory_keeps_chunks_resident_and_work_waits() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
-    // New memory does not fit, so work that needs it waits.
+    // New memory does not fit, so work that needs it must wait.
     let from = driver.buffer(&channel, B, 4, 61);
     let to = 40 * MIB;
     driver.map(channel.space, B + 0x10_0000, At::Vram(to), 4);
@@ -346,7 +347,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("the chunks are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The clock hand passes over all memory written by the CPU.
+    // The clock hand passes all memory that the CPU has written.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
@@ -443,7 +444,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
 }
 
 /// Returns true if VMs currently take turns. Checks that the quantum's holder competes with the combined weight of all
-/// members, so that other VMs keep their shares, and that every other VM competes with its own settings.
+/// members, so that other VMs keep their shares, and that all other VMs compete with their own settings.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
     let turn = state.memory().divider().residency().turn();
@@ -483,13 +484,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// Runs on a card that counts accesses.
+/// Runs [`take_turns_over_the_bus`] on a card that counts accesses.
 #[test]
 fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
-/// Runs on a card that does not count accesses, as on real hardware.
+/// Runs [`take_turns_over_the_bus`] on a card that does not count accesses, like real hardware.
 #[test]
 fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
@@ -498,7 +499,7 @@ fn guests_copying_over_bus_get_quanta_without_access_counts() {
 fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
-    // Make copies take almost no time.
+    // Make any traffic count as thrashing, because copies take almost no time here.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
@@ -512,7 +513,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Copy the data onto itself: it stays the same, but all of it is accessed.
+                    // Copy the data onto itself, so that it does not change although all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -529,7 +530,7 @@ fn take_turns_over_the_bus(profile: bool) {
         // Wait until each VM has its share of the memory, because these moves must not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
-        eventually("each has its part", || {
+        eventually("each VM has its share", || {
             let now = moved();
             if now != before {
                 (before, since) = (now, Instant::now());
@@ -548,8 +549,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With this quota, the first VM leaves enough memory for the other one. It gains nothing from quanta, and must
-        // not wait.
+        // With this quota, the first VM leaves enough memory for the other one. Quanta would not help it, so it must
+        // not have to wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);

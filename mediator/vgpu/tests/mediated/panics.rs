@@ -1,4 +1,4 @@
-//! Tests injected panics. A VM or card with inconsistent state is taken out of service, and all others continue.
+//! Tests injected panics. An inconsistent VM or card is taken out of service, and all others continue.
 
 use super::{A, B, CARD_MIB, driver, rig};
 use card::Card;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A card that panics on a read of its interrupt status while the flag is set.
+/// A card that panics when its interrupt status is read while the flag is set.
 struct Panicking(Arc<AtomicBool>);
 
 impl Alter for Panicking {
@@ -45,12 +45,12 @@ fn panic_under_card_lock_fails_card_and_notifies_vms() {
     let why = rig.host.failure().expect("the card has failed").to_owned();
     assert!(why.contains("while it changed the card"), "{why}");
     wait_told(&rig, &victim.guest);
-    // No thread may use the partially changed state.
+    // No thread may use state that was changed only partly.
     assert!(panics(|| drop(rig.host.lock())));
     assert!(panics(|| _ = victim.channel(1)));
     let told = victim.guest.remove().unwrap_err().to_string();
     assert!(told.contains("the card has failed"), "{told}");
-    // The card has been reset, so no engine is running.
+    // The card was reset, so no engine runs.
     assert_eq!(rig.card.read32(nvspec::regs::pfifo::SCHED_EN::OFFSET), 0);
     let mut channel = neighbour.channel(1);
     super::stuck::works(&mut neighbour, &mut channel, 3);
@@ -65,7 +65,7 @@ fn panic_of_interrupt_thread_fails_card_and_notifies_vms() {
     victim.buffer(&channel, A, 1, 1);
     victim.buffer(&channel, B, 1, 2);
     armed.store(true, Ordering::Relaxed);
-    // The interrupt may arrive and make the card fail before this call returns.
+    // The interrupt may arrive, and make the card fail, before this call returns.
     panics(|| victim.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat()));
     while rig.host.failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));
@@ -95,12 +95,12 @@ fn status_of_locked_vm_can_be_read() {
     let before = driver.guest.counter("channel_binds");
     let _channel = driver.channel(1);
     driver.guest.while_locked(|| {
-        // The call returns the last known status, because a second attempt cannot take the lock either.
+        // This returns the last published status, because a second attempt cannot acquire the lock either.
         let seen = driver.guest.status();
         assert_eq!(seen.counters["channel_binds"], before);
         assert_eq!(driver.guest.status().vram_mib, super::VM_MIB);
     });
-    // As requested, the lock holder has published the status.
+    // The lock's holder has published the status, as requested.
     assert!(driver.guest.published().counters["channel_binds"] > before);
     assert!(driver.guest.counter("channel_binds") > before);
 }

@@ -34,7 +34,7 @@ fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// Like [`guest`], with different settings.
+/// Same as [`guest`], but with other settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -48,7 +48,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Appends the mappings of a driver's channel to the operations on a table.
+/// Appends operations that map a driver's channel in a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -56,8 +56,8 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// Creates a channel whose address space the mediator keeps: `handle` names its directory, and `handle + 1` its
-/// small-page table.
+/// Creates a channel whose address space the mediator keeps. `handle` is the handle of its directory, and `handle + 1`
+/// the handle of its small-page table.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -65,7 +65,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // The directory in the instance block itself must be ignored.
+    // The directory in the instance block must be ignored.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -83,7 +83,7 @@ fn interface_exists_only_where_it_is_offered() {
     assert_eq!(capability(&mut stock), None);
     assert_ne!(stock.rd(OFFSET + register::SIGNATURE), pv::abi::SIGNATURE);
     let mut knowing = rig.guest_with(1, &knowing(None));
-    let [bar, offset, features] = capability(&mut knowing).expect("a capability");
+    let [bar, offset, features] = capability(&mut knowing).expect("the capability exists");
     assert_eq!((bar, offset), (0, OFFSET));
     assert_eq!(features & (feature::TABLES | feature::SHARE | feature::SHARE_ABROAD), feature::TABLES | feature::SHARE);
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);
@@ -125,7 +125,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     driver.wait(&work);
     assert!(driver.vram_holds(to, 4, 7));
-    // Mappings that the batch removes must not be in effect once it completes.
+    // Mappings that a batch removes must not be in effect after the batch has completed.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
@@ -156,7 +156,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches resume where they were interrupted.
+        // Batches continue to work on the same tables.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -172,7 +172,7 @@ fn large_pages_and_ram_are_mapped_as_in_any_table() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
-    // Map 128 KiB of VRAM, aligned, through one entry of a large-page table, and also pages of RAM.
+    // Map 128 KiB of aligned VRAM with one entry of a large-page table, and also pages of RAM.
     let large = driver.vram(64).next_multiple_of(128 << 10);
     let ram = 0x4_0000;
     driver.fill_ram(ram, 4, 9);
@@ -194,7 +194,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // Only the limit comes from the instance block.
+    // Only the limit is read from the instance block.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -204,7 +204,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // Mapping another page takes effect after a flush; binding another directory takes effect immediately.
+    // Mapping another page takes effect after a flush, but binding another directory takes effect immediately.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -254,7 +254,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The stored progress of the last batch must not delay the next one. Each flush uses a separate critical section.
+    // The progress of the last batch must not delay the next one. Each flush uses its own critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -325,7 +325,7 @@ fn end_of_a_batch_interrupts_if_that_is_wanted() {
     assert_eq!(driver.guest.rd(OFFSET + register::INTERRUPT), 0);
     driver.service();
     assert!(!driver.guest.take_msi());
-    // Set the available ring's flag that suppresses interrupts.
+    // Set the flag in the available ring that suppresses interrupts.
     driver.guest.ram_write(BASE + 0x800, &1u16.to_le_bytes());
     interface.call(&mut driver.guest, &Ops::new().query(query::VRAM));
     assert!(!driver.guest.take_msi());
@@ -349,7 +349,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets up the interface again with a reduced feature set.
+/// Sets up the interface again with fewer features.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }
@@ -390,7 +390,7 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // Use one page in each of 24 chunks. Chunks 12 to 15 have the lowest priority.
+    // Use one page in each of 24 chunks. Chunks 12 to 15 get the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));

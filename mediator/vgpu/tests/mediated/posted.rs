@@ -16,11 +16,11 @@ const TARGET: u64 = 0x500_0000;
 const UNRELEASED_SEMAPHORE: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
-/// Runs a single-threaded kernel that stores [`VALUE`] at [`TARGET`]. Returns while the store is in flight: after the
-/// store, but before the end of the channel's work.
+/// Runs a single-threaded kernel that stores [`VALUE`] at [`TARGET`]. Returns while the store is in flight, before the
+/// channel's work ends.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
-    let program = sm20::assemble(&source).expect("a program");
+    let program = sm20::assemble(&source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     driver.buffer(channel, A, 1, 1);
@@ -50,7 +50,8 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// Maps a page of VRAM at [`TARGET`], at the start of its own chunk. Returns the page's address and the chunk's number.
+/// Maps a page of VRAM at [`TARGET`]. The page is at the start of a chunk of its own. Returns the page's address and
+/// the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;
@@ -60,7 +61,7 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory by evicting all chunks, because the card may keep the first evicted chunk in
+/// Moves a chunk of VM 0 to host memory, by evicting all chunks, because the card may keep the first evicted chunk in
 /// its reserve.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
@@ -86,7 +87,7 @@ fn ram_taken_back_by_vm_includes_earlier_posted_writes() {
     assert_eq!(driver.guest.ram_word(16 * MIB), 0, "the store is in flight");
     let mut file = std::fs::File::from(driver.guest.unmap_ram(16 * MIB).expect("the memory was lent"));
     let mut word = [0; 4];
-    file.read_exact(&mut word).expect("RAM");
+    file.read_exact(&mut word).expect("the RAM is readable");
     assert_eq!(u32::from_le_bytes(word), VALUE);
     rig.card.hold_posted_writes(false);
     assert_eq!(rig.card.counters().lost, 0);
@@ -102,7 +103,7 @@ fn moved_chunk_includes_earlier_posted_writes() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "the store is in flight");
-    // Retire the mediator's channel, so that the CPU instead of the engines moves the chunk. Its copy does not flush
+    // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. Its copy does not flush
     // posted writes.
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("the channel has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
@@ -121,9 +122,9 @@ fn posted_writes_of_removed_vm_reach_no_other_vm() {
     let found = rig.host.lock().vram().chunks.lookup(TenantId(0), GuestVramAddr(at), 1);
     let Lookup::Placed(Place::Host(slot_at)) = found else { panic!("{found:?}") };
     store(&rig, &mut gone, &mut channel);
-    gone.guest.remove().expect("it leaves");
+    gone.guest.remove().expect("the VM can be removed");
     rig.host.scrub();
-    // A write still in flight would land in a slot that other VMs may already use.
+    // A write that is still in flight would arrive in a slot that may belong to another VM by now.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
     rig.host.lock().vram().pinned.read(slot_at, &mut slot);

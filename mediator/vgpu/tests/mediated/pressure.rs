@@ -1,16 +1,16 @@
-//! Tests the mediator's own memory needs on a card full of guest memory. The mediator must find memory or wait.
+//! Tests the mediator's own memory needs on a card that is full of guest memory. The mediator must find memory or wait.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, TenantId, To};
 
-/// Number of VMs that start on the full card.
+/// Number of VMs started on the full card.
 const VMS: u32 = 10;
 /// Number of address spaces per VM.
 const SPACES: u8 = 8;
 
-/// Fills two buffers and submits a copy from one to the other without waiting. Returns the target's address.
+/// Fills two buffers, and submits a copy from one to the other without waiting. Returns the target's address.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
     driver.buffer(channel, A, 2, seed);
     let to = driver.buffer(channel, B, 2, seed + 1);
@@ -44,7 +44,7 @@ fn vms_binding_on_full_card_with_stopped_mover_do_not_fault() {
         assert!(driver.vram_holds(to, 2, seed), "VM {vm}, channel {}", channel.id);
     }
     let waits: u64 = others.iter().map(|driver| driver.guest.counter("memory_waits")).sum();
-    assert!(waits > 0, "so many that the mediator's own memory is not enough");
+    assert!(waits > 0, "the mediator's own memory is not enough for so many VMs");
     for driver in &others {
         let counts = ["faults", "channel_binds_refused", "memory_denied"].map(|name| driver.guest.counter(name));
         assert_eq!((counts, driver.faults.len()), ([0; 3], 0));
@@ -86,7 +86,7 @@ fn memory_of_a_removed_vm_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(TenantId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // The VM makes no more requests, so other VMs get other card memory or host memory.
+    // Requests of the removed VM no longer count, so other VMs get card memory or host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(TenantId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

@@ -1,4 +1,4 @@
-//! Tests that relocate guest memory between the card and host memory while guests use it.
+//! Tests relocations of guest memory between the card and host memory while guests use the memory.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, usage};
@@ -13,10 +13,10 @@ use vram::{Limits, Step, TenantId, To};
 
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB. All of its memory fits both on the card and in host memory.
+/// Size of a VM in MiB. All of its memory fits on the card, and also in host memory.
 const VM_MIB: u64 = 32;
 
-/// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not trigger extra
+/// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not cause further
 /// moves.
 pub(super) fn still() -> Division {
     let mut division = Division::default();
@@ -57,8 +57,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the number of host memory slots in use while no move is in progress. A move occupies its target slot until
-/// it completes, even if its VM is removed in the meantime.
+/// Returns the number of host slots in use while no move is in progress. A move occupies its destination until it
+/// completes, even if its VM is removed in the meantime.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -84,7 +84,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
         let moved = move_all(&rig, 0, there);
         assert!(moved.moved > 0 && moved.bytes == u64::from(moved.moved) * 2 * MIB, "{moved:?}");
         assert_eq!(in_host(&rig) > 0, round % 2 == 0);
-        // Page tables, rings and the instance block have moved too.
+        // Page tables, rings and the instance block have also moved.
         assert!(driver.vram_holds(from, 20, 1 + round));
         copy(&mut driver, &mut channel, round, 20);
         driver.wait(&channel);
@@ -100,7 +100,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // The host memory suffices for only one VM, so new chunks wait until host slots have been scrubbed.
+    // There is only enough host memory for one VM, so new chunks wait until host slots have been scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);
@@ -125,13 +125,13 @@ pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Rng) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
-/// Like [`work`], until `enough` returns true for the number of rounds.
+/// Same as [`work`], but until `enough` returns true for the number of rounds.
 pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Rng) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
     let va = |buffer: u64| A + buffer * 0x10_0000;
-    // Data and address of each buffer.
+    // Seed of the data in each buffer.
     let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
     let places: Vec<u64> = (0..BUFFERS)
         .map(|buffer| {
@@ -174,7 +174,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
 }
 
-/// Runs VMs while their chunks move randomly, until all VMs have finished.
+/// Moves VMs' chunks at random while the VMs work, until all VMs are done.
 fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
     let rig = rig_of(chunk_bytes, 96, host_mib);
     let vms = 3u32;

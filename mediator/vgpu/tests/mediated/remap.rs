@@ -1,4 +1,4 @@
-//! Tests apertures that the client maps. The tests play the guest's CPU, through the client's file.
+//! Tests apertures that the client maps. The tests act as the guest's CPU, through the client's file.
 
 mod travelled;
 mod upgraded;
@@ -19,10 +19,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use vgpu::Apertures;
 use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 
-/// Number of pages that PRAMIN shows.
+/// Number of pages in the PRAMIN window.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
-/// Addresses in the mapped part of BAR1, and in BAR3 above the driver's own pages.
+/// Offset in the mapped part of BAR1.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
+/// Offset in BAR3 above the driver's own pages.
 const HIGH3: u64 = 8 << 20;
 
 fn guest(rig: &Rig, vm: u32) -> Guest {
@@ -35,7 +36,7 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
     Driver::new(guest(rig, vm))
 }
 
-/// The client's mapping of a BAR.
+/// A client's mapping of a BAR.
 struct Cpu(Arc<OwnedFd>);
 
 impl Cpu {
@@ -69,7 +70,7 @@ fn hide(driver: &mut Driver, aperture: usize, offset: u64, pages: u64) {
     driver.flush();
 }
 
-/// Makes PRAMIN show no memory of the VM.
+/// Makes PRAMIN show none of the VM's memory.
 fn hide_window(driver: &mut Driver) {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, pbus::PRAMIN_WINDOW::BASE.mask());
 }
@@ -98,7 +99,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
-    // The same memory must be visible through messages, PRAMIN, and the host.
+    // Messages, PRAMIN, and the host must show the same memory.
     let mut word = [0; 8];
     let before = driver.guest.counter("aperture_messages");
     driver.guest.read(Bar1, BAR1_MAPPED_AT + 0x10_0000 + 8, &mut word);
@@ -133,7 +134,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     driver.flush();
     assert_eq!(driver.guest.counter("aperture_pages"), before + 3);
     cpu.write(BAR1_MAPPED_AT, &pages(2, 3));
-    // Move the middle page to another slot, and replace the last page.
+    // Move the middle page to another slot, and map another page in place of the last one.
     let other = driver.vram(1);
     driver.guest.vram_write(other, &pattern(9, 0));
     let space = driver.apertures[0];
@@ -147,7 +148,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let to = driver.buffer(&channel, B, 3, 3);
     copy(&mut driver, &mut channel, A, B, 3);
     assert!(driver.vram_holds(to, 3, 2));
-    // CPU writes to unmapped pages are dropped.
+    // Writes by the CPU to unmapped pages are dropped.
     cpu.write(BAR1_MAPPED_AT + PAGE, &pattern(7, 0));
     show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at + PAGE, 1);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + PAGE, PAGE), pages(2, 2)[PAGE as usize..]);
@@ -167,7 +168,7 @@ fn pages_that_change_places_keep_their_data() {
     driver.flush();
     let swapped = [&pages(4, 2)[PAGE as usize..], &pattern(4, 0)[..]].concat();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 2 * PAGE), swapped);
-    // Move pages between apertures in a single flush.
+    // Move pages between apertures with a single flush.
     let three = driver.apertures[1];
     (0..2).for_each(|page| driver.pte(space, BAR1_MAPPED_AT + page * PAGE, 0, 0));
     (0..2).for_each(|page| driver.pte(three, HIGH3 + page * PAGE, ((at + page * PAGE) >> 8) as u32 | 1, 0));
@@ -175,7 +176,7 @@ fn pages_that_change_places_keep_their_data() {
     assert!(cpu.is_zero(BAR1_MAPPED_AT, 2 * PAGE));
     assert_eq!(cpu3.read(HIGH3, 2 * PAGE), pages(4, 2));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Binding a different instance block also remaps a whole aperture.
+    // Binding another instance block remaps a whole aperture.
     let instance = driver.vram(1);
     let empty = driver.space();
     driver.join(instance, empty);
@@ -192,7 +193,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 64, 1);
     let to = driver.buffer(&channel, B, 64, 2);
-    // Each copy takes a quarter of a second. Only one register write separates the copy's doorbell from the first
+    // Each copy takes a quarter of a second. Only one register write is between the copy's doorbell and the first
     // flush.
     let timing = EngineTiming { bytes_per_second: 1 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
@@ -259,7 +260,7 @@ fn vm_lock_is_free_while_pages_wait_for_work_to_leave_card() {
                 break false;
             }
         };
-        // This terminates the channel's work.
+        // This ends the channel's work.
         rig.host.lock().clear_engines(vm.id(), VirtualChannelId(1));
         waits
     });
@@ -277,7 +278,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     let from = driver.buffer(&channel, A, PAGES, 1);
     let to = driver.buffer(&channel, B, PAGES, 2);
     let space = driver.apertures[0];
-    // Launches run sequentially, and each takes about as long as moving a few pages.
+    // Launches run one after the other, and each takes about as long as moving a few pages.
     let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -356,7 +357,7 @@ fn partly_mapped_large_page_is_one_page_for_gpu() {
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::for_region(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
-    // Map 128 KiB, naturally aligned, through a large-page table that coexists with the small-page table.
+    // Map 128 KiB of naturally aligned VRAM with a large-page table that coexists with the small-page table.
     let spare = driver.vram(64);
     let large = spare.next_multiple_of(0x2_0000);
     let table = driver.vram(64);
@@ -398,7 +399,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let mut channel = driver.channel(2);
-    // BAR3 shows USERD at offset 0. The corresponding part of BAR1 is trapped.
+    // BAR3 shows USERD at offset 0. The same part of BAR1 is trapped.
     let mut at = (&cpu3, 2 * PAGE);
     for round in 1..6u32 {
         if round == 4 {
@@ -419,7 +420,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
             std::thread::yield_now();
         }
     }
-    // Doorbells in the trapped part still work.
+    // Doorbells in the trapped part also work.
     let to = driver.buffer(&channel, B, 1, 50);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
@@ -450,7 +451,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(1);
     driver.guest.vram_write(at, &pattern(1, 0));
-    // Two mappings work if one of them is in the trapped part.
+    // A page can be mapped twice if one of the mappings is in the trapped part.
     show(&mut driver, 0, 0x80_0000, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     let mut word = [0; 4];
@@ -460,7 +461,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Two mappings in mapped parts are unsupported.
+    // A page cannot be mapped twice in mapped parts.
     show(&mut driver, 1, HIGH3, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT + PAGE, at, 1);
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
@@ -496,8 +497,8 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     driver.guest.reset();
     assert!(cpu.is_zero(0, 64 * MIB));
     assert_eq!(driver.guest.counter("aperture_pages"), WINDOW_PAGES);
-    // Use the VM again with the same mapping, as after a guest reboot. A driver clears its memory, because the instance
-    // block still contains the old ring indices.
+    // Use the VM again with the same mapping, as after a guest reboot. A driver clears its memory first, because the
+    // instance block still contains the old ring indices.
     fill(&driver.guest, 0);
     driver.bring_up();
     let mut channel = driver.channel(1);
@@ -509,7 +510,7 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     assert!(driver.vram_holds(to, 2, 8));
 }
 
-/// Counts the mappings of memory for the card.
+/// Counts how often memory is mapped for the card.
 #[derive(Default)]
 struct Mapped(Arc<AtomicUsize>);
 
@@ -522,7 +523,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // With an emulated IOMMU, mapping takes one call per page. QEMU once timed out a reset that mapped 64 MiB.
+    // With an emulated IOMMU, mapping takes one call per page. QEMU has timed out a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -552,7 +553,7 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM is gone, and the apertures have their addresses");
-    // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to the
+    // The old mapping keeps its contents, regardless of the next client, and the next client does not see writes to the
     // old mapping.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
@@ -602,7 +603,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
     let secret = victim.vram(4);
     victim.guest.vram_write(secret, &vec![0xc5; 4 * PAGE as usize]);
     show(&mut victim, 0, BAR1_MAPPED_AT, secret, 4);
-    // Try the card addresses of all memory mapped for the card, both as guest RAM and as VRAM.
+    // Try the bus addresses of all memory mapped for the card, both as guest RAM and as VRAM.
     for mib in (0..512u64).step_by(2) {
         let mut channel = evil.channel(1);
         let own = evil.buffer(&channel, B, 1, 1);
@@ -616,7 +617,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
         evil.unbind(&channel);
         evil.rewind();
     }
-    // The attacker's own aperture must show only its own memory, whatever the address.
+    // The attacker's own aperture must show only the attacker's memory, for any address.
     let own = Cpu::for_region(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
         show(&mut evil, 0, BAR1_MAPPED_AT + page * PAGE, at, 1);

@@ -1,4 +1,4 @@
-//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
+//! Tests if a VM's kernels can find another VM's residue in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -19,10 +19,10 @@ const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 /// Address of the page for a kernel's result.
 const FOUND: u64 = 0x500_0000;
-/// Word left as residue. Immediate operands have twenty bits.
+/// Word left as residue. Immediate operands have only twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers filled with the canary: all registers of a thread on a fully occupied multiprocessor, except those that
-/// the kernels need.
+/// Registers that are filled with the canary: all registers of a thread on a fully occupied multiprocessor, except
+/// those that the kernels need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
@@ -34,10 +34,10 @@ fn rig(clear: bool) -> Rig {
 const GRAPH_NS: u64 = 400_000;
 /// Duration of a one-page copy with a copy engine, in ns.
 const COPY_NS: u64 = 5_000_000;
-/// Number of copies per submission to a copy engine.
+/// Number of copies in each submission to a copy engine.
 const COPIES: usize = 20;
 
-/// Creates a card whose work takes simulated time.
+/// Creates a card on which work takes simulated time.
 fn timed(clear: bool) -> Rig {
     let timing = |launch_ns| EngineTiming { bytes_per_second: 0, launch_ns };
     let (graph, copy) = (timing(GRAPH_NS), timing(COPY_NS));
@@ -64,7 +64,7 @@ fn leaves() -> String {
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Returns a kernel that searches registers for residue before it overwrites them.
+/// Returns a kernel that searches registers and shared memory for residue before it overwrites them.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     CANARY_REGISTERS.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -76,9 +76,9 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for its completion.
+/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for it to complete.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
-    let program = sm20::assemble(source).expect("a program");
+    let program = sm20::assemble(source).expect("the source is valid");
     let code = driver.buffer(channel, CODE, 1, 0);
     driver.guest.vram_write(code, &program.bytes());
     let chip = rig.host.info().chip;
@@ -96,7 +96,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Searches for another VM's residue. Returns two flags: found in registers, and found in shared memory.
+/// Searches for another VM's residue. Returns true for each of registers and shared memory if residue was found there.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);
@@ -122,7 +122,7 @@ fn kernels_find_nothing_of_another_vms() {
     assert_eq!(found(&rig(false)), [true; 2], "the card keeps the data, so it is found unless the card clears it");
     let rig = rig(true);
     assert_eq!(found(&rig), [false; 2]);
-    assert_eq!(cleared(&rig), 2, "for the first, and between the two");
+    assert_eq!(cleared(&rig), 2, "PGRAPH is cleared for the first VM and between the two VMs");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn kernels_find_nothing_of_a_vm_that_had_their_number() {
     let mut gone = driver(&rig, 0);
     let mut channel = gone.channel(1);
     run(&rig, &mut gone, &mut channel, &leaves());
-    gone.guest.remove().expect("it goes");
+    gone.guest.remove().expect("the VM can be removed");
     assert_eq!(found_by(&rig, &mut driver(&rig, 0)), [false; 2]);
 }
 
@@ -200,7 +200,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so it cannot force the waiting VM back onto the engine.
+        // The other VM is idle, so it cannot force the VM that waits back onto the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -220,7 +220,7 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     let copies = [object(M2MF), m2mf_copy(A, B, 256 * PAGE as u32)].concat();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Keep several copies in progress at all times.
+            // Always keep several copies in progress.
             while !done.load(Ordering::SeqCst) {
                 (0..8).for_each(|_| works.submit(&mut working, &copies));
                 works.wait(&working);
@@ -241,14 +241,14 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// Creates a driver whose hang limit exceeds any wait in these tests.
+/// Creates a driver whose hang limit exceeds all waits in these tests.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// Creates a channel with contexts only for copy engines.
+/// Creates a channel that has contexts only for copy engines.
 fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.prepare(id);
     driver.guest.poke(channel.instance + context::GR, 0);
@@ -256,7 +256,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM to measure while another VM works. Only one of its channels can use PGRAPH.
+/// A VM that is measured while another VM works. Only one of its channels can use PGRAPH.
 struct Pair {
     one: Driver,
     /// Channels of the measured VM.
@@ -279,8 +279,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Submits `work` `times` times on one of the measured VM's channels without a pause, while the neighbour
-    /// constantly copies with PGRAPH. Returns the number of the neighbour's copies.
+    /// Submits `work` `times` times without a pause on one of the measured VM's channels, while the neighbour copies
+    /// with PGRAPH without interruption. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -314,9 +314,9 @@ impl Pair {
         })
     }
 
-    /// Runs `works` alternately on the first and on the second channel, and counts the neighbour's copies during each.
-    /// Returns the first round in which the second number is at least 96 % of the first, or else the last round. A busy
-    /// host may not run the neighbour in some rounds.
+    /// Runs the two `works` alternately, each on its own channel, and counts the neighbour's copies during each.
+    /// Returns the counts of the first round in which the second count is at least 96 % of the first, or else of the
+    /// last round. A busy host may not run the neighbour in some rounds.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
         for _ in 0..12 {
@@ -329,7 +329,7 @@ impl Pair {
     }
 }
 
-/// Returns the methods for `count` copies with a copy engine in one submission.
+/// Returns the methods for `count` copies with a copy engine, in one submission.
 fn copies_of(count: usize) -> Vec<u32> {
     [object(CE0), ce_copy(A, B, 1).repeat(count)].concat()
 }
@@ -350,16 +350,16 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     let mut pair = Pair::new(&rig);
     let first = pair.run(0, &copies(), 1);
     let cleared_before = cleared(&rig);
-    assert!(first > 0 && cleared_before <= 1, "only the neighbour has used PGRAPH");
+    assert!(first > 0 && cleared_before <= 1, "only the neighbour uses PGRAPH");
     let [control, count] = pair.compare([&copies(); 2], TIMES);
     println!(
         "{count} copies of the neighbour next to copies on a channel with a PGRAPH context, {control} next to others"
     );
     assert_eq!(cleared(&rig), cleared_before, "no other VM uses PGRAPH");
-    assert_eq!(used(&rig, 0, Engine::Compute), 0, "and the VM is not charged for it");
+    assert_eq!(used(&rig, 0, Engine::Compute), 0, "the VM is not charged for PGRAPH");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
-    // A busy host needs time to start a submission that arrives on an idle engine.
+    // A busy host takes some time to start a submission that arrives at an idle engine.
     let charged = (0..8).map(|_| {
         let before = used(&rig, 0, Engine::Copy0);
         pair.run(1, &copies(), TIMES);
@@ -369,14 +369,14 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged for their duration");
 }
 
-/// Returns the number of VM 0's submissions that have waited for a time slice on PGRAPH.
+/// Returns how many of VM 0's submissions have waited for a time slice on PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
     state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived
 }
 
 /// Checks that a VM whose submissions use PGRAPH and a copy engine occupies PGRAPH only while it works there. Each time
-/// the VM returns to PGRAPH in mid-submission, the neighbour must have used PGRAPH for a while.
+/// the VM returns to PGRAPH within a submission, the neighbour must have used PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -389,7 +389,7 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
         let good = (0..8).any(|_| {
             let before = (cleared(&rig), used(&rig, 0, Engine::Copy0), arrived_at_pgraph(&rig));
             let count = pair.run(1, &work, 3);
-            assert_eq!(arrived_at_pgraph(&rig) - before.2, 3, "each submission waits for PGRAPH's turn");
+            assert_eq!(arrived_at_pgraph(&rig) - before.2, 3, "each submission waits for a slice on PGRAPH");
             let (changes, charged) = (cleared(&rig) - before.0, used(&rig, 0, Engine::Copy0) - before.1);
             println!(
                 "{count} copies of the neighbour, {changes} changes of the holder, {charged} ns charged for {took}"
@@ -401,7 +401,7 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     }
 }
 
-/// Returns true if the card's instance block for VM 0's channel has a PGRAPH context.
+/// Returns true if the card's instance block for one of VM 0's channels has a PGRAPH context.
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
@@ -411,7 +411,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Makes a copy engine hang with one or two submissions while a neighbour uses PGRAPH.
+/// Makes a copy engine hang in one or two submissions while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -494,7 +494,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copy to B with a copy engine, onward with PGRAPH, and back with a copy engine.
+        // Copy to B with a copy engine, from there with PGRAPH, and back with a copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -1,4 +1,4 @@
-//! Tests that save VMs with work in progress as bytes, and restore them.
+//! Tests saving VMs with work in progress as bytes, and restoring them.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
@@ -19,7 +19,7 @@ pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     all
 }
 
-/// Checks that the request fails with an error message that contains `words`.
+/// Checks that a request fails with an error message that contains `words`.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
     let Err(error) = what else { panic!("the request was not rejected: {words}") };
     assert!(error.to_string().contains(words), "{error}");
@@ -51,12 +51,12 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues; the restore then undoes its later changes.
+    // The VM continues, and the restore undoes its later changes.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
     one.driver.guest.vram_write(9 * MIB, &[0; 64]);
-    // Restoring the client's memory is up to the client.
+    // The client must restore its own memory.
     one.driver.guest.ram_write(0, &ram);
     one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
     one.check();
@@ -172,7 +172,7 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     eventually("the VM is gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Runs threads that overwrite all guest memory and ring doorbells as fast as possible, while `act` runs.
+/// Runs threads that overwrite all guest memory and ring doorbells as fast as possible while `act` runs.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -193,8 +193,8 @@ fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     });
 }
 
-/// Overwrites VRAM (rings, page tables, USERD) and rings doorbells under the vGPU's own lock while the VM is saved and
-/// moved.
+/// Overwrites VRAM (rings, page tables, USERD) and rings doorbells, under the vGPU's own lock, while the VM is saved
+/// and moved.
 fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
     let mut random = Rng::with_seed(seed);
     while !over.load(Ordering::Relaxed) {
@@ -227,7 +227,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Any outcome is acceptable, because it affects only the VM itself.
+                    // Any result is acceptable, because it affects only the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may be dead, but a reset makes it usable again.
+        // The VM's channels may have ended, but a reset makes it usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

@@ -1,4 +1,4 @@
-//! Tests VMs that share a card whose work takes simulated time.
+//! Tests VMs that share a card on which work takes simulated time.
 
 mod irq_suppressed;
 
@@ -75,7 +75,7 @@ fn in_flight_at_most(rig: &Rig, count: usize) {
     }
 }
 
-/// Keeps each VM busy with copies, in its own submission size, until the card has worked for `ns`.
+/// Keeps each VM busy with copies, in submissions of its own size, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
@@ -83,7 +83,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     while total(rig, drivers.len()) - before < ns {
         assert!(began.elapsed() < WAIT_TIMEOUT, "the card makes no progress");
         for (driver, channel, size) in &mut *drivers {
-            // Keep many submissions queued, so that at least one is always waiting.
+            // Keep many submissions queued, so that at least one always waits.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
                 copies(driver, channel, *size);
             }
@@ -94,7 +94,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_share_card_by_weight_regardless_of_submission_size() {
-    // The backlog keeps the card busy even if a busy host delays a guest's next submission.
+    // With a backlog, the card stays busy even if a busy host delays a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // The fraction would be a half without weights, and a quarter if it depended on the submission size. On a busy host
-    // it deviates slightly from 0.75.
+    // The fraction would be a half without weights, and a quarter if it depended on the submission size. On a busy
+    // host, it deviates slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -141,7 +141,7 @@ fn charged_time_equals_engine_busy_time_and_covers_work() {
     };
     assert_eq!(busy, charged);
     assert!(busy >= work, "{busy} ns for work of {work} ns");
-    // An engine cannot be busy for longer than the elapsed time, no matter how many channels wait.
+    // An engine cannot be busy for longer than the time that has passed, no matter how many channels wait.
     let passed = time::now_ns(&*rig.card) - before;
     assert!(busy <= passed, "{busy} ns in {passed} ns");
 }
@@ -161,8 +161,8 @@ fn submission_waiting_for_later_one_yields() {
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
-    // The first channel acquires a semaphore that the second channel releases, but the release is further back in the
-    // VM's queue.
+    // The first channel acquires a semaphore that the second one releases, but the release is further back in the VM's
+    // queue.
     driver.submit(&mut first, &acquire(SEMAPHORE, 0x77));
     driver.submit(&mut second, &release(SEMAPHORE, 0x77));
     copies(&mut busy, &mut other, 4);
@@ -183,8 +183,8 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // Run several rounds, so that descheduled channels are polled again. Evaluate the best round, because host delays
-    // are charged as well.
+    // Run several rounds, so that descheduled channels are polled again. Evaluate only the best round, because delays
+    // by the host are charged as well.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
     let mut best = u64::MAX;
@@ -206,14 +206,14 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // If each of four channels ran for a time slice before the copies, the copies would take five times as long.
+    // If each of the four channels ran for a time slice before the copies, the copies would take five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
-/// Address of the semaphore shared by two channels.
+/// Virtual address of the semaphore that two channels share.
 const SEMAPHORE: u64 = 0x300_0000;
 
-/// Returns methods that wait until the semaphore has this value.
+/// Returns methods that wait until the semaphore has the given value.
 pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
@@ -266,7 +266,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(TenantId(0)).map(|(strikes, _)| strikes), Some(3));
-    // The VM's work must not start until the operator permits it.
+    // The VM's work must not start until the operator releases the VM.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -327,7 +327,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Keep the number of submissions so low that their numbers equal the slot numbers.
+        // Make only so few submissions that their numbers equal their slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -342,7 +342,8 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // Use VMs without a limit: on a busy host, a channel could otherwise be killed before this test observes it.
+    // Use VMs without a run time limit. Otherwise, a busy host could let a channel be killed before this test observes
+    // it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -371,7 +372,7 @@ fn overdue_submissions_report_awaited_cause() {
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "{:?}", awaited(1));
-        // Other work on the engine, such as a switch to the first VM's channel, may have triggered the fault.
+        // The fault may have hit other work on the engine, such as a switch to the first VM's channel. Inject it again.
         if !is_busy(&rig) {
             hang(&rig, &mut two, &mut hung);
         }
@@ -383,18 +384,18 @@ fn overdue_submissions_report_awaited_cause() {
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
 }
 
-/// Returns true if PGRAPH is working.
+/// Returns true if PGRAPH is busy.
 fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Makes the card hang on a channel's next work, but not on the work that clears PGRAPH for the VM.
+/// Makes the card hang at a channel's next work, but not at the work that clears PGRAPH for the VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // The last word of the previous work has been written, but the engine may still report busy, which would look like
-    // the hang.
+    // The last word of the previous work was written, but the engine may still report that it is busy, which would look
+    // like the hang.
     while is_busy(rig) {
         assert!(began.elapsed() < WAIT_TIMEOUT, "the work did not complete");
         std::thread::yield_now();
@@ -402,14 +403,14 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
 }
 
-/// Makes the graphics engine hang on the next copy of a channel, and waits for the hang.
+/// Makes the graphics engine hang at a channel's next copy, and waits for the hang.
 fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
-    // On a busy host the channel may be killed before the test observes the hang.
+    // On a busy host, the channel may be killed before the test observes the hang.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the engine does not hang");
         std::thread::yield_now();
     }
 }
@@ -418,7 +419,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// Name of a case, and the register accesses with which a guest stops a channel.
+/// Name of a case, and the register accesses by which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -469,7 +470,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until all work whose completion the guest has observed is charged. Returns the VM's total charge.
+/// Waits until all work whose completion the guest has observed was charged. Returns the VM's total charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -482,7 +483,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     }
 }
 
-/// Name of a case, and the register accesses with which a guest stops a channel and immediately resumes it.
+/// Name of a case, and the register accesses by which a guest stops a channel and immediately resumes it.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [
@@ -509,7 +510,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // Evaluate the best round, because host delays are charged as well.
+        // Evaluate only the best round, because delays by the host are charged as well.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -520,7 +521,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             while !is_busy(&rig) {
                 assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: the channel does not work");
                 if bad.is_done(&channel) {
-                    // This work completes before the poll.
+                    // This work completes before the next poll.
                     copies(&mut bad, &mut channel, COPIES);
                 }
                 std::thread::yield_now();
@@ -534,7 +535,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             bad.wait(&channel);
         }
         assert!(best < MOST_NS, "{what}: {best} ns were charged for a copy of {COPY_NS} ns");
-        // Some copies may go uncharged, because a channel's first work may start while the channel is being stopped.
+        // Some copies may not be charged, because a channel's first work may start while the channel is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }

@@ -6,7 +6,7 @@ use super::stuck::{hang, works};
 use super::{MIB, driver, rig};
 use card::Card;
 use card_manager::overdue::Awaited;
-use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
+use card_state::{RestoredCard, RestoredVm, SavedCard, SavedTenancy, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;
 use fastrand::Rng;
 use nvspec::addr::VramAddr;
@@ -47,10 +47,10 @@ fn guests_lose_no_work_while_card_is_quiesced_repeatedly() {
             });
         }
         while stood < 50 && working.load(Ordering::SeqCst) == 3 {
-            let still = rig.host.stand_still(STANDSTILL_TIMEOUT).expect("a quiesced card");
+            let still = rig.host.stand_still(STANDSTILL_TIMEOUT).expect("the card can be quiesced");
             assert!(is_idle(&rig));
             // No channel is on an engine, so the card itself can be saved.
-            rig.card.halt().expect("a quiesced card");
+            rig.card.halt().expect("the quiesced card can be halted");
             assert!(rig.card.save().is_some());
             rig.card.go_on();
             std::thread::sleep(Duration::from_millis(1));
@@ -71,7 +71,7 @@ fn work_submitted_before_or_during_quiesce_completes_after_it() {
     }
 }
 
-/// Runs the test with a card that clears PGRAPH between VMs and admits no VM while it is quiesced, or with a card that
+/// Runs the test on a card that clears PGRAPH between VMs, and admits no VM while it is quiesced, or on a card that
 /// does not clear PGRAPH.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
@@ -87,7 +87,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     let usage = rig.host.lock().scheduler_usage(1);
     let waits = &usage.overdue[&TenantId(0)];
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
-    // A VM that is added now is quiesced too, without another request.
+    // A VM that is added now is also quiesced, without a further request.
     let mut late = super::driver(&rig, 1);
     let mut other = late.channel(1);
     late.buffer(&other, super::A, 1, 6);
@@ -109,22 +109,22 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
         let mut channel = good.channel(1);
         works(&mut good, &mut channel, 3);
         hang(&rig, &mut bad, engine);
-        let still = rig.host.stand_still(Duration::from_millis(50)).expect("the engine is reset");
+        let still = rig.host.stand_still(Duration::from_millis(50)).expect("resetting the engine quiesces the card");
         assert!(is_idle(&rig));
-        rig.card.halt().expect("a quiesced card");
+        rig.card.halt().expect("the quiesced card can be halted");
         rig.card.go_on();
         drop(still);
         eventually("its guest is notified", || bad.guest.counter("hangs") == 1);
         let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
         assert_eq!(channel_of_card, None, "a second hang would delay the card again");
         works(&mut good, &mut channel, 4);
-        // The guest continues on another channel.
+        // The guest can continue on another channel.
         let mut next = bad.channel(2);
         works(&mut bad, &mut next, 5);
     }
 }
 
-/// The rig's card as the target of a restore of its own saved state.
+/// The rig's card as the target for restoring its own saved state.
 struct Same<'a> {
     rig: &'a Rig,
     own: u32,
@@ -164,16 +164,17 @@ fn file_of(saved: &SavedCard) -> Vec<u8> {
 }
 
 fn read(file: &[u8]) -> SavedCard {
-    let mut sections = SavedState::parse(file, &SavedCard::known()).expect("a file");
-    let saved = SavedCard::read(&mut sections).expect("all parts");
-    sections.finish().expect("nothing else");
+    let mut sections = SavedState::parse(file, &SavedCard::known()).expect("the file can be parsed");
+    let saved = SavedCard::read(&mut sections).expect("the file contains all parts");
+    sections.finish().expect("the file contains nothing else");
     saved
 }
 
-/// Saves a quiesced card whose guests have work; one guest has freed a channel. The file must restore the same state.
+/// Saves a quiesced card whose guests have work, and one of whose guests has freed a channel. The file must restore the
+/// same state.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
-    // The file does not yet contain the state of PGRAPH clearing.
+    // The file does not contain the state of PGRAPH clearing yet.
     let sharing = card_manager::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;
@@ -197,20 +198,19 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     }
     let vms: Vec<_> = drivers.iter().map(|driver| driver.guest.vm()).collect();
     let parts = || vms.iter().map(|vm| vm.save().map(|(saved, _)| saved)).collect();
-    let saved = still.save(parts).expect("a quiesced card").card;
+    let saved = still.save(parts).expect("the quiesced card can be saved").card;
     let file = file_of(&saved);
 
     let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
-    let restored = read(&file).restore(&mut same).expect("a valid card");
+    let restored = read(&file).restore(&mut same).expect("the saved card is valid");
     assert!(same.written >= 3, "a directory of each VM");
     let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, segments, vms: guests } = restored;
     assert_eq!(guests.len(), 3);
     let again = SavedCard {
         chunks: chunks.save(),
         balancer: balancer.save(),
-        quanta: quanta.save(),
+        tenancy: SavedTenancy { scheduler: scheduler.save(), quanta: quanta.save() },
         channels: bound.save(),
-        scheduler: scheduler.save(),
         pool: pool.save(),
         segments: segments.into_iter().map(|(vm, pool)| (vm, pool.save())).collect(),
         vms: guests.into_iter().map(|(vm, guest)| of_guest(vm, &guest)).collect(),
@@ -218,17 +218,17 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
     assert_eq!(again.chunks, saved.chunks);
     assert_eq!(again.channels, saved.channels);
-    assert_eq!(text(&again.scheduler), text(&saved.scheduler));
-    assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
+    assert_eq!(text(&again.tenancy), text(&saved.tenancy));
+    assert_eq!(text(&(again.balancer, again.pool)), text(&(saved.balancer, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand. Until then their pages are free, including pages of old tables that TLBs
-        // may have cached.
+        // Shadow tables are rebuilt on demand. Until then, their pages are free, including pages of old tables that
+        // TLBs may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
     }
 
-    // Another card's file must be rejected.
+    // The file of another card must be rejected.
     let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
     assert!(read(&file).restore(&mut other).is_err());
     drop(still);

@@ -10,7 +10,7 @@ use simgpu::{EngineId, Fault, FaultKind, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes an engine hang on the next copy of a new channel, and waits for the hang.
+/// Makes an engine hang at the next copy of a new channel, and waits for the hang.
 pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -19,7 +19,7 @@ pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel 
         EngineId::Graph => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         _ => [object(CE0), ce_copy(A, B, 1)].concat(),
     };
-    // This copy clears PGRAPH for the VM before the fault is injected.
+    // This copy makes the card clear PGRAPH for the VM before the fault is injected.
     driver.submit(&mut channel, &copy);
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -114,14 +114,14 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     let mut other = good.channel(1);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 1);
-    // This submission clears PGRAPH for the VM and admits its channel to it.
+    // This submission makes the card clear PGRAPH for the VM, and admits the VM's channel.
     bad.submit(&mut channel, &[]);
     bad.wait(&channel);
     let put = bad.queue(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     let mut ring = Ring([0; 8]);
     bad.guest.vram_read(channel.ring + 8 * u64::from(put - 1), &mut ring.0);
     {
-        // Holding this lock keeps the card's interrupt thread from running.
+        // Holding this lock stops the card's interrupt thread.
         let state = &mut *rig.host.lock();
         let physical = state.channels().physical(channels::TenantId(0), VirtualChannelId(1)).unwrap();
         let (vram, all) = state.parts();
@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: a released engine hits its next fault before its owner does anything else.
+/// A fast card: a released engine reaches its next fault before its owner does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // Without a next fault, no channel has work.
+            // If there is no next fault, no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -175,7 +175,7 @@ fn engine_faulting_again_immediately_continues() {
     works(&mut driver, &mut channel, 8);
 }
 
-/// A card that reports a fault of copy engine 0 late: after the faulting channel has left the card and the engine was
+/// A card that reports a fault of copy engine 0 late, after the faulting channel has left the card and the engine was
 /// reset.
 struct Late(Arc<AtomicBool>);
 
@@ -210,7 +210,7 @@ fn late_fault_report_leaves_engine_to_current_channel() {
     let (mut at_work, mut other) = (driver(&rig, 0), driver(&rig, 1));
     let mut channel = other.channel(1);
     works(&mut other, &mut channel, 1);
-    // The engine works until it is reset.
+    // The engine stays busy until it is reset.
     hang(&rig, &mut at_work, EngineId::Copy0);
     let works_for = || {
         use pfifo::ENGINE_STATUS::{BUSY, CHANNEL};
@@ -229,15 +229,15 @@ fn late_fault_report_leaves_engine_to_current_channel() {
     }
     // All effects of the report are complete when the lock is released.
     drop(rig.host.lock());
-    assert_eq!(works_for(), before, "its work is in progress");
+    assert_eq!(works_for(), before, "the other channel's work is still in progress");
 }
 
 /// Waits until the VM has received more interrupts than `before`.
 fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
-        assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Handle the interrupts received so far. Otherwise no more would arrive.
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "no interrupt has arrived");
+        // Handle the interrupts received so far. Otherwise, no more would arrive.
         driver.service();
         std::thread::yield_now();
     }
@@ -255,7 +255,7 @@ fn locked_vm_does_not_delay_interrupts_of_neighbour() {
     let before = slow.guest.counter("interrupts");
     slow.submit(&mut held, &[object(CE0), ce_copy(A, B, 1)].concat());
     slow.guest.while_locked(|| {
-        // The slow VM's work raises its interrupt now, before the fast VM's work.
+        // The slow VM's work raises its interrupt before the fast VM's work does.
         for _ in 0..3 {
             quick.service();
             let before = quick.guest.counter("interrupts");
@@ -278,7 +278,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // Meanwhile, the neighbour's channels are bound and unbound, and leave the card on request.
+    // In the meantime, the neighbour's channels are bound and unbound, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
@@ -300,7 +300,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
 
 #[test]
 fn fault_during_fault_of_other_vm_is_still_reported() {
-    // Let two VMs work at the same time, without clearing state between them.
+    // Let two VMs work at the same time, without clearing PGRAPH between them.
     let sharing = card_manager::Sharing { clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: CARD_MIB, ..Default::default() }, &sharing, |card| card);
     let mut limits = rig::settings(super::VM_MIB, 4);
@@ -317,7 +317,7 @@ fn fault_during_fault_of_other_vm_is_still_reported() {
     let nowhere = nvspec::fifo::GpEntry::new().with_address_dwords(0x7000_0000 >> 2).with_dwords(4);
     let mut rings: Vec<Ring> = (0..2).map(|_| Ring(u64::from(nowhere).to_le_bytes())).collect();
     {
-        // Holding this lock keeps the card's interrupt thread from running until both VMs have faulted.
+        // Holding this lock stops the card's interrupt thread until both VMs have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
             let vm = channels::TenantId(vm);

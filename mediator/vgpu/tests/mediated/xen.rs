@@ -11,14 +11,14 @@ use vmm_glue::RegionIndex::Bar1;
 const KIB: u64 = 4096;
 /// Number of pages per buffer.
 const PAGES: u64 = 8;
-/// Address of the buffer in RAM.
+/// Address of a buffer in RAM.
 const RAM: u64 = 0x10_0000;
 
 fn vm(rig: &Rig, number: u32) -> XenVm {
     XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
 }
 
-/// Returns an initialized driver with a buffer in VRAM at [`A`] and RAM at [`B`].
+/// Returns an initialized driver with a buffer in VRAM at [`A`] and one in RAM at [`B`].
 fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     let mut driver = Driver::new(vm.domain(id, KIB));
     let channel = driver.channel(1);
@@ -77,9 +77,9 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
             }
         });
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
-        others.join().expect("no panic");
+        others.join().expect("the other thread does not panic");
     });
-    // The domain releases a page in use by the card. The page must contain earlier writes, but no later ones.
+    // The domain releases a page that the card uses. The page must contain earlier writes, but no later ones.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -114,14 +114,14 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
     assert_eq!((channels_after, ranges_after), (channels, ranges));
 }
 
-/// An address in the memory-backed part of BAR1.
+/// An offset in the part of BAR1 that is backed by memory.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Starts a driver. Its CPU writes a page through an aperture, and the card copies the page to another one in the
+/// Starts a driver whose CPU writes a page through an aperture. Then the card copies the page to another one in the
 /// aperture.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
@@ -152,7 +152,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     copies_through_an_aperture(&mut driver, 7);
     assert_eq!(vm.counter("aperture_messages"), 0, "no access arrived as a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
-    // The next domain with this name gets new, zeroed pages. Without host memory its apertures are trapped.
+    // The next domain with this name gets new, zeroed pages. Without host memory, its apertures are trapped.
     driver.guest.domain.destroy();
     driver.guest.domain.wait_left();
     assert!(driver.guest.domain.all_given().is_empty());

@@ -1,17 +1,16 @@
-//! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step is its
-//! kind, and the others are its operands, in the format of `Machine::step`.
+//! Seed inputs of the fuzz target, by name: manually written life cycles of tables. The first number of each step is
+//! its kind, followed by its operands in the format of `Machine::step`.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps. Omitted operands are zero.
+/// Steps. Omitted operands are 0.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5. These numbers are handles; each operand is the
-/// handle minus one.
+/// Creates directory 1, small-page tables 2 and 3, and large-page tables 4 and 5. Operands are handles minus one.
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
-/// Points the first entries of the directory to a small table, to a large table, and to both.
+/// Makes the first entries of the directory refer to a small-page table, to a large-page table, and to both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
 
 fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
@@ -24,11 +23,11 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each seed starts with a directory that refers to tables.
+/// Returns the seeds. Each of them starts with a directory that refers to tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([
-        // Write entries in all ways, at the edges of pages and tables, and beyond the end.
+        // Write entries in all possible ways, at page and table boundaries, and beyond the end.
         (
             "entries",
             seed(&[
@@ -48,7 +47,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Free tables that are still referenced, and reuse their slots.
+        // Free tables to which entries refer, and reuse their slots.
         (
             "names",
             seed(&[
@@ -68,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Keep directories alive through address spaces, and change directories.
+        // Keep directories referenced by address spaces, and modify directories.
         (
             "bindings",
             seed(&[
@@ -89,7 +88,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Use valid operations and queries on channels, memory and segments, and an invalid operation.
+        // Execute valid operations and queries on channels, memory and segments, and an invalid operation.
         (
             "others",
             seed(&[
@@ -109,7 +108,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Send malformed batches: changed bytes, truncation, unknown codes, and lists that are too long.
+        // Send malformed batches: with modified bytes, truncation, unknown codes, or excessively long lists.
         (
             "malformed",
             seed(&[
@@ -130,7 +129,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Reset the interface, and reuse the same handles.
+        // Reset the interface, and reuse its handles.
         ("reset", encode(&[TABLES, NAMED, &[&[12, 0, 1, 1], SEND, &[19]], TABLES, NAMED, &[&[19], &[19]]])),
     ])
 }

@@ -5,11 +5,11 @@ use crate::operation::Kind;
 use saved_state::{Invalid, ascend};
 use zerocopy::little_endian::U64;
 
-/// The entries of a page.
+/// Entries of a page.
 pub(crate) type SavedPage = Vec<u64>;
 
 impl Contents {
-    /// Saves the non-empty pages with their numbers.
+    /// Returns the numbers and contents of nonempty pages.
     pub(in crate::objects) fn save(&self) -> Vec<(u8, SavedPage)> {
         let Self { pages } = self;
         let held = (0u8..).zip(pages).filter_map(|(number, page)| Some((number, page.as_ref()?)));
@@ -19,7 +19,7 @@ impl Contents {
     pub(in crate::objects) fn restored(kind: Kind, saved: Vec<(u8, SavedPage)>) -> Result<Self, Invalid> {
         let mut contents = Self::new(kind);
         Invalid::unless(ascend(saved.iter().map(|(number, _)| number)), || {
-            "the pages of a table are not in their order".into()
+            "the pages of a table are not in ascending order".into()
         })?;
         for (number, entries) in saved {
             let entries: Vec<U64> = entries.into_iter().map(U64::new).collect();

@@ -1,4 +1,4 @@
-//! Tests of edited saved tables.
+//! Tests of saved tables that were modified.
 
 use super::*;
 use crate::abi::Status;
@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories, one of which is bound; a small and a large table that they refer to, one of which has no
-/// handle; and a free slot.
+/// Creates two directories (one of which is bound), a small-page and a large-page table to which they refer (one of
+/// which has no handle), and a free slot.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];
@@ -32,7 +32,7 @@ fn tables() -> Tables {
 fn refused(edit: impl FnOnce(&mut SavedTables)) -> String {
     let mut saved = tables().save();
     edit(&mut saved);
-    Tables::restored(saved, BASE, LIMIT_BYTES).expect_err("they were restored").to_string()
+    Tables::restored(saved, BASE, LIMIT_BYTES).expect_err("the tables were restored").to_string()
 }
 
 /// Returns an entry of the saved table in a slot.
@@ -47,7 +47,7 @@ fn tables_live_while_referenced() {
     assert_eq!(tables.counts(), super::tests::tables().counts());
     assert_eq!((tables.counts().directories, tables.counts().small, tables.counts().large), (2, 1, 1));
     tables.set(id(1), 3, None, None).unwrap();
-    assert_eq!(tables.counts().small, 1, "the other directory refers to it");
+    assert_eq!(tables.counts().small, 1, "the other directory still refers to the table");
     tables.set(id(4), 0, None, None).unwrap();
     assert_eq!(tables.counts().small, 0);
 }
@@ -61,22 +61,25 @@ fn a_lower_limit_takes_nothing_away() {
 
 #[test]
 fn tables_that_cannot_be_are_refused() {
-    assert!(refused(|saved| saved.base += SLOT_BYTES).contains("table space begins"));
-    assert!(refused(|saved| saved.limit = 0x1000).contains("more than the limit"));
+    assert!(refused(|saved| saved.base += SLOT_BYTES).contains("table space starts"));
+    assert!(refused(|saved| saved.limit = 0x1000).contains("exceed the limit"));
     assert!(refused(|saved| saved.handles[0].0 = 0).contains("a handle is 0"));
-    assert!(refused(|saved| saved.handles.reverse()).contains("not in their order"));
-    assert!(refused(|saved| saved.handles[0].1 = 77).contains("place 77 has no table"));
-    assert!(refused(|saved| saved.handles[0].1 = saved.free[0]).contains("has no table"));
-    // An instance block's directory must be a directory, and a directory entry must refer to a table of its kind.
-    assert!(refused(|saved| saved.bindings[0].1 = saved.handles[1].1).contains("has no table of the kind"));
+    assert!(refused(|saved| saved.handles.reverse()).contains("not in ascending order"));
+    assert!(refused(|saved| saved.handles[0].1 = 77).contains("slot 77 does not contain a table"));
+    assert!(refused(|saved| saved.handles[0].1 = saved.free[0]).contains("does not contain a table"));
+    // A block must be bound to a directory, and a directory entry must refer to a table of the type of its field.
+    assert!(
+        refused(|saved| saved.bindings[0].1 = saved.handles[1].1)
+            .contains("does not contain a table of the expected type")
+    );
     assert!(refused(|saved| saved.bindings[0].0 = BASE.0).contains("in table space"));
-    assert!(refused(|saved| saved.free.clear()).contains("others than those that are listed"));
-    assert!(refused(|saved| saved.free.push(0)).contains("others than those that are listed"));
-    assert!(refused(|saved| saved.handles.truncate(0)).contains("nothing names the table"));
+    assert!(refused(|saved| saved.free.clear()).contains("the list of free slots"));
+    assert!(refused(|saved| saved.free.push(0)).contains("the list of free slots"));
+    assert!(refused(|saved| saved.handles.truncate(0)).contains("is unreferenced"));
     assert!(
         refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].1.truncate(9)).contains("empty, truncated")
     );
-    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].0 = 99).contains("not in their order"));
+    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].0 = 99).contains("not in ascending order"));
     assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[1].0 = 99).contains("out of range"));
 }
 
@@ -84,19 +87,19 @@ fn tables_that_cannot_be_are_refused() {
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // Invalid targets are the directory itself, a large table instead of a small one, guest VRAM, the middle of a
+    // Invalid targets: the directory itself, a large-page instead of a small-page table, guest VRAM, the middle of a
     // table, and guest RAM.
-    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the kind that it is named as"));
-    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the kind that it is named as"));
-    assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("names a table at 0x100000"));
-    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(1) + 1)).contains("names a table at"));
+    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the expected type"));
+    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the expected type"));
+    assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("refers to 0x100000"));
+    assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(1) + 1)).contains("is not the address of a table"));
     let ram = Pde::new().with_small_target(TableTarget::SysCoherent).with_small_frame(1);
-    assert!(refused(|saved| *entry(saved, 0, 3) = ram.into()).contains("an entry of a directory is"));
-    assert!(refused(|saved| *entry(saved, 0, 3) |= 1 << 35).contains("an entry of a directory is"));
+    assert!(refused(|saved| *entry(saved, 0, 3) = ram.into()).contains("the invalid entry"));
+    assert!(refused(|saved| *entry(saved, 0, 3) |= 1 << 35).contains("the invalid entry"));
 }
 
 proptest! {
-    /// Edits the bytes of saved tables. They must be rejected, or restored without harm.
+    /// Modifies the bytes of saved tables. They must either be rejected, or be restored without a panic.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

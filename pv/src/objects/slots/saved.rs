@@ -1,4 +1,4 @@
-//! Saved state of table space.
+//! Saved form of table space.
 
 use super::{Object, Slot, SlotId, Slots};
 use crate::objects::SLOT_BYTES;
@@ -10,7 +10,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Saved state of a slot.
+/// Saved form of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     pub(crate) table: Option<SavedTable>,
@@ -18,18 +18,18 @@ pub(crate) struct SavedSlot {
 }
 
 impl Slots {
-    /// Saves the start of table space, the slots, and the free slots in order.
+    /// Returns the start of table space, the slots, and the list of free slots.
     pub(in crate::objects) fn save(&self) -> (GuestVramAddr, Vec<SavedSlot>, Vec<u32>) {
         let Self {
             base,
             slots,
             free,
-            // Follows from the written pages of each slot.
+            // Derived from the written pages of each slot.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // The number of references is counted after the restore.
+            // The references are counted after the restore.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
@@ -37,7 +37,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Restores table space, which starts at `base`, without references. Must be followed by [`Self::set_names`].
+    /// Restores table space at `base`. The tables have no references until [`Self::set_names`] is called.
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,
@@ -59,18 +59,18 @@ impl Slots {
             numbers.filter(|(_, slot)| slot.object.is_none()).map(|(number, _)| number).collect();
         let listed: BTreeSet<u32> = free.iter().copied().collect();
         Invalid::unless(listed.len() == free.len() && listed == empty, || {
-            "the places without a table are others than those that are listed".into()
+            "the list of free slots does not match the empty slots".into()
         })?;
         slots.free = free.into_iter().map(SlotId).collect();
         Ok(slots)
     }
 
-    /// Sets the number of references to the table in each slot. Removes unreferenced tables.
+    /// Sets the reference count of each table. Returns an error if a table is unreferenced.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };
             object.names = names.get(&number).copied().unwrap_or(0);
-            Invalid::unless(object.names != 0, || format!("nothing names the table at place {number}"))?;
+            Invalid::unless(object.names != 0, || format!("the table in slot {number} is unreferenced"))?;
         }
         Ok(())
     }

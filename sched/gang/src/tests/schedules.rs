@@ -13,8 +13,8 @@ const ALL_SCHEDULES: u64 = 100_000;
 /// Number of steps after which a schedule is considered endless. The longest schedule takes a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
 /// Number of priority changes in a schedule.
-/// Number of steps among which these points are selected.
 const CHANGES: usize = 5;
+/// Number of steps among which the priority changes are selected.
 const CHANGES_AMONG: u64 = 2_000;
 /// Maximum number of failures in a schedule.
 const MAX_FAILURES: u32 = 3;

@@ -50,11 +50,11 @@ pub(super) struct Rank {
     pub(super) gate: Gate,
     /// Number of kernels submitted by this rank.
     pub(super) submitted: u64,
-    /// True if the card's owner was told that the rank has work.
+    /// True if the card's owner was notified that the rank has work.
     asked: bool,
     /// Last time at which the gate was open, in ns.
-    /// Longest time in which the gate was closed while the rank had work, in ns.
     last_ran: u64,
+    /// Longest time for which the gate was closed while the rank had work, in ns.
     pub(super) longest_gap: u64,
 }
 
@@ -152,7 +152,7 @@ impl World {
     }
 
     pub(super) fn card(&mut self, card: u32) -> &mut GangTurns {
-        self.cards.get_mut(&card).expect("known")
+        self.cards.get_mut(&card).expect("the card exists")
     }
 
     /// Executes the orders of a card and sends its messages.
@@ -161,7 +161,7 @@ impl World {
         for (to, message) in self.card(card).take_messages() {
             let (least, most) = self.transit_ns;
             let arrives = now + least + self.random.below(most - least + 1);
-            let link = self.links.get_mut(&(card, to.0)).expect("known");
+            let link = self.links.get_mut(&(card, to.0)).expect("the cards are connected");
             let arrives = link.back().map_or(arrives, |(last, _)| arrives.max(*last));
             link.push_back((arrives, message));
         }
@@ -174,7 +174,8 @@ impl World {
                 | Order::Quarantined(of)
                 | Order::Overdue { tenant: of, .. },
             )) = order;
-            let rank = self.programs.get_mut(&of).and_then(|program| program.ranks.get_mut(&card)).expect("known");
+            let rank =
+                self.programs.get_mut(&of).and_then(|program| program.ranks.get_mut(&card)).expect("the rank exists");
             match order {
                 GangOrder::Turn(Order::Grant(_)) => (rank.gate, rank.asked) = (Gate::Open, true),
                 GangOrder::Turn(Order::Recall(_)) => {
@@ -239,7 +240,7 @@ impl World {
     /// Completes a tenant's running kernel.
     pub(super) fn finish(&mut self, tenant: TenantId) {
         let now = self.now;
-        let program = self.programs.get_mut(&tenant).expect("known");
+        let program = self.programs.get_mut(&tenant).expect("the program exists");
         (program.done, program.left) = (program.done + 1, program.tenant.kernel_ns);
         if let Some((burst, pause)) = program.tenant.burst
             && program.done.is_multiple_of(burst)
@@ -267,7 +268,7 @@ impl World {
     /// Closes the connection between two cards. Messages in transit are lost.
     pub(super) fn cut(&mut self, one: u32, two: u32) {
         for (from, to) in [(one, two), (two, one)] {
-            self.links.get_mut(&(from, to)).expect("known").clear();
+            self.links.get_mut(&(from, to)).expect("the cards are connected").clear();
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
@@ -327,7 +328,7 @@ impl World {
             }
         }
         let now = self.now;
-        let program = self.programs.get_mut(&tenant).expect("known");
+        let program = self.programs.get_mut(&tenant).expect("the program exists");
         let (goal, runs) = (program.goal(now), program.runs());
         for rank in program.ranks.values_mut() {
             if rank.gate == Gate::Open || rank.submitted >= goal {
@@ -358,7 +359,7 @@ impl World {
     }
 
     pub(super) fn counts(&self, card: u32, number: usize) -> GangCounts {
-        self.cards[&card].view(gang(id(number))).expect("a gang").counts
+        self.cards[&card].view(gang(id(number))).expect("the gang exists").counts
     }
 
     pub(super) fn gap(&self, number: usize) -> u64 {

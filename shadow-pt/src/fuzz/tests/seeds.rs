@@ -1,21 +1,22 @@
-//! Seed inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
-//! operation is its kind, and the others are its operands, in the format of `Machine::step`.
+//! Seed inputs of the fuzz target, by name: manually written life cycles of address spaces. The first number of each
+//! operation is its kind, followed by its operands in the format of `Machine::step`.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations. Omitted operands are zero.
+/// Operations. Omitted operands are 0.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds, which selects the default mode with a high table limit. The test also runs the seeds in the
+/// Mode byte of all seeds, which selects the default mode and a high table limit. The tests also run the seeds in all
 /// other modes.
 const MODE: u8 = 3;
 
-/// Points the first entry of the first directory to a large and a small table, each an eighth of full size.
+/// Makes the first entry of the first directory refer to a large-page and a small-page table, each with an eighth of
+/// the full size.
 const TABLES: &[u8] = &[0, 0, 0, 0x13, 0, 1];
-/// Sets entries 0 to 7 of the small table to VRAM pages 0x40 to 0x47, and entry 8 to a granted page of RAM.
+/// Sets entries 0 to 7 of the small-page table to VRAM pages 0x40 to 0x47, and entry 8 to a granted RAM page.
 const SMALL: Ops<'_> = &[&[7, 1, 0, 6, 0x40], &[7, 1, 1, 7, 0x41], &[7, 1, 7, 8, 0x47], &[7, 1, 8, 11, 0x14]];
-/// Sets entries of the large table: VRAM, a page that contains a table, and contiguous RAM.
+/// Sets entries of the large-page table to VRAM, to a page that contains a table, and to contiguous RAM.
 const LARGE: Ops<'_> = &[&[8, 0, 1, 9, 3], &[8, 0, 2, 10, 1], &[8, 0, 3, 13, 2], &[8, 0, 4, 13, 4]];
 const FLUSH_IDLE: &[u8] = &[16, 0, 0, 0];
 const FLUSH_BUSY: &[u8] = &[17, 0, 1, 0];
@@ -31,16 +32,16 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each seed first creates tables, entries of both sizes, and their shadow.
+/// Returns the seeds. Each one first creates tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
-        // Map and unmap pages, and remap them read-only, with each kind of flush.
+        // Map, unmap and remap pages (read-only), with each kind of flush.
         (
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),
         ),
-        // Change the directory entry to other tables, to another size, and to no table.
+        // Change the directory entry to other tables, to another size, and to no tables.
         (
             "directory",
             seed(&[
@@ -55,8 +56,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 FLUSH_IDLE,
             ]),
         ),
-        // Use entries for pages beyond the guest's VRAM, for RAM that is read-only or not granted, for peer memory, and
-        // with an invalid kind.
+        // Refer to pages beyond the guest's VRAM, to RAM that is read-only or not granted, and to peer memory, and use
+        // an invalid storage kind.
         (
             "denied",
             seed(&[
@@ -71,8 +72,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // The GPU maps the table and the directory that map these pages, and writes to both, also through stale TLB
-        // entries.
+        // The GPU maps the pages of the table and of the directory, and writes to both, also through stale TLB entries.
         (
             "gpu_writes",
             seed(&[
@@ -89,8 +89,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Withdraw RAM in the middle of large pages, and grant it again at the same or another address, for reading and
-        // for writing.
+        // Withdraw RAM in the middle of large pages, and grant it again at the same or another address, for reading or
+        // writing.
         (
             "ram",
             seed(&[
@@ -106,7 +106,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Place tables and a directory in RAM, and withdraw this RAM.
+        // Place tables and a directory in RAM, and withdraw that RAM.
         (
             "tables_in_ram",
             encode(&[
@@ -114,7 +114,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Move, withdraw and grant chunks of VRAM. Do the same to ranges that the guest keeps.
+        // Move, withdraw and grant chunks of VRAM. Then do the same with ranges that the guest keeps.
         (
             "chunks",
             seed(&[
@@ -131,7 +131,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[31, 0x20, 63, 0],
             ]),
         ),
-        // Let two directories share tables, use one directory as a table as well, and close both.
+        // Share tables between two directories, use one directory also as a table, and close both.
         (
             "spaces",
             seed(&[
@@ -150,7 +150,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // Map the mediator's own pages through a directory entry that the guest also writes.
+        // Map mediator pages through a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[
@@ -165,7 +165,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[30, 0, 2, 3, 7],
             ]),
         ),
-        // Fill whole pages of entries at once, in consecutive tables.
+        // Write whole pages of entries at once, in consecutive tables.
         (
             "fills",
             seed(&[

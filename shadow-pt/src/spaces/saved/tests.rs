@@ -1,4 +1,4 @@
-//! Tests saved address spaces that were modified, or that refer to memory that does not belong to them.
+//! Tests of saved address spaces that were modified, or that refer to memory of others.
 
 use super::*;
 use crate::model::world::Card;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
 
-/// Creates two spaces, one of which has mediator pages of both kinds.
+/// Creates two spaces, one of which has channel pages and shared pages.
 fn spaces(card: &mut Card) -> AddressSpaces {
     let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
     for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
@@ -30,8 +30,8 @@ fn refused(edit: impl FnOnce(&mut SavedSpaces)) -> String {
     let mut saved = spaces(&mut card).save();
     edit(&mut saved);
     let writes = card.writes.len();
-    let error = restored(saved, &mut card).expect_err("they were restored").to_string();
-    assert_eq!((card.writes.len(), card.freed.len()), (writes, 0), "no memory was written");
+    let error = restored(saved, &mut card).expect_err("the spaces were restored").to_string();
+    assert_eq!((card.writes.len(), card.freed.len()), (writes, 0), "card memory was changed");
     error
 }
 
@@ -57,7 +57,7 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();
-    // Addresses have a different meaning on the other card.
+    // Addresses are different on the other card.
     let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
     let (saved, places) = before.save().moved(&mut there).unwrap();
     let after = restored(saved, &mut there).unwrap();
@@ -66,10 +66,10 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
         assert_eq!(
             (moved, after.guest_directory(moved)),
             (id, before.guest_directory(id)),
-            "the guest directory address is unchanged"
+            "the address of the guest directory has changed"
         );
         assert!(places.contains(&(old, new)) && new != occupied);
-        assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "no page is mapped before the space is prepared");
+        assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "a page is mapped before the space is prepared");
     }
     assert_eq!((places.len(), after.count()), (2, 2));
     let saved = before.save();
@@ -78,30 +78,30 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
 
 #[test]
 fn card_memory_of_others_is_refused() {
-    assert!(refused(|saved| first(saved).card += 0x1000).contains("are not for this use"));
-    assert!(refused(|saved| first(saved).card = 3).contains("are not for this use"));
-    assert!(refused(|saved| first(saved).own = Some(0)).contains("are not for this use"));
+    assert!(refused(|saved| first(saved).card += 0x1000).contains("not owned by the VM"));
+    assert!(refused(|saved| first(saved).card = 3).contains("not owned by the VM"));
+    assert!(refused(|saved| first(saved).own = Some(0)).contains("not owned by the VM"));
     assert!(
         refused(|saved| {
             let own = saved_own(saved);
             first(saved).common = own;
         })
-        .contains("are not for this use")
+        .contains("not owned by the VM")
     );
-    // Memory that is already in use is rejected, both as a directory and as a table to free.
+    // Reject memory that is already in use, both for a directory and for a table to free.
     assert!(
         refused(|saved| {
             let card = first(saved).card;
             saved.spaces[1].as_mut().unwrap().card = card;
         })
-        .contains("are not for this use")
+        .contains("not owned by the VM")
     );
     assert!(
         refused(|saved| {
             let card = first(saved).card;
             saved.old.push((card, PD_BYTES));
         })
-        .contains("are not for this use")
+        .contains("not owned by the VM")
     );
 }
 
@@ -111,10 +111,10 @@ fn saved_own(saved: &SavedSpaces) -> Option<u64> {
 
 #[test]
 fn spaces_that_cannot_be_are_refused() {
-    assert!(refused(|saved| saved.spaces.resize(MAX_SPACES + 1, None)).contains("are too many"));
-    assert!(refused(|saved| first(saved).generation = 1).contains("is not a generation"));
+    assert!(refused(|saved| saved.spaces.resize(MAX_SPACES + 1, None)).contains("at most"));
+    assert!(refused(|saved| first(saved).generation = 1).contains("is not the generation"));
     assert!(refused(|saved| first(saved).directory = SavedPlace::Ram(0x5000)).contains("the same directory"));
-    assert!(refused(|saved| first(saved).directory = SavedPlace::Vram(0x1_0001)).contains("not at a page"));
+    assert!(refused(|saved| first(saved).directory = SavedPlace::Vram(0x1_0001)).contains("not page-aligned"));
 }
 
 proptest! {

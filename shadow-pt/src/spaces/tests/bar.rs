@@ -1,4 +1,5 @@
-//! Tests disabling and enabling bus mastering: tables that map RAM are unlinked and relinked, and keep their entries.
+//! Tests of disabling and enabling bus mastering. Tables that map RAM are unlinked and relinked, and keep their
+//! entries.
 
 use super::*;
 
@@ -14,7 +15,7 @@ impl World {
         report
     }
 
-    /// Uses a directory entry whose table is full of RAM, and adds a second one whose table maps only VRAM.
+    /// Uses a directory entry whose table maps only RAM, and adds another entry whose table maps only VRAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -35,9 +36,9 @@ fn barring_ram_costs_a_directory_entry_for_any_table() {
     let mut world = World::both();
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
     let report = world.bar(true);
-    assert_eq!(report.entries_written, 1, "the entries were written");
+    assert_eq!(report.entries_written, 1, "more than the directory entry was written");
     assert_eq!(world.at(63 * PAGE), None);
-    assert!(world.at(SECOND_TABLE_VA).is_some(), "a table that maps only VRAM is unlinked");
+    assert!(world.at(SECOND_TABLE_VA).is_some(), "a table that maps only VRAM was unlinked");
     let report = world.bar(false);
     assert_eq!((report.entries_written, report.translated), (1, 0));
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
@@ -49,23 +50,24 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     let mut world = World::both();
     world.bar(true);
     let ram = std::mem::take(&mut world.grants.ram);
-    // Add another directory entry for the table, another entry in it, and an entry in the linked table.
+    // Add another directory entry for the unlinked table, another entry in that table, and an entry in the linked
+    // table.
     world.write(vram(DIRECTORY + 16), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(SPT + 65 * 8), pte(2, RAM));
     world.write(vram(SPT + 0x8000 + 8), pte(2, RAM));
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Removing the last RAM entry relinks the table.
+    // The table is relinked once its last RAM entry has been removed.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
         }
     }
     world.sync();
-    assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM remains unlinked");
+    assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM was not relinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries denied in the meantime are mapped once they are granted.
+    // Entries that were denied in the meantime are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

@@ -1,4 +1,4 @@
-//! Tests the modes and the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
+//! Tests of the modes and of the pages that they read: GPU writes, shared pages, withdrawal and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -32,11 +32,11 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // A changed directory entry causes one directory page to be read.
+        // A change of a directory entry causes one directory page to be read.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // Pages that do not contain tables are not read.
+        // Pages that contain no tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -48,7 +48,7 @@ fn naive_reads_and_writes_everything_each_time() {
     world.write(vram(SPT), pte(0, 0));
     world.sync();
     let report = world.flush(false);
-    // The flush has read the directory, 128 large entries and 4096 small entries.
+    // The directory, 128 large entries and 4096 small entries were read.
     assert_eq!((report.pages, report.bytes_scanned), (16 + 1 + 8, 0x1_0000 + 0x400 + 0x8000));
     assert_eq!((report.translated, report.entries_written), (128 + 4096, 8192 + 128 + 4096));
     assert!(!report.lost_permission && report.changed());
@@ -64,7 +64,7 @@ fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
     assert!(world.at(0).is_some());
     world.write(vram(SPT), 0);
     assert!(!world.flush(false).changed());
-    assert!(world.at(0).is_some(), "lazy mode keeps removed permissions");
+    assert!(world.at(0).is_some(), "lazy mode must keep removed permissions");
     assert!(world.flush(true).lost_permission);
     assert_eq!(world.at(0), None);
 }
@@ -74,20 +74,21 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, 0));
     let report = world.flush(false);
-    // The directory's sixteen pages contain no live entries.
+    // The directory consists of sixteen pages without shadow entries.
     assert_eq!((report.pages, report.changed(), report.deferred), (0, false, 16));
     assert_eq!(world.at(0), None);
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains an entry, which can wait. A page with entries loses an entry, which cannot.
+    // A page without shadow entries gains an entry, which is deferred. A page with shadow entries loses an entry, which
+    // is not deferred.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
     assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
     assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
     assert_eq!(world.spaces.waiting(world.id), 1);
-    // While the card has work, every update takes effect immediately.
+    // While the card has work, all updates take effect immediately.
     assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
     assert_eq!(world.spaces.waiting(world.id), 0);
 }
@@ -112,12 +113,12 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.write(vram(SPT), pte(0, SPT));
         world.write(vram(SPT + 8), pte(0, 0));
         world.prepare();
-        // The GPU's writes are not reported, so the first page of the small table is read each time.
+        // GPU writes are not reported, so the first page of the small-page table is read each time.
         assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
+        // Now the page is mapped read-only. It is read once more, because the GPU may have written it earlier.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale TLB entries.
@@ -133,7 +134,7 @@ fn a_large_page_exposes_all_tables_in_it() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, LPT));
     world.sync();
-    // The 128 KiB from 0x2_0000 contain the large table and eight pages of the small table.
+    // The 128 KiB at 0x2_0000 contain the large-page table and eight pages of the small-page table.
     assert_eq!(world.sync().pages, 9);
     world.guest.write64(vram(SPT + 4095 * 8), pte(0, 0));
     world.sync();
@@ -189,10 +190,10 @@ fn write_reaches_all_spaces_and_tables_sharing_the_page() {
     }
     world.write(vram(SPT), pte(0, 5 * LARGE));
     world.id = first;
-    assert_eq!(world.sync().pages, 2, "a large and a small table");
+    assert_eq!(world.sync().pages, 2, "the page contains a large-page and a small-page table");
     world.id = second;
-    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry refers to");
-    // A longer write affects every page that it touches.
+    assert_eq!(world.sync().pages, 3, "the page contains a directory whose entry refers to two pages of a table");
+    // A longer write affects all pages that it overlaps.
     world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
     world.id = first;
     assert_eq!(world.sync().pages, 3);
@@ -206,7 +207,7 @@ fn withdrawn_entry_removed_by_guest_does_not_return() {
     world.prepare();
     world.invalidate(range);
     world.write(vram(SPT), 0);
-    assert_eq!(world.flush(false).deferred, 1, "no permission can be lost");
+    assert_eq!(world.flush(false).deferred, 1, "the page cannot lose a permission");
     let (touched, _) = world
         .spaces
         .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });
@@ -251,7 +252,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
     assert_eq!(world.page(at(last)).map(|page| (page.address, page.read_only)), Some((page.0, true)));
     assert_eq!(world.spaces.resolve(world.id, GpuVa(at(0))), None);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
-    // The guest's entry does not affect the mediator's entry.
+    // The guest's directory entry does not affect the reserved one.
     world.write(vram(DIRECTORY + 8191 * 8), pde(None, Some(SPT), 0));
     assert_eq!(world.sync().denied.count_of(Denial::Reserved), 1);
     assert_eq!((world.at(at(0)), world.at(at(1))), (Some((0, page.0)), None));
@@ -259,7 +260,7 @@ fn mediator_pages_are_mapped_only_in_requesting_spaces() {
         world.spaces.unmap_host(world.id, HostPage::Own(index), &mut world.card);
         assert_eq!(world.at(at(index)), None);
     }
-    // Shared pages have their own span and table.
+    // Shared pages have a separate directory entry and table.
     let shared = HostPage::Shared(SHARED_PAGES - 1);
     world.spaces.map_host(world.id, shared, page, Rights::Privileged, &mut world.card).unwrap();
     assert_eq!(world.at(crate::HOST_BASE.0 - PAGE), Some((0, page.0)));

@@ -1,4 +1,4 @@
-//! Tests split large pages, whose 4 KiB pages are not contiguous for the card.
+//! Tests of split large pages, whose 4 KiB pages are not contiguous for the card.
 
 use super::*;
 use crate::model::world::walk;
@@ -7,7 +7,7 @@ use crate::model::world::walk;
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Moves pages of guest VRAM to host memory, starting at I/O page `to`, or back to the card.
+    /// Moves guest VRAM pages to host memory from I/O page `to` on, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -30,22 +30,22 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
         world.write(vram(LPT + 8), pte(0, 2 * LARGE));
-        // Write a small entry hidden by the large page, and a small entry next to the large page.
+        // Write a small entry that the large page hides, and a small entry outside the large page.
         world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
         world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
         world.prepare();
         let (tables, bytes) = (world.spaces.tables(), world.spaces.card_bytes());
         let report = world.host(64 + 5, 1, Some(HOST));
-        assert!(report.lost_permission, "the card's TLBs cache the large page");
+        assert!(report.lost_permission, "the card's TLBs may cache the large page");
         assert_eq!(world.at(LARGE + 4 * PAGE), Some((0, 7 * LARGE + 4 * PAGE)));
         assert_eq!(world.at(LARGE + 5 * PAGE), Some((2, HOST * PAGE)));
         assert_eq!(world.at(LARGE + 6 * PAGE), Some((0, 7 * LARGE + 6 * PAGE)));
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 90 * LARGE)));
         let found = world.spaces.resolve(world.id, GpuVa(LARGE + 5 * PAGE + 8)).unwrap();
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
-        // The replacement table is as long as the guest's table, and is counted.
+        // The replacement table has the size of the guest's table, which is counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
-        // Change the small entry next to the large page, and the hidden one.
+        // Change the small entry outside the large page, and the hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
         world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
         world.prepare();
@@ -99,7 +99,7 @@ fn each_pair_of_tables_has_its_own() {
     ] {
         assert_eq!((world.at(base), world.at(base + 40 * PAGE)), (head, rest), "{base:#x}");
     }
-    // When the guest removes the directory entry, the replacement table is also dropped.
+    // When the guest removes the directory entry, the replacement table is dropped as well.
     world.write(vram(DIRECTORY + 8), 0);
     assert!(world.sync().lost_permission);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
@@ -110,7 +110,7 @@ fn each_pair_of_tables_has_its_own() {
 
 #[test]
 fn split_page_over_limit_exposes_no_hidden_small_entries() {
-    // The limit permits two tables but not a third.
+    // The limit permits two tables, but not three.
     let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(LPT), pte(0, 2 * LARGE));
@@ -118,7 +118,7 @@ fn split_page_over_limit_exposes_no_hidden_small_entries() {
     world.sync();
     let report = world.host(64, 1, Some(HOST));
     assert_eq!(report.denied.count_of(Denial::Limit), 1);
-    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "the hidden entry is not used");
+    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "the hidden entry must not be used");
     assert_eq!(world.spaces.resolve(world.id, GpuVa(0)), None);
     assert_eq!(world.sync().denied.total(), 0, "no page has changed");
     world.host(64, 1, None);
@@ -145,7 +145,7 @@ fn split_page_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // Check the card's tables after each single write. The page must be accessible at all times, and must never map
+    // Check the card's tables after each write operation. The page must always be accessible, and must never map
     // another page.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
@@ -182,14 +182,14 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
 fn page_with_untrapped_writes_is_read_before_announced_work() {
     for mode in [Mode::LazyAdd, Mode::Incremental] {
         let mut world = World::mapped_in(mode);
-        assert!(!world.spaces.is_settled(world.id), "no page was read");
+        assert!(!world.spaces.is_settled(world.id), "no page has been read yet");
         world.prepare();
         world.spaces.unseen(GuestVramAddr(SPT), true);
         world.prepare();
         assert!(world.spaces.is_settled(world.id));
         // This page has no permissions to lose.
         world.guest.write64(vram(SPT), pte(0, LARGE));
-        assert!(world.spaces.is_settled(world.id), "no change was announced");
+        assert!(world.spaces.is_settled(world.id), "no change has been announced");
         world.spaces.announced();
         assert!(!world.spaces.is_settled(world.id));
         world.prepare();
@@ -197,11 +197,11 @@ fn page_with_untrapped_writes_is_read_before_announced_work() {
         world.guest.write64(vram(SPT + PAGE), pte(0, 2 * LARGE));
         world.spaces.unseen(GuestVramAddr(SPT + PAGE), true);
         world.flush(false);
-        // If the flush did not read the page, it must be read before work starts.
+        // If the flush has not read the page, it must be read before work starts.
         assert_eq!(world.spaces.is_settled(world.id), mode == Mode::Incremental);
         world.prepare();
         assert_eq!(world.at(512 * PAGE), Some((0, 7 * LARGE)));
-        // A trapped write is an announcement.
+        // Trapped writes announce changes.
         world.write(vram(SPT), 0);
         assert!(!world.spaces.is_settled(world.id));
     }
@@ -216,12 +216,12 @@ fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     world.guest.write64(vram(SPT), pte(0, 2 * LARGE));
     assert!(world.flush(false).lost_permission);
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
-    // Writes made just before trapping resumes must be detected.
+    // Writes made immediately before trapping is resumed must be detected.
     world.guest.write64(vram(SPT), pte(0, LARGE));
     world.spaces.unseen(GuestVramAddr(SPT), false);
     world.flush(false);
     assert_eq!(world.at(0), Some((0, 41 * LARGE)));
     world.guest.write64(vram(SPT), 0);
     world.flush(false);
-    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "this write was not announced");
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "this write has not been announced");
 }

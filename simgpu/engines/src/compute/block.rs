@@ -60,8 +60,9 @@ pub(crate) struct Block {
     slot: u32,
     /// Number of warps in this block; `warps` may have more elements, because it is reused.
     count: usize,
-    /// Index of the current warp, and the number of instructions remaining in its turn.
+    /// Index of the current warp.
     turn: usize,
+    /// Number of instructions remaining in its turn.
     left: u32,
     clock: u64,
 }

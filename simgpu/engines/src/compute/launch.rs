@@ -64,20 +64,23 @@ pub(crate) struct Launch {
     pub(crate) shared_bytes: u32,
     pub(crate) shared_window: u64,
     pub(crate) barriers: u32,
-    /// Sizes of the lower and upper parts of a thread's local memory, in bytes.
+    /// Size of the lower part of a thread's local memory, in bytes.
     pub(crate) local_low: u32,
+    /// Size of the upper part of a thread's local memory, in bytes.
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
-    /// GPU virtual address of local memory. Its size follows.
+    /// GPU virtual address of local memory.
     pub(crate) local_base: GpuVa,
+    /// Size of local memory in bytes.
     pub(crate) local_bytes: u64,
     /// Maximum number of entries on a warp's stack.
     pub(crate) stack_limit: usize,
     pub(crate) banks: Banks,
     /// Map of global addresses; `None` if global addresses are not remapped.
     pub(crate) global_map: Option<GlobalMap>,
-    /// Values of SR_CTAPARAM and SR_GRIDPARAM.
+    /// Value of SR_CTAPARAM.
     pub(crate) cta_param: u32,
+    /// Value of SR_GRIDPARAM.
     pub(crate) grid_param: u32,
     /// Number of multiprocessors on the card.
     pub(crate) sms: u32,

@@ -6,8 +6,9 @@
 
 use parking_lot::Mutex;
 
-/// Number of sets in the table, and number of ways per set.
+/// Number of sets in the table.
 const SETS: usize = 512;
+/// Number of ways per set.
 const WAYS: usize = 8;
 
 /// Locked words by set, each stored as its index plus one; 0 means unused.

@@ -43,7 +43,7 @@ pub enum VramError {
         source: std::io::Error,
     },
     /// The received file has the wrong size or seals.
-    #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
+    #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be truncated")]
     Other {
         /// Requested size in bytes.
         size: u64,
@@ -74,7 +74,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
-    /// Returns a [`VramError`].
+    /// Returns a [`VramError`] if the size is invalid or the host lacks memory.
     pub fn new(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -87,7 +87,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes in a memfd, which can be passed to another process ([`Self::file`]).
     ///
     /// # Errors
-    /// Returns a [`VramError`].
+    /// Returns a [`VramError`] if the size is invalid or the host lacks memory.
     pub fn shared(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// Returns a [`VramError`]. The file must have the expected size and be sealed against truncation.
+    /// Returns a [`VramError`] if the file has a different size, is not sealed against truncation, or cannot be mapped.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;

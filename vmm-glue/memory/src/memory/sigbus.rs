@@ -65,7 +65,7 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Guard {
-    /// Registers the mapping of `len` bytes at `start`. Both are multiples of the page size of the mapping's file.
+    /// Registers the mapping of `len` bytes at `start`. Both are multiples of the file's page size.
     pub(super) fn new(start: usize, len: usize, writable: bool, wake: Arc<Wake>) -> Self {
         INSTALL.call_once(install);
         let slot = free_slot();

@@ -210,7 +210,7 @@ impl Model {
     fn note_peaks(&mut self) {
         for id in self.vms.keys().copied().collect::<Vec<_>>() {
             let used = [self.used(id, Tier::Card), self.used(id, Tier::Host)];
-            let peaks = &mut self.vms.get_mut(&id).expect("listed").peaks;
+            let peaks = &mut self.vms.get_mut(&id).expect("the VM exists").peaks;
             *peaks = [peaks[0].max(used[0]), peaks[1].max(used[1])];
         }
     }

@@ -62,7 +62,7 @@ fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the other VM got no turn") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));
-    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the turns end") };
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the turns must not end") };
     assert_eq!((at, turn.quantum_ns, stage.quanta.tries()), (began + 2 * SECOND, 10 * SECOND, false));
     let mut turns = 0;
     while let Some((_, Change::Next(_))) = stage.until_change(20 * SECOND) {

@@ -1,4 +1,4 @@
-//! Tests how much work one message causes for the serving thread, in steps. The card is the largest one: 192 GiB in
+//! Tests how many steps of work one message causes in the serving thread. The card is the largest one: 192 GiB in
 //! chunks of 2 MiB.
 
 use super::*;
@@ -136,7 +136,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     let (card, kind) = (0, FixedKind::Driver);
     let begin = bare.core.steps();
     bare.say(one, FromTenant::Fix { request: 1, card, kind, bytes });
-    // Requests that arrive while the first request is in progress get their replies later, in order.
+    // Requests that arrive while the first request is in progress get their replies afterwards, in order.
     bare.say(one, FromTenant::Fix { request: 2, card, kind, bytes: 1 });
     bare.say(one, FromTenant::Fix { request: 3, card, kind: FixedKind::Host, bytes });
     bare.settle();

@@ -30,7 +30,7 @@ struct Rank {
     gate: Gate,
     submitted: u64,
     has_told: bool,
-    /// Number of [`FromOwner::Step`] messages with which the rank has submitted.
+    /// Number of [`FromOwner::Step`] messages that the rank has used to submit.
     steps: u64,
 }
 
@@ -62,7 +62,7 @@ struct Host {
     unread: Vec<(SessionId, FromTenant)>,
     /// Number of probes that owners have sent.
     probes: u64,
-    /// Sessions that an owner has given up.
+    /// Sessions that an owner has abandoned.
     given_up: Vec<SessionId>,
     programs: Vec<Program>,
     /// Packets in transit, with their arrival step, sender and receiver.
@@ -196,7 +196,7 @@ impl Host {
         }
     }
 
-    /// Lets a rank submit, report or request a turn once. Returns false if it has nothing to do.
+    /// Lets a rank submit, report or request a turn once. Returns false if it is idle.
     fn act(&mut self, at: usize, card: usize) -> bool {
         let program = &mut self.programs[at];
         let done = program.done;
@@ -270,7 +270,7 @@ impl Host {
         }
     }
 
-    /// Checks that at most one tenant uses each card, not counting tenants whose end no other tenant awaits.
+    /// Checks that at most one tenant uses each card, not counting tenants that no other tenant waits for.
     fn check(&self) {
         for (card, core) in self.cores.iter().enumerate().filter(|(card, _)| !self.dead.contains(card)) {
             let open = self.programs.iter().filter(|program| {
@@ -282,7 +282,8 @@ impl Host {
         }
     }
 
-    /// Ends the owner of a card. Its peers lose their connections to it; programs on the card run without an owner.
+    /// Kills the owner of a card. Its peers lose their connections to it, and programs on the card run without an
+    /// owner.
     fn kill_owner(&mut self, card: usize) {
         self.dead.insert(card);
         self.links.retain(|(_, from, to, _)| *from != card && *to != card);
@@ -323,7 +324,7 @@ impl Host {
         panic!("no kernel waits for its peer");
     }
 
-    /// Lets the owner of a card continue: it reads the packets and messages that have waited.
+    /// Resumes the owner of a card, which reads the queued packets and messages.
     fn continue_owner(&mut self, card: usize) {
         self.stopped.remove(&card);
         for (session, message) in std::mem::take(&mut self.unread) {
@@ -450,7 +451,7 @@ fn programs_survive_a_stopped_owner_of_another_card() {
         host.run(3000);
         assert!(host.probes > 0, "the owner of the other card is probed");
         host.continue_owner(1);
-        // The gang is charged for the time in which its kernel occupied the card, and waits until its budget is
+        // The gang is charged for the time during which its kernel occupied the card, and waits until its budget is
         // positive again.
         let before: Vec<u64> = host.programs.iter().map(|program| program.done).collect();
         let progressed =

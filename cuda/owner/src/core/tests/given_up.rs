@@ -1,5 +1,5 @@
-//! Tests programs that the owner abandons: they lose their turns and memory, whatever they do and even if they cannot
-//! be killed.
+//! Tests programs that the owner abandons: they lose their turns and memory regardless of their behaviour, even if they
+//! cannot be killed.
 
 use super::world::*;
 use super::*;
@@ -170,8 +170,8 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     let mut world = two(16, true);
     let other = world.connect("two");
     world.say(other, FromTenant::Waiting { card: 0 });
-    // Make the owner abandon three of a tenant's programs because their work does not end. The default limit is three
-    // strikes.
+    // Make the owner abandon three of a tenant's programs because their work does not complete. The default limit is
+    // three strikes.
     for strikes in 1..=3 {
         let one = world.connect("one");
         world.say(one, FromTenant::Waiting { card: 0 });
@@ -195,7 +195,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     world.core.release(id);
     world.settle();
     assert_eq!(world.core.view(0).strikes(0), (0, false));
-    // The tenant gets turns again when it has paid for the time that the other tenants lost.
+    // The tenant gets turns again once it has compensated the other tenants for their lost time.
     let has_turn = (0..8_000).any(|_| {
         world.pass(5 * MS);
         world.programs[&one].run.is_some()

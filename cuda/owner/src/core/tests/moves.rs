@@ -89,7 +89,7 @@ fn tenant_stays_if_the_daemon_forgets_it() {
     }
     assert_eq!(world.ends.get(&one), Some(&End::Moved));
     let id = tenant(&world);
-    assert!(world.core.tenants[&id].leaving.is_none());
+    assert!(!world.core.deadlines.is_set(tenancy::Deadline::Departure(id)));
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program knows the numbers, but not the keys.
+        // The other program knows the numbers but not the keys.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -242,7 +242,7 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
 }
 
 /// Returns the time after which the owner abandons a program that occupies the card at every poll while another tenant
-/// works, as a multiple of the limit on a turn. If `has_turns` is set, the program has a turn after each poll.
+/// works, as a multiple of the turn limit. If `has_turns` is set, the program has a turn after each poll.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {

@@ -49,8 +49,8 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Reports the use of all open gates while time passes. Returns the time for which several sessions' gates were open
-/// concurrently, and the time for which each gate was open, in ms.
+/// Reports the use of all open gates while time passes. Returns the time in ms during which several sessions' gates
+/// were open concurrently, and the time during which each gate was open.
 fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>) {
     let (mut both, mut each) = (0, vec![0; sessions.len()]);
     for _ in 0..ms / 2 {
@@ -92,7 +92,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open at the same time.
+    // `World::check` fails if the gates of two parties are open concurrently.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
@@ -215,7 +215,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // Libraries with an older protocol version are not asked to yield.
+    // Libraries with an older protocol version do not get requests to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));
@@ -264,7 +264,7 @@ fn lost_server_is_reported_with_its_programs() {
     // One of the programs exits before the owner learns the reason.
     world.leave(two);
     report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
-    report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });
+    report(&mut world, Report::Unavailable { why: "it exited; it will be restarted".to_owned() });
     let incidents = world.core.take_incidents();
     let [Incident { tenant, action: cuda_control::Action::ServerEnded { why, programs } }] = &incidents[..] else {
         panic!("{incidents:?}")
@@ -272,7 +272,7 @@ fn lost_server_is_reported_with_its_programs() {
     assert_eq!((tenant.as_str(), why.as_str()), ("group", "it ended"));
     let named: Vec<_> = programs.iter().map(|one| (one.pid, one.program.as_str())).collect();
     assert_eq!(named, pids.map(|pid| (pid, "test")));
-    assert!(matches!(&world.core.view(0).tenants[0].server, ServerState::Unavailable(why) if why.contains("again")));
+    assert!(matches!(&world.core.view(0).tenants[0].server, ServerState::Unavailable(why) if why.contains("restarted")));
     report(&mut world, Report::Serves { again: true });
     assert_eq!(world.core.view(0).tenants[0].server, ServerState::Serves);
     assert!(!world.core.sessions[&one].concurrent, "it is not a client of the new server");
@@ -326,4 +326,42 @@ fn mps_server_is_not_a_stranger() {
     }
     let strangers: Vec<u32> = world.core.strangers().map(|stranger| stranger.pid).collect();
     assert_eq!(strangers, [8], "7 is the group's server");
+}
+
+#[test]
+fn submission_longer_than_report_interval_counts_in_full() {
+    let mut world = world(Sharing::Together);
+    let (one, _two) = (client(&mut world, "one"), client(&mut world, "two"));
+    want(&mut world, &[one]);
+    let busy = |world: &World| world.core.view(0).tenants[0].busy_ns;
+    // Submissions of 3 ms end 1 ms after the first report and at the time of the third.
+    for round in 1..=20 {
+        for busy_ns in [0, 3 * MS, 3 * MS] {
+            world.pass(2 * MS);
+            let usage = Usage { busy_ns, copy_ns: 0, launches: u32::from(busy_ns > 0) };
+            let turn = world.programs[&one].run.expect("it runs").turn;
+            world.say(one, FromTenant::Used { card: 0, turn, usage });
+        }
+        assert_eq!(busy(&world), 6 * MS * round);
+    }
+    let usage = Usage { busy_ns: u64::MAX, copy_ns: 0, launches: 1 };
+    let turn = world.programs[&one].run.expect("it runs").turn;
+    world.say(one, FromTenant::Used { card: 0, turn, usage });
+    assert_eq!(busy(&world), 120 * MS, "no more than the time for which the gate was open");
+}
+
+#[test]
+fn kill_of_mps_client_says_that_server_must_end_its_work() {
+    let mut world = world(Sharing::Together);
+    let sessions = [client(&mut world, "one"), world.connect("three")];
+    want(&mut world, &sessions);
+    let kills = sessions.map(|session| {
+        world.core.give_up(session, Reason::Turn);
+        let kill = world.core.take_actions().into_iter().find_map(|action| match action {
+            Action::Kill { session: of, is_client, .. } if of == session => Some(is_client),
+            _ => None,
+        });
+        kill.expect("it is killed")
+    });
+    assert_eq!(kills, [true, false]);
 }

@@ -1,4 +1,4 @@
-//! Tests programs that are stopped during a turn, and kernels that do not end.
+//! Tests programs that are stopped during a turn, and kernels that do not complete.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn users(world: &mut World, occupies: bool) {
     world.settle();
 }
 
-/// Returns the longest time for which a program's gate stays closed within the next `ms` milliseconds, in ms.
+/// Returns the longest time in ms during which a program's gate stays closed within the next `ms` milliseconds.
 fn longest_gap(world: &mut World, session: SessionId, ms: u64) -> u64 {
     let (mut gap, mut longest) = (0, 0);
     for _ in 0..ms / 5 {

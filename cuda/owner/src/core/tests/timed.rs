@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size in bytes, to which the following times apply.
+/// Chunk size in bytes that the following times apply to.
 const CHUNK: u64 = 16 << 20;
 /// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
@@ -65,7 +65,7 @@ struct Timed {
     order: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     what: BTreeMap<u64, Next>,
-    /// Time at which each actor becomes idle, in ns.
+    /// Time when each actor becomes idle, in ns.
     busy: BTreeMap<Hand, u64>,
     memory: BTreeMap<PieceId, Memory>,
     /// Start of each program's current turn, and the total duration of its earlier turns, in ns.
@@ -107,7 +107,7 @@ impl Timed {
         self.tell(Event::Said { session, message, pieces: Vec::new() });
     }
 
-    /// Adds `ns` of work for `hand`, and schedules `next` for its end.
+    /// Adds `ns` nanoseconds of work for `hand`, and schedules `next` for its completion.
     fn after(&mut self, hand: Hand, ns: u64, next: Option<Next>) {
         let busy = self.busy.entry(hand).or_default();
         *busy = (*busy).max(self.now) + ns;
@@ -263,7 +263,7 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
     // A change of quanta takes little longer than the copies in one direction, because both directions of the link are
-    // used concurrently. The last batch to the card ends after the last eviction.
+    // used concurrently. The last batch to the card completes after the last eviction.
     assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Program {
     pub(super) pids: Vec<u32>,
     /// Time until the program's next turn in microseconds, as last announced.
     pub(super) soon: Option<u32>,
-    /// Number of the turn that the program was asked to yield when it waits for a result.
+    /// Number of the turn that the program must yield when it waits for a result.
     pub(super) yields: Option<u32>,
     /// Answer to a request to leave the card.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
@@ -80,13 +80,13 @@ pub(super) struct World {
     value: u64,
     /// Protocol version of programs that connect from now on.
     pub(super) version: u16,
-    /// Maximum number of card pieces for which the driver has memory.
+    /// Maximum number of card pieces that the driver has memory for.
     pub(super) device_most: usize,
     /// Number of orders to redirect chunks that programs have received.
     pub(super) told: usize,
     /// The driver's result for a suspension, or `None` if the call never returns.
     pub(super) suspends: Option<bool>,
-    /// Reasons with which the owner has ended connections.
+    /// Reasons that the owner gave for closing connections.
     pub(super) ends: BTreeMap<SessionId, End>,
     /// The driver's error when moving a process to this card.
     pub(super) fetch_error: Option<String>,
@@ -200,7 +200,7 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        // Skip programs that have not yet sent their reply to an order to stop.
+        // Skip programs that have not replied to an order to stop yet.
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
@@ -217,11 +217,11 @@ impl World {
             match action {
                 Action::Send { session, message, pieces } => self.hear(session, message, &pieces),
                 Action::Close { session } => self.leave(session),
-                Action::Kill { session, tenant } => {
+                Action::Kill { session, tenant, is_client } => {
                     if let Some(program) = self.programs.get_mut(&session) {
                         program.killed = true;
                     }
-                    self.work.push_back(Action::Kill { session, tenant });
+                    self.work.push_back(Action::Kill { session, tenant, is_client });
                 }
                 Action::LookAt { session, is_overdue } => {
                     let stopped = self.programs.get(&session).is_some_and(|program| program.stopped);
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// Ends a program's connection.
+    /// Closes a program's connection.
     pub(super) fn leave(&mut self, session: SessionId) {
         if self.programs.remove(&session).is_some() {
             self.event(Event::Gone { session });
@@ -390,7 +390,7 @@ impl World {
                 let error = self.fetch_error.clone();
                 self.event(Event::Fetched { session, error });
             }
-            Action::Kill { session, tenant } => {
+            Action::Kill { session, tenant, .. } => {
                 self.event(Event::Signalled { tenant, done: self.kills });
                 if self.kills {
                     self.event(Event::Ended { pid: 100 + session.0 as u32 });
@@ -404,7 +404,8 @@ impl World {
             | Action::RetireServer { .. }
             | Action::PollServer { .. }
             | Action::Probe { .. }
-            | Action::Tell { .. } => {}
+            | Action::Tell { .. }
+            | Action::TellQuantum(_) => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
     }
@@ -434,7 +435,7 @@ impl World {
         }
     }
 
-    /// Returns the numbers of a program's chunks on the card and in host memory.
+    /// Returns the number of a program's chunks on the card and in host memory.
     pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
         let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
         let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
@@ -446,7 +447,7 @@ impl World {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Same as [`Self::restart`], but runs `at_once` for each program before the new owner maps its chunks.
+    /// Like [`Self::restart`], but runs `at_once` for each program before the new owner maps its chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();

@@ -1,4 +1,4 @@
-//! Submissions of a program with several cards. Each submission passes the gate of the card on which it runs.
+//! Submissions of a program with several cards. Each submission passes the gate of the card that it runs on.
 
 use std::ffi::c_int;
 
@@ -24,7 +24,7 @@ enum Addresses {
     Two,
     /// Addresses that are not arguments.
     Any,
-    /// No address on another card: kernels need peer access for one, and graph nodes were handled at their creation.
+    /// No address on another card: kernels need peer access for that, and graph nodes were handled at their creation.
     None,
 }
 
@@ -143,7 +143,7 @@ fn argument(arguments: Arguments, n: u8) -> u64 {
     unsafe { arguments.get(usize::from(n)) }
 }
 
-/// Returns the card on which a submission runs, and the context of its stream if this context may not be current.
+/// Returns the card that a submission runs on, and the context of its stream if this context may not be current.
 fn place(shim: &Shim, index: usize, arguments: Arguments) -> (&Card, Option<u64>) {
     if streams::is_known(index) { shim.place_of_stream(stream(index, arguments)) } else { (shim.current(), None) }
 }

@@ -299,7 +299,7 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute, which the driver has reported for the chunk at its current location. Returns true if the
+/// Corrects an attribute that the driver has reported for the chunk at its current location. Returns true if the
 /// attribute has a value.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();

@@ -1,4 +1,4 @@
-//! Functions through which the driver allocates memory. This library accounts for that memory.
+//! Functions that make the driver allocate memory. This library accounts for that memory.
 //!
 //! UNSAFETY: reads descriptors through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

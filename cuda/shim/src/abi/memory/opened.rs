@@ -24,7 +24,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     let (memory, since) = (memory_at(address), Instant::now());
     loop {
         if memory.with(|chunks| chunks.opened.find(address).is_some()) {
-            // As in NVIDIA's driver, a process cannot share memory that another process has shared with it.
+            // As with NVIDIA's driver, a process cannot share memory that another process has shared with it.
             return INVALID_VALUE;
         }
         let backed = memory.with(|chunks| {

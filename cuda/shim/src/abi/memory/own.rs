@@ -311,8 +311,8 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends at least the chunk size as the granularity, because multiples of it can move completely. The minimum
-/// granularity is the driver's.
+/// Recommends at least the chunk size as the granularity, because only multiples of the chunk size can move completely.
+/// The minimum granularity is the driver's.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
@@ -439,8 +439,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Records memory that was mapped into arrays. It stays in the accounts until the array is destroyed, because only the
-/// driver knows which parts of an array a stream has unmapped.
+/// Records memory that was mapped into arrays. The memory stays in the accounts until the array is destroyed, because
+/// only the driver knows which parts of an array a stream has unmapped.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {

@@ -20,7 +20,7 @@ fn cards() -> Vec<(usize, [u8; 16])> {
     first_cards().iter().map(now).collect()
 }
 
-/// Returns the cards with which the program started.
+/// Returns the cards that the program started with.
 fn first_cards() -> &'static [(usize, [u8; 16])] {
     let shim = shim();
     let known = &shim.libraries.cards;
@@ -106,7 +106,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by the name to which `name` points.
+/// Finds a device by the NUL-terminated name at `name`.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {

@@ -31,7 +31,7 @@ pub fn listen(path: &Path, programs: Arc<Programs>) -> Result<()> {
 /// Handles a connection's request.
 fn serve(mut connection: &UnixStream, programs: &Programs) {
     let reply = match request(connection).and_then(|process| programs.restart(process)) {
-        // The supervising thread replies when the worker ends, if not before.
+        // The supervising thread replies when the worker exits, if not before.
         Ok(result) => result.recv().unwrap_or_else(|_| Err("the worker has ended".to_owned())),
         Err(error) => Err(format!("{error:#}")),
     };

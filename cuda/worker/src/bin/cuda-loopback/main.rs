@@ -30,10 +30,10 @@ use programs::Programs;
 
 #[derive(Parser)]
 struct Args {
-    /// Path of the socket; must not exist.
+    /// Path of the socket. Must not exist.
     #[arg(long)]
     socket: PathBuf,
-    /// Path of `cuda-worker`; by default the one in this program's folder.
+    /// Path of `cuda-worker`. Defaults to the one in this program's folder.
     #[arg(long)]
     worker: Option<PathBuf>,
     /// Driver library that the workers load.
@@ -42,7 +42,7 @@ struct Args {
     /// Size of each program's window for pinned memory, in GiB. Only its used pages cost memory.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
-    /// Path of the socket for restarts of workers; must not exist.
+    /// Path of the socket for worker restarts. Must not exist.
     #[arg(long)]
     control: Option<PathBuf>,
     /// Maximum total size of a program's card memory and code for a restart, in MiB. The host holds a copy of both

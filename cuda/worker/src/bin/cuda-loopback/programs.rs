@@ -29,14 +29,14 @@ struct Program {
     restoring: Option<Sender<Restarted>>,
 }
 
-/// The programs, by their workers' process IDs.
+/// The programs, keyed by their workers' process IDs.
 pub struct Programs {
     options: WorkerOptions,
     restart_bytes: u64,
     programs: Mutex<BTreeMap<u32, Program>>,
 }
 
-/// Descriptors of a program that are passed to each of its workers.
+/// A program's descriptors, which are passed to each of its workers.
 struct Files {
     window: OwnedFd,
     guest: OwnedFd,
@@ -88,7 +88,7 @@ impl Programs {
         Ok((child, link))
     }
 
-    /// Handles the replies of a program's workers until the last one has ended.
+    /// Handles the replies of a program's workers until the last one has exited.
     fn supervise(&self, files: &Files, mut child: Child, mut link: Arc<Link>) {
         loop {
             let is_saved = self.until_end(child.id(), &link);
@@ -97,7 +97,7 @@ impl Programs {
             let _ = child.wait();
             let Some(program) = self.lock().remove(&child.id()) else { return };
             if let Some(reply) = program.restoring {
-                let _ = reply.send(Err("the next worker could not continue the program, which has ended".to_owned()));
+                let _ = reply.send(Err("the new worker could not continue the program".to_owned()));
             }
             match program.pending {
                 Some(pending) if is_saved => match self.start_worker(files, Some(pending)) {

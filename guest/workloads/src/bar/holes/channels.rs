@@ -54,7 +54,7 @@ pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         let own = ran == Ran::Done && lab.card.vram_read(to) == MARKER;
         verdict.note(&format!("{what}: {ran:x?}, not in its own address space"), false, !own);
         let ran = lab.go(&mut channel, &copies(&[(va::C, va::B)]), true);
-        verdict.must_fault(&format!("{what}: what only the other has"), ran, va::C);
+        verdict.must_fault(&format!("{what}: memory of the other address space"), ran, va::C);
         lab.stop(&channel);
         lab.fill_instance(&channel);
     }
@@ -196,7 +196,7 @@ pub fn no_directory(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ("one in our RAM", [own as u32 | 2, (own >> 32) as u32]),
         ("one in RAM that is not ours", [2, 0x80]),
         ("one in no memory", [1, 0]),
-        ("one behind the share", [lab.share as u32, (lab.share >> 32) as u32]),
+        ("one beyond the share", [lab.share as u32, (lab.share >> 32) as u32]),
         ("one across the end of the share", [(lab.share - PAGE) as u32, ((lab.share - PAGE) >> 32) as u32]),
         ("all ones", [u32::MAX; 2]),
     ] {

@@ -38,6 +38,7 @@ pub const MARKER: u32 = 0x600d_f00d;
 
 /// VRAM address of the first hole's memory. Each hole has its own memory, so that holes do not interfere.
 const FIRST_HOLE_AT: u64 = 4 << 20;
+/// Size of a hole's memory in bytes.
 const BYTES_PER_HOLE: u64 = 2 << 20;
 /// Highest hole number plus one.
 pub const ROOMS: u32 = 40;

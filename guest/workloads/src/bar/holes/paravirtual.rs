@@ -23,7 +23,9 @@ const SMALL: u32 = 2;
 const LARGE: u32 = 3;
 /// Number of entries in a page directory.
 const DIRECTORY_ENTRIES: u32 = 8192;
+/// Number of entries in a small-page table.
 const SMALL_ENTRIES: u32 = 32768;
+/// Number of entries in a large-page table.
 const LARGE_ENTRIES: u32 = 1024;
 /// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
@@ -194,8 +196,8 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ensure!(ran == Ran::Done && lab.card.vram_read(back) == MARKER, "a page of our own: {ran:x?}");
         let share = lab.share;
         for (what, entry) in [
-            ("VRAM behind the share", entry(share, Aperture::Vram)),
-            ("where tables of our own lie", entry(share + (64 << 10), Aperture::Vram)),
+            ("VRAM beyond the share", entry(share, Aperture::Vram)),
+            ("the location of our own tables", entry(share + (64 << 10), Aperture::Vram)),
             ("the end of VRAM", entry((1 << 40) - PAGE, Aperture::Vram)),
             ("RAM that was not lent", entry(0xb000_0000, Aperture::Coherent)),
             ("another card", entry(0, Aperture::Peer)),
@@ -260,7 +262,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         // The rejected operations must not have changed anything.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
-        verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
+        verdict.check(&format!("the address space is unchanged: {ran:x?}"), ran == Ran::Done);
         Ok(())
     })
 }
@@ -344,7 +346,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             not_read(queue, "a code", &Ops::new().query(query::VRAM).raw(code, 1, &[]).bytes());
         }
         for length in 0..list.len() {
-            not_read(queue, "a batch cut short", &list[..length]);
+            not_read(queue, "a truncated batch", &list[..length]);
         }
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
@@ -352,10 +354,10 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         // No operation may start without memory for its reply.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
-            verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
+            verdict.note(&format!("{room} bytes for the reply: {reply:x?}"), true, reply.status != u32::MAX);
         }
         let reply = queue.call(&Ops::new().zero(SMALL, 0x7000, 1));
-        verdict.check(&format!("the table is still there: {reply:x?}"), reply.status == 0);
+        verdict.check(&format!("the table still exists: {reply:x?}"), reply.status == 0);
 
         lab.start(&mut work);
         let segment = must_do(queue, &Ops::new().share_get(1, PAGE, share::CREATE, 0))?.value() as u32;
@@ -392,7 +394,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             // Remove the table. Otherwise, the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
-        verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
+        verdict.check(&format!("all mutations had the same effect: {statuses:?}"), statuses.len() > 3);
         lab.stop(&work);
         cleared(lab, queue)
     })
@@ -446,7 +448,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             queue.start()?;
             queue.ring.bytes.store(AVAILABLE + 2, Width::Word, ahead.into());
             queue.write(register::DOORBELL, 0);
-            fails(queue, verdict, &format!("an index that is {ahead} ahead"));
+            fails(queue, verdict, &format!("an index {ahead} ahead"));
         }
         for (register, value) in [
             (register::QUEUE_DESCRIPTORS + 4, 0xffff),
@@ -590,7 +592,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.note(&format!("a new segment holds {found:x?}"), false, found.is_some());
         must_do(queue, &Ops::new().detach(segment, work.id))?;
         let ran = lab.go(&mut work, &copies(&[(va::A, there)]), true);
-        verdict.must_fault("writing what is detached", ran, there);
+        verdict.must_fault("writing a detached segment", ran, there);
         lab.stop(&work);
         must_do(queue, &Ops::new().control(segment, share::control::REMOVE, 0))?;
         must_refuse(queue, verdict, &Ops::new().control(segment, share::control::SIZE, 0), 0, Status::NoObject);
@@ -600,7 +602,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let there = must_do(queue, &Ops::new().attach(segment, work.id, share::READ_ONLY))?.value();
         must_refuse(queue, verdict, &Ops::new().attach(segment, work.id, 0), 0, Status::Exists);
         let ran = lab.go(&mut work, &copies(&[(va::A, there)]), true);
-        verdict.must_fault("writing what is for reading", ran, there);
+        verdict.must_fault("writing a read-only segment", ran, there);
         lab.stop(&work);
         Ok(())
     })

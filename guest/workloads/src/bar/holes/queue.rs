@@ -48,7 +48,7 @@ impl<'a> Queue<'a> {
     pub fn start(&mut self) -> Result<()> {
         self.describe(u32::MAX);
         self.write(register::STATUS, status::READY);
-        ensure!(self.status() == status::READY, "a queue of our own is not taken: {:#x}", self.status());
+        ensure!(self.status() == status::READY, "our own queue is not accepted: {:#x}", self.status());
         Ok(())
     }
 

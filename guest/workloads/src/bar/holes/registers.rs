@@ -50,7 +50,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
     // Drivers of this card never write these registers. After such a write, the card would raise no further interrupts.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
-    verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
+    verdict.check("our memory is intact", lab.card.vram_read(own) == MARKER);
     Ok(())
 }
 
@@ -215,7 +215,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
     }
     lab.card.write(reg::PRAMIN_WINDOW, 0);
-    verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
+    verdict.check("our memory is intact", lab.card.vram_read(own) == MARKER);
     Ok(())
 }
 
@@ -251,6 +251,6 @@ pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     verdict.check(&format!("with bus mastering: {ran:x?}"), ran == Ran::Done && lab.ram()?.word() == MARKER);
     let mut identity = [0; 4];
     config.read_exact_at(&mut identity, 0).context("configuration space")?;
-    verdict.check("the identity is what it was", identity == before[..4]);
+    verdict.check("the identity is unchanged", identity == before[..4]);
     Ok(())
 }

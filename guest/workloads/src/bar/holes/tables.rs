@@ -122,7 +122,7 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     }
     for address in lab.outside(PAGE) {
         lab.raw(channel.space, va::B, page_entry(address, Aperture::Vram));
-        must_fault(lab, verdict, &format!("{address:#x} of VRAM"), &mut channel, page, va::B);
+        must_fault(lab, verdict, &format!("VRAM at {address:#x}"), &mut channel, page, va::B);
     }
     Ok(())
 }
@@ -161,7 +161,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     lab.map(channel.space, va::C, forged, Aperture::Vram, 1);
     lab.flush();
     let ran = lab.run(&mut channel, &copies(&[(va::C, va::B), (first, va::A)]));
-    verdict.must_fault("a forged entry, at once", ran, first);
+    verdict.must_fault("a forged entry, used immediately", ran, first);
     let entry = lab.card.vram_read(piece);
     verdict.check("the copy engine has written our table", entry == page_entry(share, Aperture::Vram)[0]);
     must_fault(lab, verdict, "a forged entry, flushed", &mut channel, page, first);
@@ -220,8 +220,8 @@ pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         push.bind(Engine::M2mf.object());
         push.nop(Engine::M2mf.object().subchannel);
         let ran = lab.run(&mut channel, &push);
-        verdict.check(&format!("work goes on: {ran:x?}"), ran == Ran::Done);
-        verdict.note("the card has taken the list", false, lab.card.vram_read(image) != head[0]);
+        verdict.check(&format!("work continues: {ran:x?}"), ran == Ran::Done);
+        verdict.note("the card has accepted the list", false, lab.card.vram_read(image) != head[0]);
         lab.release();
     }
     let (mut channel, page) = holder(lab, 30);

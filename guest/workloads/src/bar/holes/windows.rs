@@ -106,7 +106,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         for address in lab.outside(PAGE) {
             lab.raw(space, OFFSET, page_entry(address, Aperture::Vram));
             lab.flush();
-            look_through(lab, verdict, &format!("{address:#x} of VRAM"), bar, OFFSET);
+            look_through(lab, verdict, &format!("VRAM at {address:#x}"), bar, OFFSET);
         }
     }
     Ok(())
@@ -133,7 +133,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         // With this size code, the table covers 16 MiB. Memory after the table must not be used as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
-            look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
+            look_through(lab, verdict, "beyond a shortened table", bar, 0x100_0000);
         }
         // Test the first page outside the share, with a table that extends beyond the share.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {

@@ -200,7 +200,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         }
     }
     let mib = (half * u64::from(COPIES)) >> 20;
-    println!("the last answer: {last:x?}");
+    println!("the last reply: {last:x?}");
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
@@ -217,6 +217,6 @@ fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let found = found.context("the buffer's first page is nowhere in VRAM")?;
     let follows = |page: &u32| card.vram_read(found + u64::from(*page) * PAGE) == BRAND | page;
     let length = u64::try_from((0..pages).take_while(follows).count())? * PAGE;
-    ensure!(length >= 2 * PAGE, "the buffer lies in pieces of {length} bytes");
+    ensure!(length >= 2 * PAGE, "the buffer is fragmented into parts of {length} bytes");
     Ok((found, length))
 }

@@ -1,4 +1,4 @@
-//! Reads guest memory for saving. A page under a mapped aperture is not stored in its chunk.
+//! Reads guest memory for saving. The contents of a page under a mapped aperture are not in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -20,8 +20,7 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, which contains the whole pages that start at `at`. Returns true if any page was
-    /// copied.
+    /// Copies these pages over `data`, whose pages start at address `at`. Returns true if any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);
@@ -30,7 +29,7 @@ impl Overlay {
             let within = ((page - first) * SMALL_PAGE) as usize;
             let Some(place) = data.get_mut(within..within + SMALL_PAGE as usize) else { continue };
             if let Err(error) = memory.as_volatile_slice().read_slice(place, *from) {
-                tracing::error!(%error, page, "a page under an aperture cannot be read and is saved as zeros");
+                tracing::error!(%error, page, "cannot read a page under an aperture, so it is saved as zeros");
                 place.fill(0);
             }
             any = true;

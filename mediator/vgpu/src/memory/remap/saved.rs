@@ -1,4 +1,4 @@
-//! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory itself
+//! Saved form of the apertures that the VMM maps: the records, and the I/O addresses of the memory. The memory itself
 //! is in files, which are handed over separately. The client keeps the files mapped during the handover, and its CPUs
 //! may write at any time.
 
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use vm_device::WindowMemory;
 
-/// Saved state of the apertures.
+/// Saved form of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Windows in BAR1, BAR3 and PRAMIN; `None` for a trapped window.
+    /// Windows in BAR1, BAR3 and PRAMIN, or `None` for a trapped window.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
-    /// Guest VRAM pages that slots map, in ascending order.
+    /// Guest VRAM pages that slots map, sorted by number.
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may still translate to memory that no table maps.
+    /// Set if the card's TLBs may still contain memory that no table maps.
     stale: bool,
 }
 
 only_version!(SavedRemap, "vgpu.apertures", 2);
 
-/// A mapped part of an aperture.
+/// Saved window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedWindow {
     start: u64,
@@ -33,14 +33,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A guest VRAM page, and the slots that map it. The first slot is its home.
+/// Saved guest VRAM page with the slots that map it. The first slot is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A slot: window number and page number.
+/// Saved slot: window number and page number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -66,9 +66,9 @@ impl Remap {
             windows,
             homes,
             waiting,
-            // Never set in a quiescent VM.
+            // A quiescent VM never has this set.
             closing: _,
-            // The next process may log the warning again.
+            // The next process may repeat the warning.
             warned: _,
             stale,
             // Statistics restart at 0.
@@ -103,19 +103,19 @@ impl Remap {
         Ok(Some((SavedRemap { windows: saved, pages, ram, stale: *stale }, files)))
     }
 
-    /// Returns the guest VRAM pages that are in host memory.
+    /// Returns the numbers of the guest VRAM pages that are in host memory.
     pub(crate) fn homes(&self) -> impl Iterator<Item = u32> + '_ {
         self.homes.keys().copied()
     }
 
-    /// Returns the memory's I/O address ranges on the card.
+    /// Returns the I/O address ranges of the memory.
     pub(crate) fn ranges_of_card(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.windows.iter().flatten().map(|window| (window.memory.first(), window.memory.area().1.size))
     }
 }
 
 impl SavedRemap {
-    /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM, with their memory in
+    /// Restores apertures of `bar1` and `bar3` bytes for a VM with `vram_bytes` bytes of VRAM, whose memory is in
     /// `files`. Maps the memory for the card at its old addresses.
     ///
     /// # Errors
@@ -138,12 +138,12 @@ impl SavedRemap {
             let file = files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} is missing")))?;
             *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
         }
-        Invalid::unless(files.next().is_none(), || "memory of an aperture that is not mapped has arrived".into())?;
+        Invalid::unless(files.next().is_none(), || "there is a file for an aperture that is not mapped".into())?;
         Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
         for SavedPage { number, places } in pages {
             let there = u64::from(number) < vram_bytes / SMALL_PAGE;
             Invalid::unless(there, || {
-                format!("guest page {number:#x} is mapped in an aperture, and does not belong to the VM")
+                format!("guest page {number:#x} is mapped in an aperture, but does not belong to the VM")
             })?;
             let mut slots = places.into_iter().map(Slot::from);
             let home = slots.next().ok_or_else(|| Invalid::new(format_args!("guest page {number:#x} has no home")))?;
@@ -160,7 +160,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// Records the target of a slot. No other saved entry may have set it already.
+    /// Records the target of a slot. No earlier saved entry may have set it.
     fn wants(&mut self, slot: Slot, want: PageTarget) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
@@ -180,7 +180,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// Creates apertures that show VRAM pages, including one that is mapped twice, and that map RAM.
+    /// Creates apertures that show VRAM pages, including one that is mapped twice, and in which RAM is mapped.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// A model of the memory: the guest page that each slot shows according to the recorded moves.
+/// Model of the memory: the guest page that each slot shows according to the recorded moves.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Checks that, for any mappings by the guest, a page has only one home, which is in PRAMIN only if no other slot
-    /// maps the page. Only the home contains the data; other slots show zeros.
+    /// Checks, for any mappings by the guest, that a page has only one home, which is in PRAMIN only if no other slot
+    /// maps the page. Only the home contains the page's data, and other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -47,7 +47,7 @@ proptest! {
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
-                // Skip page 0, so that a blank slot differs from one that contains data.
+                // Do not use page 0, so that a blank slot differs from one that shows a page.
                 let place = match want {
                     0 => None,
                     9 => Some(Place::Ram(nvspec::addr::Gpa(0))),
@@ -84,7 +84,7 @@ proptest! {
             }
             prop_assert_eq!(remap.homes.len(), wanted.len());
             for (page, slots) in &wanted {
-                let home = remap.home(u64::from(*page)).expect("a home");
+                let home = remap.home(u64::from(*page)).expect("the page has a home");
                 prop_assert!(slots.contains(&home));
                 prop_assert!(!home.gives_way() || slots.iter().all(|slot| slot.gives_way()), "PRAMIN keeps {page}");
                 let waiting = remap.waiting.get(page).map_or(0, Vec::len);
@@ -126,7 +126,7 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     remap.book(MappedWindow::Bar3, &[(7, PageTarget::Vram(4))]);
     let gone = remap.book(MappedWindow::Pramin, &[(first + 1, PageTarget::Vram(9))]);
     assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
-    // After BAR3 unmaps the page, BAR1 takes precedence over PRAMIN.
+    // Without BAR3, BAR1 takes precedence over PRAMIN.
     let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
     remap.book(MappedWindow::Pramin, &[(first + 2, PageTarget::Vram(4))]);
     remap.book(MappedWindow::Bar1, &[(low, PageTarget::Vram(4))]);
@@ -157,7 +157,9 @@ fn whereabouts_distinguish_split_ranges() {
     assert_eq!(remap.whereabouts(at(30), 4 * SMALL_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Chunk);
     remap.book(MappedWindow::Bar3, &changes[5..]);
-    let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
+    let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else {
+        panic!("the pages are not contiguous in host memory")
+    };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
     // PRAMIN moves in steps of 64 KiB, so a large page in it may be unaligned for the card.

@@ -1,13 +1,13 @@
-//! Tests the detection of the engines that the rig driver's push buffers need.
+//! Tests which engines are detected in the push buffers of the rig's driver.
 
 use card_manager::{Bindings, Needs, Reader};
 use rig::driver::{CE0, CE1, M2MF, ce_copy, m2mf_copy, methods, object};
 use sched::Engine;
 
-/// Number of words to read per submission.
+/// Maximum number of words read per submission.
 const WORDS: usize = 4096;
 
-/// Returns the engines needed by a submission of these push buffers.
+/// Returns the engines that a submission with these push buffers needs.
 fn needs(bindings: &mut Bindings, ranges: &[&[u32]]) -> Needs {
     let mut reader = Reader::new(bindings);
     for words in ranges {
@@ -36,7 +36,7 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
     assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-    // If work was not read completely, forget its bindings, because it may have changed them.
+    // If work was not read completely, its bindings are unknown afterwards.
     assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
     assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
 }
@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // The same applies if only one data word is written to the subchannel's object, and after an invalid header.
+    // The same applies if a subchannel's object gets only a single data word, and after an invalid header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }

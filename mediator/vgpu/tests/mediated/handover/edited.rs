@@ -1,5 +1,5 @@
-//! Tests files of saved cards with modified sections and correct checksums. Each file must either be rejected, or be
-//! opened without any effect on the VMs.
+//! Tests files of saved cards with modified sections and correct checksums. Each file must be rejected, or be opened
+//! without any effect on the VMs.
 
 use super::super::oversubscribe::eventually;
 use super::super::relocate::{free_settings, move_all, work};
@@ -11,12 +11,13 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use vram::To;
 
-/// Number of files per round, and number of rounds. The VMs work between rounds.
+/// Number of files per round.
 const FILES: u64 = 60;
+/// Number of rounds. The VMs work between rounds.
 const ROUNDS: u64 = 4;
-/// Size of a file's header in bytes: magic, format, identity, count.
+/// Size of a file's header in bytes: magic, format, identity, and count.
 const HEAD: usize = 8 + 4 + 16 + 4;
-/// Byte range of the identity.
+/// Byte range of the identity in the header.
 const IDENTITY: Range<usize> = 12..28;
 
 /// A section of a file: its head (name and numbers), checksum, and contents.
@@ -27,34 +28,34 @@ struct Place {
     contents: Range<usize>,
 }
 
-/// Returns the sections of a file in the format of `saved-state`.
+/// Returns the sections of a file in the `saved-state` format.
 fn places(file: &[u8]) -> Vec<Place> {
     let mut places = Vec::new();
     let mut at = HEAD;
     while at < file.len() {
         let name = usize::from(file[at]);
         let head = at..at + 1 + name + 4 + 4 + 8;
-        let length = u64::from_le_bytes(file[head.end - 8..head.end].try_into().expect("eight bytes"));
+        let length = u64::from_le_bytes(file[head.end - 8..head.end].try_into().expect("the slice has eight bytes"));
         let sum = head.end..head.end + 32;
         let contents = sum.end..sum.end + length as usize;
         at = contents.end;
-        let name = String::from_utf8(file[head.start + 1..head.start + 1 + name].to_vec()).expect("a name");
+        let name = String::from_utf8(file[head.start + 1..head.start + 1 + name].to_vec()).expect("the name is valid");
         places.push(Place { name, head, sum, contents });
     }
     places
 }
 
-/// Modifies a few bytes of one section and recomputes its checksum. Returns the section's name.
+/// Modifies a few bytes of a section, and updates its checksum. Returns the section's name.
 fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Like [`edit`], but only for sections for which `of` returns true.
+/// Same as [`edit`], but only for sections for which `of` returns true.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
     for _ in 0..=dice.u64(..3) {
-        // Counts are at the start of a section, so modify those bytes more often.
+        // Modify the start of a section more often, because counts are stored there.
         let near = if dice.bool() { place.contents.len() } else { place.contents.len().min(64) };
         let at = place.contents.start + dice.usize(..near.max(1));
         let byte = &mut file[at];
@@ -79,13 +80,13 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total content size in bytes of all sections for which `of` returns true.
+/// Returns the total size in bytes of the contents of all sections for which `of` returns true.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Zeroes one byte, at index `at` of all sections that `of` accepts. Returns false if the byte is already zero or does
-/// not exist.
+/// Zeroes the byte at index `at` of the concatenated sections that `of` accepts. Returns false if the byte is already
+/// zero or does not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();

@@ -9,7 +9,7 @@ use nvspec::instance::ramfc;
 use nvspec::regs::{ce0, ce1, fecs, fecs_command};
 use vmm_glue::RegionIndex;
 
-/// Returns a value for a register of the channel table or of an aperture's instance block.
+/// Returns a value for a channel table register, or for the register of an aperture's instance block.
 fn pointer(at: u64, target: u32) -> u32 {
     0xc000_0000 | target << 28 | (at >> 12) as u32 & 0x0fff_ffff
 }
@@ -62,7 +62,7 @@ fn hole_03_instance_blocks_are_not_read_after_activation() {
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // Bind again after changing the block, so that it is reread and refers to addresses outside guest memory.
+        // Bind again after changing the block, so that it is read again and refers to addresses outside guest memory.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -121,10 +121,10 @@ fn hole_04_guests_cannot_switch_contexts() {
 fn hole_05_target_bits_are_decoded_or_denied() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    // All these addresses are outside the attacker's memory.
+    // All of these addresses are outside the attacker's memory.
     let page = scene.on_card(IDLE, SHARE_BYTES - PAGE);
     assert!(page >= SHARE_BYTES);
-    // Point the channel table at VRAM of other VMs, and at host memory that was not lent.
+    // Point the channel table at other VMs' VRAM, and at host memory that was not lent.
     for (at, target) in [(page, 0), (page, 1), (ram, 2), (ram, 3), (RAM, 2), (0xfff_ffff << 12, 3)] {
         scene.denied(&format!("instance block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
@@ -135,7 +135,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         });
         scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
-            // The first list is one entry too long; the second one is too short.
+            // The first list is one entry too long, and the second one is too short.
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
         });
@@ -153,7 +153,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
         });
-        // These registers contain the addresses that the hardware writes to on flushes and faults, and for compression
+        // These registers contain the addresses to which the hardware writes on flushes and faults, and for compression
         // tags.
         scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
             for register in [
@@ -170,7 +170,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         });
         scene.fresh();
     }
-    // Only the USERD address is invalid; the rest of the block is valid.
+    // Only the USERD address is invalid. The rest of the block is valid.
     for low in [page as u32, ram as u32 | 2, ram as u32 | 3, page as u32 | 1] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, low);
@@ -180,7 +180,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // The card's USERD must be in a page that no guest owns, whatever the block contains.
+            // The card's USERD must be in a page that no guest owns, regardless of the block's contents.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -201,7 +201,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
         s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     };
-    // Use all valid numbers, invalid numbers, and one number repeatedly.
+    // Use all valid numbers, invalid numbers, and the same number repeatedly.
     type Numbers = fn(u32) -> u32;
     let lists: [(&str, Numbers); 4] = [
         ("every channel", |index| index),
@@ -229,14 +229,14 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     ] {
         scene.denied(what, |s| submit(s, base, length));
     }
-    // A list in unreadable RAM counts as empty.
+    // A list in RAM that cannot be read counts as empty.
     for (what, base, length) in [
         ("in RAM that was not lent", 0x2000_0000 | (RAM >> 12) as u32, 1),
         ("at the end of RAM", 0x3fff_ffff, CHANNELS),
     ] {
         scene.contained(what, |s| submit(s, base, length));
     }
-    // The attacker's own channel must run again once it is on the list.
+    // The attacker's own channel must run again when it is back on the list.
     scene.evil.list(&[ID]);
     scene.evil.submit(&mut channel, &[]);
     scene.evil.wait(&channel);
@@ -291,7 +291,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in nonexistent RAM.
+    // Try a zeroed directory, no directory, a directory in zeroed RAM, and one in RAM that does not exist.
     let zeros = SHARE_BYTES - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
@@ -319,7 +319,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         assert!(!scene.evil.is_done(&channel));
         scene.fresh();
     }
-    // Try a directory whose only table is for large pages, in zeroed memory.
+    // Try a directory whose only table is for large pages and is in zeroed memory.
     let mut channel = scene.evil.prepare(ID);
     scene.evil.guest.poke(channel.space.directory + 4, 0);
     let table = large_table(&mut scene.evil, &channel);

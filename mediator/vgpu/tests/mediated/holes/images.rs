@@ -1,4 +1,4 @@
-//! Context images: PGRAPH's firmware writes the registers listed in an image, at any offset of BAR0.
+//! Context images: PGRAPH's firmware writes the registers that an image lists, at any offset in BAR0.
 
 use super::{A, CE0, EVIL, GOOD, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object, pfifo, pmc};
 use card::Card;
@@ -6,7 +6,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// Pages of the mediator's part of a channel's range that contain the copy engines' images and the first page of
+/// Pages of the mediator's part of a channel's span that contain the copy engines' images and the first page of
 /// PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 

@@ -1,4 +1,4 @@
-//! Tests kernels that attempt forbidden accesses, next to a neighbour on the same engine.
+//! Kernels that attempt forbidden accesses, next to a neighbour on the same engine.
 
 use super::{A, B, Channel, Driver, ID, Scene, object};
 use nvspec::class::compute90c0::{self as class, warp_error};
@@ -9,7 +9,7 @@ const COMPUTE: (u32, u32) = (1, 0x90c0);
 
 /// Launches a kernel with a single thread on a channel.
 fn launch(evil: &mut Driver, channel: &mut Channel, source: &str) {
-    let program = sm20::assemble(source).expect("a program");
+    let program = sm20::assemble(source).expect("the kernel can be assembled");
     let code = evil.buffer(channel, A, 1, 0);
     evil.guest.vram_write(code, &program.bytes());
     let kernel = &program.kernels[0];

@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // Access the page first, so that every cache on the path contains it.
+        // Access the page first, so that all caches on the path contain it.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -62,9 +62,9 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
-            // From here on, the guest's kernel reuses the pages for other processes.
+            // From now on, the guest's kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
-            // Earlier work must have completed, or must fault.
+            // Earlier work must have completed or must fault.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
             wait_stopped(&mut s.evil, before, "unmapping under work");
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and with every engine.
+    // A tenant leaves its mark in all memory, in each register that keeps a value, in USERD, and with each engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -136,7 +136,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel. USERD and the engine state must be in their initial state.
+    // The next client uses the same channel. USERD and the engines must be in their initial state.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
@@ -177,7 +177,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
         let at = |mib: u64| state.vram_mut().place(super::IDLE, nvspec::addr::GuestVramAddr(mib * 2 * MIB), PAGE);
-        (0..SHARE_BYTES / (2 * MIB)).filter_map(at).map(|at| at.card().expect("on the card").0).collect()
+        (0..SHARE_BYTES / (2 * MIB)).filter_map(at).map(|at| at.card().expect("the chunk is on the card").0).collect()
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);

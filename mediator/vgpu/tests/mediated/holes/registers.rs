@@ -12,7 +12,7 @@ const STRIDE: u32 = 0x100;
 #[test]
 fn hole_06_no_register_is_passed_on() {
     let mut scene = Scene::new();
-    // Sweep over every declared register, regardless of its policy.
+    // Sweep over all declared registers, regardless of their policies.
     let declared: Vec<u32> = blocks()
         .flat_map(|(_, _, _, info)| *info)
         .flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride))
@@ -121,7 +121,7 @@ fn hole_06_no_register_is_passed_on() {
 #[test]
 fn acknowledging_a_fault_keeps_the_neighbours_faults() {
     let mut scene = Scene::new();
-    // Make the working VM fault while the attacker acknowledges every interrupt.
+    // Make the working VM fault while the attacker acknowledges all interrupts.
     let good = &mut scene.good;
     good.driver.submit(&mut good.channel, &[object(CE0), ce_copy(A, 64 << 20, 1)].concat());
     for _ in 0..1000 {
@@ -181,7 +181,7 @@ fn scheduler_masks_hold_back_the_guests_own_work_only() {
         });
     }
     scene.fresh();
-    // The same must hold while the VM blocks its engines and has work pending.
+    // The same must hold while the VM blocks its engines and has pending work.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 1, 1);
     scene.evil.buffer(&channel, B, 1, 2);
@@ -215,7 +215,7 @@ fn written_timer_does_not_change_time_of_others() {
             }
         });
         let now = time(&mut scene);
-        // A low word that wraps between the two reads decreases the result by less than 2^32 ns.
+        // If the low word wraps between the two reads, the result is too small by less than 2^32 ns.
         assert!(now + (1 << 32) > last && now < last + (1 << 40), "from {last} to {now}");
         last = now;
     }
@@ -317,7 +317,7 @@ fn configuration_writes_move_nothing_but_the_guests_own() {
     assert_eq!(u16::from_le_bytes([identity[0], identity[1]]), 0x10de, "identity is read-only");
     scene.fresh();
 
-    // Disable bus mastering while work runs. This must affect only the VM's own RAM accesses.
+    // Disable bus mastering while work runs. This must affect only the VM's own accesses to RAM.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 8, 1);
     scene.evil.map(channel.space, C, At::Ram(0), 8);

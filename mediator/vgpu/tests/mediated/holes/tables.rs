@@ -1,4 +1,4 @@
-//! Holes 7, 8, 11, 15, 16 and 18: page table entries, misplaced tables, and numbers near the limits.
+//! Holes 7, 8, 11, 15, 16 and 18: page table entries, misplaced tables, and values close to their limits.
 
 use super::{
     A, B, C, CE0, EVIL, ID, LARGE_PAGE, M2MF, MIB, PAGE, RAM, SHARE_BYTES, Scene, Size, ce_copy, entry, large_table,
@@ -21,7 +21,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
             scene.denied(what, |s| s.faults_at(what, entry(at & !(LARGE_PAGE - 1), 1), Size::Large, 0, write));
         }
     }
-    // Use entries of every kind, with compression tags and encryption, for the guest's own VRAM and RAM pages.
+    // Use entries of all kinds, with compression tags and encryption, for the guest's own VRAM and RAM pages.
     // `check_shadows` checks the entries that reach the card.
     let mut channel = scene.evil.channel(ID);
     let own = scene.evil.vram(256);
@@ -45,7 +45,7 @@ fn hole_07_peers_kinds_and_tags_are_not_passed_on() {
 #[test]
 fn hole_08_large_pages_are_checked_in_all_their_parts() {
     let mut scene = Scene::new();
-    // A completely lent large page works if it is contiguous for the card.
+    // A large page of RAM that was lent completely works if it is contiguous for the card.
     let channel = scene.evil.channel(ID);
     let table = large_table(&mut scene.evil, &channel);
     let whole = 8 * MIB;
@@ -74,7 +74,7 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // The variants with missing parts behave alike, so try each case with only one of them.
+            // If the whole page is missing, one of the variants is enough, because all behave alike.
             if regions.is_empty() {
                 break;
             }
@@ -113,7 +113,7 @@ fn hole_11_entries_for_missing_memory_fault() {
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
     assert!(scene.evil.ram_holds(rom, 1, 5), "the page was written");
-    // Entries cannot express RAM addresses above 40 bits, which must not alias 40-bit addresses.
+    // Entries cannot express RAM addresses beyond 40 bits. Such addresses must not alias others.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
         if scene.evil.guest.map_ram(gpa, PAGE, true) {
@@ -131,8 +131,8 @@ fn hole_11_entries_for_missing_memory_fault() {
 fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Use a directory as its own table, first for small pages and then for large pages: its first entry is both a
-    // pointer to the directory as a table, and a page entry.
+    // Use a directory as its own table, first for small pages and then for large pages. Its first entry is a pointer to
+    // the directory as a table, and at the same time a page entry.
     for half in [0, 4] {
         let mut channel = scene.evil.prepare(ID);
         let directory = channel.space.directory;
@@ -161,14 +161,14 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
         s.evil.flush();
-        // This is entry C / 4 KiB of the table, interpreted as a large-page entry.
+        // This address uses entry C / 4 KiB of the table as a large-page entry.
         let va = C / PAGE * LARGE_PAGE % (128 * MIB);
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, va + PAGE, 1)].concat());
         assert_eq!(s.evil.wait_fault().instance, channel.instance);
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table: the mediator cannot observe this.
+    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -216,8 +216,8 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, and fill
-    // them with random bytes.
+    // While the channel runs, fill the directory and the table with zeros, with entries for other VMs' memory, and with
+    // random bytes.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
         ("zeros", vec![0; PAGE as usize]),
@@ -237,7 +237,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                // Work in progress may complete or fault, because its tables are gone after the flush.
+                // Work in progress may complete or fault, because its tables are no longer valid after the flush.
                 let before = stops(&s.evil.guest);
                 s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
@@ -246,7 +246,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.fresh();
         }
     }
-    // Let the channel map its own directory as a buffer, which a copy engine fills.
+    // Let the channel map its own directory as a buffer, which a copy engine then fills.
     let mut channel = scene.evil.channel(ID);
     scene.evil.map(channel.space, B, At::Vram(channel.space.directory), 16);
     scene.evil.buffer(&channel, A, 16, 0xabcd);
@@ -263,7 +263,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
         s.evil.submit(&mut channel, &[]);
         wait_stopped(&mut s.evil, before, "after a flush");
     });
-    // Use memory of one channel as the table of another channel, while both are in use.
+    // Use memory of one channel as the table of another one while both are in use.
     scene.fresh();
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
@@ -332,7 +332,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             scene.fresh();
         }
     }
-    // Ring doorbells with values outside the ring.
+    // Write doorbells with values beyond the end of the ring.
     let channel = scene.evil.channel(ID);
     for put in [RING_ENTRIES, RING_ENTRIES + 1, 1 << 20, u32::MAX] {
         scene.denied(&format!("GP_PUT {put:#x}"), |s| s.evil.ring(&channel, put));
@@ -355,7 +355,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
             let before = stops(&s.evil.guest);
             let put = s.evil.queue(&mut channel, &words);
             s.evil.ring(&channel, put);
-            // The engine must fault, or report invalid data.
+            // The engine must fault or report invalid data.
             wait_stopped(&mut s.evil, before, what);
         });
         scene.fresh();

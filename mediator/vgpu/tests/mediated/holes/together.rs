@@ -16,7 +16,7 @@ fn neighbour_copies_stay_whole_while_attacker_faults() {
             _ => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         };
         scene.evil.submit(&mut channel, &bad);
-        // Do not wait: the neighbour works while the fault is handled.
+        // Do not wait, so that the neighbour works while the fault is handled.
         scene.good.work(&format!("round {round}"));
         scene.evil.wait_fault();
         scene.good.work(&format!("round {round}, after the fault"));
@@ -84,8 +84,8 @@ fn contexts_are_saved_wherever_the_guest_has_its_images() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
         scene.evil.wait(&channel);
-        // The engine holds the attacker's context, and saves it when the next channel is loaded. The image belongs to
-        // the mediator.
+        // The engine has the attacker's context loaded, and saves it when the next channel is loaded. The image belongs
+        // to the mediator.
         for page in 0..16 {
             scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
         }

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10 and 14: the windows for CPU accesses to memory.
+//! Holes 1, 2, 10 and 14: windows for CPU accesses to memory.
 
 use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
@@ -7,17 +7,18 @@ use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::Space;
 use vmm_glue::RegionIndex;
 
-/// An aperture offset outside USERD.
+/// Offset in an aperture, outside USERD.
 const OFFSET: u64 = 0x40_0000;
 /// Word written to addresses where it must not be found later.
 const BRAND: u32 = 0xa77a_c4ed;
 
-/// Region of each aperture, and the register that selects its instance block.
+/// Region of each aperture, and the register for its instance block.
 const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// Creates an aperture's address space with the attacker's own tables. Returns the space and its instance block.
+    /// Creates an address space for an aperture from the attacker's own tables. Returns the address space and its
+    /// instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -41,7 +42,7 @@ fn hole_01_pramin_ends_with_the_share() {
     let mut scene = Scene::new();
     let guest = &mut scene.evil.guest;
     guest.poke(SHARE_BYTES - 4, 0x600d_600d);
-    assert_eq!(guest.peek(SHARE_BYTES - 4), 0x600d_600d, "the share's own last word");
+    assert_eq!(guest.peek(SHARE_BYTES - 4), 0x600d_600d, "the share's last word can be read");
     for (what, at) in scene.outside() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
@@ -56,7 +57,7 @@ fn hole_01_pramin_ends_with_the_share() {
             }
         });
     }
-    // Half of the access lies beyond the end of the share.
+    // Half of the access is beyond the end of the share.
     scene.denied("an access across the end of the share", |s| {
         s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE_BYTES >> 16) - 1) as u32);
         let mut word = [0; 8];
@@ -65,7 +66,7 @@ fn hole_01_pramin_ends_with_the_share() {
         assert_eq!(word, [0xff; 8]);
         s.evil.guest.write(RegionIndex::Bar0, at, &[0x77; 8]);
     });
-    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "no part of it was written");
+    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "no part of the access was executed");
     scene.finish();
 }
 
@@ -178,7 +179,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // The table has an eighth of the full size. The memory after it contains data other than entries.
+        // The table has an eighth of the full size. The memory that follows it contains data other than entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);

@@ -1,6 +1,6 @@
-//! Records the mediator's register writes while a guest writes one word to every location that it can reach. The word
-//! must never appear in these writes. The mediator may write only a few registers, and every address in them must be in
-//! its own memory.
+//! Records the mediator's register writes while a guest writes one word to every location that it can reach. The
+//! mediator must never write the word to a register. It may write only a few registers, and all addresses in them must
+//! be in its own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -20,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. No value that the mediator writes shares a run of bits with it.
+/// Word that the guest writes. No value that the mediator writes has a run of bits in common with it.
 const MARK: u32 = 0xb5c9_b5c9;
 /// Distance between writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 /// Size of configuration space in bytes.
 const CONFIG_BYTES: u64 = 4096;
 
-/// Registers that the mediator writes while guests run. Addresses in them are pages of the card's memory.
+/// Registers that the mediator writes while guests run. Addresses in them are page numbers of card memory.
 const WRITTEN: [(&str, &str); 23] = [
     ("pmc", "ENABLE"),
     ("pmc", "ELPG_GATE"),
@@ -53,7 +53,7 @@ const WRITTEN: [(&str, &str); 23] = [
     ("pgraph", "INTR_EN"),
     ("pgraph", "CONTROL"),
 ];
-/// Units whose falcon is restarted after a reset of its engine.
+/// Units whose falcon is restarted after a reset of their engine.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
 /// Registers that restart a falcon.
 const STARTED: [&str; 9] = [
@@ -68,10 +68,10 @@ const STARTED: [&str; 9] = [
     "DMEM_DATA",
 ];
 
-/// Written values, by register.
+/// Values written to each register.
 type Map = BTreeMap<u32, BTreeSet<u32>>;
 
-/// Records register writes.
+/// A recorder of register writes.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Map>>);
 
@@ -88,12 +88,12 @@ fn is_marked(value: u32) -> bool {
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the name of a register's block and the register's own name.
+/// Returns the names of a register and its block.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the page of card memory to which a register's value refers, if it contains an address.
+/// Returns the card memory page to which a register's value refers, if it contains an address.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -103,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to each register, and to offsets between registers.
+/// Writes the word to all registers, and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -117,7 +117,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills a channel's structures with the word, either before it is bound or while it runs.
+/// Fills a channel's structures with the word, either before the channel is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -138,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process the word as data, an address, an object, and a table entry.
+/// Makes the card process the word as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -173,7 +173,7 @@ fn mark_work(scene: &mut Scene) {
     }
 }
 
-/// Returns a description of each violation in the written values.
+/// Returns a description of each violation among the written values.
 fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
     let images = Falcon::ALL.map(Image::stand_in);
     let firmware: BTreeSet<u32> = images.iter().flat_map(|image| [image.code(), image.data()].concat()).collect();
@@ -184,7 +184,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         if !started && !WRITTEN.contains(&(block, name)) {
             wrong.push(format!("{block} {name} at {offset:#08x} was written: {values:x?}"));
         }
-        // A falcon may receive only approved firmware.
+        // A falcon may only receive approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }

@@ -1,4 +1,4 @@
-//! Tests guests that misuse the interface. The hole numbers (13 to 19) are from the study of GPUvm's code.
+//! Tests guests that misuse the interface. The hole numbers (13 to 19) are those of the study of GPUvm's code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ impl Neighbour {
         Self { driver, work, at }
     }
 
-    /// Checks that the neighbour works, and that its memory is unchanged.
+    /// Checks that the neighbour still works and its memory has not changed.
     fn check(&mut self) {
         self.driver.submit(&mut self.work, &[object(CE0), ce_copy(A, A + PAGE, 0)].concat());
         self.driver.wait(&self.work);
@@ -40,7 +40,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // Hole 13: bind a directory for a nonexistent channel.
+    // Hole 13: bind a directory for a channel that does not exist.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
@@ -61,7 +61,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // Hole 16: exceed the quota. 8 MiB suffice for 30 more small-page tables.
+    // Hole 16: exceed the quota. 8 MiB are enough for 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
@@ -83,7 +83,7 @@ fn tables_destroyed_in_use_stay_alive_and_new_ones_are_empty() {
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().runlist(&[0])).status, 0);
-    // Hole 16: destroy handles while the card uses the tables.
+    // Hole 16: destroy handles while the card uses their tables.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().destroy(2).destroy(1)).status, 0);
     driver.submit(&mut work, &object(M2MF));
     driver.wait(&work);
@@ -155,7 +155,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
             interface.publish(&mut evil.guest, 0);
         }
     }
-    // Publish a circular chain, a head that is not a valid descriptor index, and an index too far ahead.
+    // Publish a circular chain, a head that is not a valid descriptor index, and an index that is too far ahead.
     interface.descriptor(&evil.guest, 0, BASE + 0x2000, 8, 1, 0);
     interface.publish(&mut evil.guest, 0);
     interface.publish(&mut evil.guest, 60_000);
@@ -166,7 +166,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue must be rejected if it is outside memory, if its size is 0, or if bus mastering is disabled.
+    // A queue must be rejected if it is outside memory, its size is 0, or bus mastering is disabled.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -208,10 +208,10 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // The thread overwrites rings, descriptors, the batch, and the reply.
+            // Another thread overwrites rings, descriptors, the batch, and the reply.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
-                rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");
+                rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("writing RAM succeeds");
             }
         });
         for _ in 0..2000 {

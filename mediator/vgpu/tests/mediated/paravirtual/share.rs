@@ -1,4 +1,4 @@
-//! Tests segments shared between channels of a VM, or between VMs.
+//! Tests segments shared between a VM's channels, or between VMs.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -6,7 +6,7 @@ use crate::oversubscribe::{WAIT_TIMEOUT, driver_with, fast, rig_with};
 use fastrand::Rng;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
-/// Copies pages between `from` and `to` in a channel's own address space.
+/// Copies pages from `from` to `to` in a channel's own address space.
 fn transfer(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, 2)].concat());
     driver.wait(channel);
@@ -24,7 +24,7 @@ fn attach(driver: &mut Driver, interface: &mut Interface, id: u64, channel: u8, 
 fn two_address_spaces_share_segment_writes() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
-    // The guest keeps one of the address spaces; the mediator keeps the other.
+    // The guest keeps the page tables of one address space, and the mediator keeps those of the other.
     let mut first = driver.channel(0);
     let mut second = channel(&mut driver, &mut interface, 1, 1);
     driver.list(&[0, 1]);
@@ -100,7 +100,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     three.channel(0);
     one.buffer(&writer, A, 2, 0x77);
     let to = two.buffer(&reader, A, 2, 0);
-    // Keys of the VM and keys of the group are separate.
+    // Keys of the VM are separate from keys of the group.
     let private = get(&mut one, &mut of_one, 5, CREATE, mode::READ | mode::WRITE).value();
     refused(&get(&mut two, &mut of_two, 5, 0, 0), 0, Status::NoObject);
     refused(&get(&mut two, &mut of_two, 5, ABROAD, 0), 0, Status::NoObject);
@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // Other VMs can use the segment only in the mode set by its owner.
+    // Other VMs can use the segment only in the mode that its owner has set.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);
@@ -121,8 +121,8 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // Kill the owner. VMs that have attached the segment keep it, but it can no longer be found.
-    one.guest.remove().expect("removed");
+    // Remove the owner. VMs that have attached the segment keep it, but it can no longer be found.
+    one.guest.remove().expect("the VM can be removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
@@ -165,7 +165,7 @@ fn segments_have_limits_and_start_empty() {
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     let id = interface.call(&mut driver.guest, &Ops::new().share_get(3, 2 * MIB, CREATE, 0)).value();
     let va = attach(&mut driver, &mut interface, id, 0, 0).value();
-    assert_eq!(va, ids[0].1, "its addresses are reused");
+    assert_eq!(va, ids[0].1, "the addresses of the detached segment are reused");
     transfer(&mut driver, &mut work, va, A);
     let mut data = [1; 2 * PAGE as usize];
     driver.guest.vram_read(to, &mut data);
@@ -196,11 +196,11 @@ fn segment_attach_waits_until_card_has_memory() {
             begun.send(()).expect("the thread is still running");
             attach(&mut driver, &mut interface, id, last, 0)
         });
-        has_begun.recv().expect("it begins");
-        // By now the request was rejected or is waiting. On a slow host the test could miss a rejection.
+        has_begun.recv().expect("the thread starts");
+        // The request was rejected or waits by now. On a slow host, the test could miss a rejection.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
-        attaches.join().expect("it ends")
+        attaches.join().expect("the thread does not panic")
     });
     assert_ne!(reply.value(), 0);
     assert_eq!(["faults", "channel_binds_refused"].map(|name| driver.guest.counter(name)), [0; 2]);
@@ -235,7 +235,7 @@ fn attached_segments_survive_hand_over() {
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Modified parts must be rejected or be valid variants, and the running VMs must not change.
+    // Modified parts must be rejected or be valid, and must not change the running VMs.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Every zeroed byte must cause a rejection, except for the access mode of a mapping. One change moves a mapping
-    // over another one.
+    // Any byte that is zeroed must cause a rejection, except the access mode of a mapping. One of the changes moves a
+    // mapping over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);
@@ -260,7 +260,7 @@ fn attached_segments_survive_hand_over() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // The segment is released as usual.
+    // The segment can be released as usual.
     let taken = rig.usage().0.mediator;
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::REMOVE, 0)).status, 0);
     assert_eq!(of_one.call(&mut one.guest, &Ops::new().detach(shared as u32, 0)).status, 0);

@@ -1,4 +1,4 @@
-//! Tests that move VMs with mapped apertures to another card, save and restore them, and migrate them through their
+//! Tests moving VMs with mapped apertures to another card, saving and restoring them, and migrating them through their
 //! client.
 
 use super::super::migration::{state_of, take_in};
@@ -8,7 +8,7 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// Address at which the guest's CPU writes the channel's doorbell. BAR3 shows USERD at offset 0.
+/// Offset in BAR3 at which the guest's CPU writes the channel's doorbell. BAR3 shows USERD at offset 0.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {
@@ -19,9 +19,9 @@ fn remapped() -> Settings {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the VM's pages.
+    /// VRAM address of the pages.
     from: u64,
-    /// Target address of the GPU's copies.
+    /// VRAM address to which the GPU copies them.
     to: u64,
 }
 
@@ -58,7 +58,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
-        // The guest's CPU writes during the early copy, and after the VM has resumed.
+        // The guest's CPU writes while the memory is copied ahead, and after the VM has resumed.
         let meanwhile = |_: &mut Guest| cpu.write(BAR1_MAPPED_AT, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
@@ -67,7 +67,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
         one.check(&cpu3, seed + 1);
         assert!(cards[1 - to].usage().0.vms.is_empty(), "none of its resources are left");
     }
-    // Pages can be mapped and unmapped as before.
+    // Pages can still be mapped and unmapped.
     hide(&mut one.driver, 0, BAR1_MAPPED_AT, 4);
     assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(BAR1_MAPPED_AT, 4 * PAGE));
     show(&mut one.driver, 0, BAR1_MAPPED_AT + 0x10_0000, one.to, 4);
@@ -82,7 +82,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues undisturbed. The restore then undoes its later changes.
+    // The VM continues undisturbed, and the restore undoes its later changes.
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
@@ -107,7 +107,7 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
-    // The client now lends more memory. The restore checks lent memory last.
+    // The client lends more memory now. The restore checks the lent memory last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client now lends"), "{refused}");
@@ -130,7 +130,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         there.ram_write(0, &ram_of(&one.driver.guest));
         take_in(&mut there, &state).unwrap();
         if mapped {
-            // The client has mapped different memory, which now shows the first VM's pages.
+            // The client has mapped other memory, which now shows the first VM's pages.
             let theirs = Cpu::for_region(&there, Bar1);
             assert_eq!(theirs.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4));
             theirs.write(BAR1_MAPPED_AT, &pages(7, 4));
@@ -164,7 +164,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // Load a state into a device that was used before. The client's earlier mappings are then invalid.
+    // Load a state into a device that was used before. The client's earlier mappings are invalid then.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

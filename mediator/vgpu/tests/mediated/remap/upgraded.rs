@@ -36,7 +36,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
         assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(10 + round, 4));
         assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "the page has one home");
-        // Page tables changed by the guest's CPU through an aperture are read at the next flush.
+        // Page tables that the guest's CPU changes through an aperture are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
         driver.flush();
@@ -132,7 +132,7 @@ fn other_settings_are_the_next_clients() {
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     driver.guest.configured(|settings| settings.apertures = Apertures::Trapped);
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0), "this VM has it mapped");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0), "this VM's client still maps the aperture");
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));

@@ -1,4 +1,4 @@
-//! Tests a PRAMIN window mapped by the client.
+//! Tests a PRAMIN window that the client maps.
 
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
 use crate::handover::handover;
@@ -33,7 +33,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN maps neither guest RAM nor addresses beyond guest VRAM. They read as zeros, and no data is lost.
+    // PRAMIN shows neither guest RAM nor addresses beyond guest VRAM. They read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -61,7 +61,7 @@ fn page_tables_written_through_pramin_are_used_by_work() {
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // The data must be in VRAM after the window has moved.
+    // After the window has moved, the data must be in VRAM.
     let at = in_window(&mut driver, entry);
     cpu.write(at, &[0; 8]);
     hide_window(&mut driver);
@@ -77,7 +77,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar0), Cpu::for_region(&driver.guest, Bar3));
     let at = driver.vram(2);
     driver.guest.vram_write(at, &pages(4, 2));
-    // A driver starts with PRAMIN and then uses BAR3 without unmapping PRAMIN.
+    // Like a driver, start with PRAMIN, and then use BAR3 without unmapping PRAMIN.
     let space = driver.apertures[1];
     driver.pte(space, HIGH3, (at >> 8) as u32 | 1, 0);
     let place = in_window(&mut driver, at);
@@ -89,7 +89,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Meanwhile, a write to PRAMIN is lost and counted.
+    // In the meantime, a write to PRAMIN is lost and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -137,7 +137,7 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::for_region(&driver.guest, Bar0);
-    // These two MiB are unused.
+    // The last two MiB are unused.
     let at = (VM_MIB - 2) * MIB;
     let place = in_window(&mut driver, at);
     cpu.write(place + 3 * PAGE, &pattern(5, 0));
@@ -152,8 +152,9 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     assert!(cpu.is_zero(place, 3 * PAGE));
 }
 
-/// Maximum burst of moved pages, and maximum number of pages per second. Both match `device/pace.rs`.
+/// Maximum burst of moved pages, as in `device/pace.rs`.
 const BURST_PAGES: u64 = 1 << 16;
+/// Maximum number of moved pages per second, as in `device/pace.rs`.
 const PAGES_PER_SECOND: u64 = 1 << 15;
 
 /// Makes a guest exceed its burst with `step`, and compares the number of moved pages with the elapsed time.
@@ -167,10 +168,10 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
         }
         assert!(round < 1000, "{} pages have moved", moved(driver));
     }
-    // The last move may overrun the budget.
+    // The last move may exceed the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved; the maximum is {most}", moved(driver));
-    // A busy host may move pages more slowly than the limit allows.
+    // A busy host may move pages more slowly than the limit permits.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
@@ -198,7 +199,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
             moves_no_faster_than_it_may(&mut driver, |driver, round| {
                 let first = (round % 2) as u64 * 256;
                 let place = in_window(driver, at + first * PAGE);
-                // As soon as the reply to the write arrives, the window shows its new pages.
+                // When the reply to the write has arrived, the window must show its new pages.
                 assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
             });
         }));
@@ -210,7 +211,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
-/// Writes all memory under two positions of a window, so that each move of the window maps or unmaps 512 pages.
+/// Writes all memory at two positions of the window, so that each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));
@@ -223,8 +224,8 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
-    // Returns the number of pages moved by one register write, and the number of times that the card was locked. At
-    // most one page may move per critical section.
+    // Returns the number of pages that one register write moves, and how often the card is locked. At most one page may
+    // move per critical section.
     let mut place = |at: u64| {
         let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
         in_window(&mut driver, at);
@@ -235,7 +236,7 @@ fn card_lock_is_free_between_pages_of_moved_window() {
         println!("{pages} pages in {holds} critical sections of the card's lock");
         assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} critical sections of the card's lock");
     }
-    // As a control, a write that moves no page must cost the neighbours almost nothing.
+    // As a control, a write that moves no pages must cost the neighbours almost nothing.
     let (pages, holds) = place(at + MIB);
     assert!(pages == 0 && holds < 64, "{holds} critical sections for a window that does not move");
 }
@@ -281,7 +282,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     });
     println!("{most} reads of a neighbour completed while {MOVES} writes moved 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // One critical section for all pages would permit about one read per move.
+    // A single critical section for all pages would permit about one read per move.
     assert!(most > 4 * MOVES, "{most} reads of a neighbour in {MOVES} moves");
 }
 
@@ -296,7 +297,7 @@ fn guest_remapping_aperture_repeatedly_delays_only_itself() {
     let directory = driver.apertures[1].directory;
     let mut entry = vec![0; 8];
     driver.guest.vram_read(directory, &mut entry);
-    // Here, a single directory entry maps or unmaps the whole range.
+    // A single directory entry maps or unmaps the whole range.
     moves_no_faster_than_it_may(&mut driver, |driver, round| {
         let shown = round % 2 == 1;
         driver.guest.vram_write(directory, if shown { &entry } else { &[0; 8] });

@@ -14,11 +14,11 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission: enough that the guest waits for their completion.
+/// Number of copies per submission, which is enough for the guest to wait for their completion.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum delay between the scheduler noticing a completion and its guest being notified. Tests repeat a round if the
-/// host was slower.
+/// Maximum delay between the scheduler noticing a completion and its guest being notified. Tests repeat rounds in which
+/// the host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
@@ -70,11 +70,11 @@ fn completion_without_waiter_raises_no_interrupt() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // After a few short submissions, the scheduler forgets the length of the first ones, unless the host is busy.
+    // After a few short submissions, the scheduler no longer expects long ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 completions was reported");
     let charged = used(&rig, 0);
-    // While another VM has work, every completion must be reported.
+    // While another VM has work, all completions must be reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut busy = worker(&mut other, 1);
     for _ in 0..3 {
@@ -153,10 +153,10 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt must be reported together with the first submission's completion.
+        // This interrupt must be reported together with the completion of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Otherwise the interrupt may have reported the VM's own completion.
+        // Otherwise, the interrupt may have reported the VM's own completion.
         !told && ended(&rig, 1) == before
     });
     assert!(undisturbed, "a VM is notified of each completion of another VM's work when its own begins");

@@ -218,8 +218,9 @@ const fn power(scale: Scale) -> i32 {
 /// fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// Bits of a double below the last bit of a single, and the bit of half that weight.
+    /// Bits of a double below the last bit of a single.
     const ROUNDED_BITS: u64 = (1 << 29) - 1;
+    /// Bit with half the weight of the last bit of a single.
     const MIDDLE: u64 = 1 << 28;
     const MIN_NORMAL_BITS: u64 = (1023 - 126) << 52;
     let mut values = [0; LANES];

@@ -1,4 +1,4 @@
-//! Runs random instructions, which the engine must survive, and after which it must still work.
+//! Runs random instructions. The engine must survive them, and must still work afterwards.
 
 use super::differential::random_words;
 use super::rig::{CODE, DATA, Random, Rig};

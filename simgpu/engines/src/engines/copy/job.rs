@@ -1,6 +1,6 @@
 //! A copy in progress: copies lines between surfaces, optionally remapping elements, and then runs the completion.
 //!
-//! Lines, and bytes within a line, are copied in ascending order. Overlapping copies are therefore well-defined: they
+//! Lines, and bytes within a line, are copied in ascending order. Therefore, overlapping copies are well-defined: they
 //! read bytes that they have already written. GUESS: the hardware copies bursts in this order. Drivers do not issue
 //! overlapping copies.
 

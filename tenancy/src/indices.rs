@@ -1,10 +1,10 @@
-//! The free indices of a tenant's memory.
+//! The free indices of a tenant's memory, for an owner that assigns them itself.
 
 use std::collections::BTreeSet;
 
 /// Unused indices. The lowest one is found without visiting the indices in use.
 #[derive(Debug, Default)]
-pub(super) struct Indices {
+pub struct Indices {
     /// Previously used indices that are free again.
     freed: BTreeSet<u32>,
     /// Lowest index that was never used.
@@ -13,20 +13,21 @@ pub(super) struct Indices {
 
 impl Indices {
     /// Returns the lowest free index.
-    pub(super) fn lowest(&self) -> u32 {
+    #[must_use]
+    pub fn lowest(&self) -> u32 {
         self.freed.first().copied().unwrap_or(self.fresh)
     }
 
     /// Removes the lowest free index and returns it.
-    pub(super) fn take(&mut self) -> u32 {
+    pub fn take(&mut self) -> u32 {
         self.freed.pop_first().unwrap_or_else(|| {
             self.fresh += 1;
             self.fresh - 1
         })
     }
 
-    /// Returns an index to the free ones.
-    pub(super) fn free(&mut self, index: u32) {
+    /// Puts back an index that was taken.
+    pub fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }
 }

@@ -1,0 +1,51 @@
+//! Accounts of tenants for the next owner of the card: their use, the scheduler's credits, strikes and quarantines.
+//!
+//! Programs continue without an owner, and report their chunks to the next one (`adopt`). Tenants keep their names.
+
+use super::Core;
+use std::collections::BTreeMap;
+use tenancy::{Deadline, ReadError, RestoredAccounts, SavedAccounts, WriteError};
+use vram::TenantId;
+
+/// Time for which the accounts of tenants of an earlier owner are kept until the tenants are added, in ns.
+// TIMEOUT: the daemon adds its tenants immediately after the owner has started.
+const UNCLAIMED_NS: u64 = 60_000_000_000;
+
+impl Core {
+    /// Returns the accounts as a file with a unique `identity`, for the next owner.
+    pub(crate) fn save(&self, identity: [u8; 16]) -> Result<Vec<u8>, WriteError> {
+        let present = self.tenants.iter().map(|(&id, tenant)| (id, &tenant.spec.name));
+        let all = present.chain(self.unclaimed.iter().map(|(name, &id)| (id, name)));
+        let names: BTreeMap<TenantId, String> = all.map(|(id, name)| (id, name.clone())).collect();
+        let scheduler = self.turns.turns().at_rest(self.now());
+        let saved = SavedAccounts::new(self.clock, names.into_iter(), &scheduler, &self.machine.residency);
+        saved.to_file(identity)
+    }
+
+    /// Continues with the accounts of an earlier owner, and with its clock. No tenant may exist. Changes nothing if the
+    /// file is damaged, or is of an unsupported version.
+    pub(crate) fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
+        let RestoredAccounts { clock_ns, names, scheduler, quanta, begun } = RestoredAccounts::from_file(file)?;
+        self.clock = clock_ns;
+        let now = self.now();
+        self.turns.with_turns(now, |turns| turns.continue_from(scheduler, now));
+        self.machine.residency.continue_from(quanta, begun);
+        self.next_tenant = names.values().map(|id| id.0 + 1).max().unwrap_or(self.next_tenant);
+        self.unclaimed = names;
+        self.deadlines.set(Deadline::Accounts, self.clock + UNCLAIMED_NS);
+        Ok(())
+    }
+
+    /// Returns two values that change with the accounts: the number of strikes, and the used time in ns.
+    pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
+        self.turns.turns().scheduler().strikes_and_use()
+    }
+
+    /// Forgets the accounts of tenants that were not added.
+    pub(super) fn forget_unclaimed(&mut self) {
+        let now = self.now();
+        for tenant in std::mem::take(&mut self.unclaimed).into_values() {
+            self.turns.with_turns(now, |turns| turns.forget(tenant, now));
+        }
+    }
+}

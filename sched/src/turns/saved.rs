@@ -1,0 +1,34 @@
+//! The accounts of turns for the next owner of a card. Turns themselves are not saved: the next owner grants new ones.
+
+use super::{CHANNEL, Turns};
+use crate::{Event, Nanos, Scheduler, TenantId};
+
+impl Turns {
+    /// Returns a copy of the scheduler in which all turns have ended at `now` and no tenant waits. Omits the tenants
+    /// for which `is_kept` returns false.
+    #[must_use]
+    pub fn at_rest(&self, now: Nanos, is_kept: impl Fn(TenantId) -> bool) -> Scheduler {
+        let mut scheduler = self.scheduler.clone();
+        for vgpu in self.scheduler.vgpus() {
+            let ended = Event::ChannelEnded { vgpu, channel: CHANNEL };
+            let event = if is_kept(vgpu) { ended } else { Event::Removed { vgpu } };
+            scheduler.event(now, event, &mut Vec::new());
+        }
+        scheduler
+    }
+
+    /// Continues with the accounts of an earlier owner, and with the current settings. No tenant may exist. Each tenant
+    /// of the earlier owner continues when it is [added](Self::add), or is [forgotten](Self::forget).
+    pub fn continue_from(&mut self, scheduler: Scheduler, now: Nanos) {
+        let config = *self.scheduler.config();
+        (self.scheduler, self.charged_until) = (scheduler, now);
+        self.event(now, Event::Configured(config));
+    }
+
+    /// Forgets the accounts of an earlier owner's tenant, unless the tenant was added.
+    pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
+        if !self.members.contains_key(&tenant) {
+            self.event(now, Event::Removed { vgpu: tenant });
+        }
+    }
+}
