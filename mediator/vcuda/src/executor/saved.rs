@@ -63,7 +63,7 @@ impl Executor {
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
         // The daemon was killed between the move of the programs and the record of the VM's new card.
-        let is_elsewhere = card != self.launcher.card();
+        let is_elsewhere = card.as_ref().is_some_and(|card| card != self.launcher.card());
         if is_elsewhere && !processes.is_empty() {
             let (programs, expected) = (processes.len(), self.launcher.card());
             tracing::error!(programs, card, expected, "CUDA programs end: the daemon was killed during their move");
@@ -249,7 +249,7 @@ impl Executor {
             processes: self.workers.iter().filter_map(process).collect(),
             popped: self.progress.popped,
             last_ticket: self.tickets,
-            card: self.launcher.card().to_owned(),
+            card: Some(self.launcher.card().to_owned()),
         }
     }
 

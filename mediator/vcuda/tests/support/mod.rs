@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Started};
+use saved_state::{Part, SavedState, Writer};
+use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, SavedFunction, Started};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
@@ -382,8 +383,19 @@ impl Guest {
 
     /// Hands the function over to another device, as in an upgrade. `meanwhile` runs while no device serves the guest.
     pub fn upgrade(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        self.upgrade_from(SavedFunction::VERSION, meanwhile);
+    }
+
+    /// Like [`Self::upgrade`], from a program that writes this version of the saved state.
+    pub fn upgrade_from(&mut self, version: u32, meanwhile: impl FnOnce(&mut Self)) {
         let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
         let (saved, descriptors) = suspended.save().unwrap();
+        let known = saved_state::Known { name: SavedFunction::NAME.to_owned(), version };
+        let mut writer = Writer::for_reader([0; 16], vec![known]);
+        writer.put(0, &saved).unwrap();
+        let file = writer.finish();
+        let mut state = SavedState::parse(&file, &[saved_state::Known::for_part::<SavedFunction>()]).unwrap();
+        let saved = state.take(0).unwrap();
         let link = self.next_link();
         let restored = CudaDevice::restore("next", LIMITS, &link, self.threads_on(self.card), saved, descriptors);
         let (device, function) = restored.unwrap();
