@@ -1,7 +1,7 @@
 //! VMs whose programs use a CUDA card: the VM's device, and the VM's role as a tenant of the card's owner.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use crate::error::DaemonError;
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the daemon polls for the workers' exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Reason why a VM of another daemon cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
@@ -76,7 +77,7 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     }
     let launcher = Box::new(launcher(card.spec(), &vm.name, &socket, user.as_ref()));
     match CudaDevice::build(&vm.name, limits(function), link, launcher) {
-        Ok((device, function)) => Ok(built(card, vm, dir, user, device, function)),
+        Ok((device, function)) => Ok(built(card, vm, (socket, dir.to_owned()), user, device, function)),
         Err(error) => {
             leave(card, &vm.name);
             withdraw();
@@ -88,12 +89,11 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
 fn built(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
-    dir: &Path,
+    sockets: (PathBuf, PathBuf),
     user: Option<User>,
     device: CudaDevice,
     function: CudaFunction,
 ) -> Built {
-    let sockets = (workers_socket(&vm.name, &vm.card, dir), dir.to_owned());
     let backend = CudaVm::new(function, &vm.name, Arc::<CudaCard>::clone(card), sockets, user);
     Built { device: Box::new(device), backend: Arc::new(Backend(backend)) }
 }
@@ -111,12 +111,12 @@ pub(crate) fn restored(
     saved: SavedFunction,
     descriptors: Vec<OwnedFd>,
 ) -> Result<Built, RestoreError> {
-    let socket = workers_socket(&vm.name, &vm.card, dir);
+    let socket = card.known_socket(&vm.name).unwrap_or_else(|| workers_socket(&vm.name, &vm.card, dir));
     let user = user(card, &vm.name, &socket)?;
     let launcher = Box::new(launcher(card.spec(), &vm.name, &socket, user.as_ref()));
     let limits = limits(vm.cuda.unwrap_or_default());
     let (device, function) = CudaDevice::restore(&vm.name, limits, link, launcher, saved, descriptors)?;
-    Ok(built(card, vm, dir, user, device, function))
+    Ok(built(card, vm, (socket, dir.to_owned()), user, device, function))
 }
 
 /// Sends a VM's current settings to an owner that another daemon started, unless that owner already has them.
