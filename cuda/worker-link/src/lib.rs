@@ -1,9 +1,9 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save`. The worker receives both descriptors as arguments:
-//! `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are described in
-//! `cuda-ring`.
+//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker receives both of its descriptors
+//! as arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
+//! described in `cuda-ring`.
 //!
 //! ```text
 //! device -> worker  Blob { id, kind, serial, offset, size }: the guest may use this part of the window
@@ -15,10 +15,14 @@
 //! device -> worker  Goodbye: the guest program has exited
 //! device -> worker  Save, with a file: the worker saves its state for another worker
 //! worker -> device  Saved: the state is in the file, and the worker exits; or Refused { obstacle }: it continues
+//! device -> worker  Hold, with a file: like Save, but after Saved the worker waits for Resume or Goodbye
+//! device -> worker  Resume: the worker executes its program
 //! ```
 //!
 //! The next worker receives the file with `--restore-fd`, and the same window. This worker sends `Restored` when it
-//! continues the program. The device repeats messages about blobs that the previous worker may not have received.
+//! continues the program. With `--held`, this worker waits for `Resume` after `Restored`. Until then, it exits when its
+//! connection is closed, and the previous worker still has the program. The device repeats messages about blobs that
+//! the previous worker may not have received.
 //!
 //! Without [`Rejoin`], the worker exits when the connection is closed. With [`Rejoin`], the worker continues to serve
 //! its program, and connects to the next daemon. The next daemon repeats each `Blob` and each `Remove` without a reply,

@@ -90,16 +90,16 @@ impl Link {
         self.send(&message.encode(), SendFlags::DONTWAIT)
     }
 
-    /// Sends [`ToWorker::Save`] with its file.
+    /// Sends [`ToWorker::Save`] or [`ToWorker::Hold`] with its file.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if the queue is full, or [`LinkError::Closed`] if the worker has exited.
-    pub fn send_save(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
+    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
+    pub fn send_save(&self, message: ToWorker, file: BorrowedFd<'_>) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let files = [file];
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
-        let packet = ToWorker::Save.encode();
+        let packet = message.encode();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(&packet)], &mut ancillary, flags)?;
         if sent == PACKET { Ok(()) } else { Err(LinkError::Malformed(Malformed)) }
@@ -203,7 +203,7 @@ mod tests {
     fn file_of_a_save_arrives_with_it() {
         let (device, worker) = Link::pair().expect("a pair");
         let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
-        device.send_save(writer.as_fd()).expect("sent");
+        device.send_save(ToWorker::Save, writer.as_fd()).expect("sent");
         device.send_to_worker(ToWorker::Doorbell).expect("sent");
         drop(writer);
         let (message, file) = worker.try_receive_in_worker().expect("received");

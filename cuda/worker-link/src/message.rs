@@ -35,6 +35,11 @@ pub enum ToWorker {
     /// The worker must save its state in the packet's file and exit, so that the program can continue in another
     /// worker. If part of the state cannot be saved, the worker replies with `Refused` and continues.
     Save,
+    /// Like `Save`, but the worker does not end: it executes nothing until `Resume`, or until no daemon is left.
+    Hold,
+    /// The worker executes its program again after `Hold`, or for the first time if it was started for a program of
+    /// another worker.
+    Resume,
 }
 
 /// A message from a worker.
@@ -54,7 +59,7 @@ pub enum FromWorker {
         /// Cause of the error.
         reason: Reason,
     },
-    /// The worker has saved its state in the file of `Save`, and exits.
+    /// The worker's state is in the file of `Save` or `Hold`. After `Save`, the worker ends.
     Saved,
     /// The worker has restored the state of the program's previous worker, and continues the program.
     Restored,
@@ -155,6 +160,8 @@ impl ToWorker {
             Self::Doorbell => (3, 0, 0, 0, 0, 0),
             Self::Goodbye => (4, 0, 0, 0, 0, 0),
             Self::Save => (5, 0, 0, 0, 0, 0),
+            Self::Hold => (6, 0, 0, 0, 0, 0),
+            Self::Resume => (7, 0, 0, 0, 0, 0),
         })
     }
 
@@ -169,6 +176,8 @@ impl ToWorker {
             (3, ..) => Ok(Self::Doorbell),
             (4, ..) => Ok(Self::Goodbye),
             (5, ..) => Ok(Self::Save),
+            (6, ..) => Ok(Self::Hold),
+            (7, ..) => Ok(Self::Resume),
             _ => Err(Malformed),
         }
     }
@@ -219,6 +228,8 @@ mod tests {
             ToWorker::Doorbell,
             ToWorker::Goodbye,
             ToWorker::Save,
+            ToWorker::Hold,
+            ToWorker::Resume,
         ];
         for message in to {
             assert_eq!(ToWorker::decode(&message.encode()), Ok(message));

@@ -31,6 +31,8 @@ pub struct WorkerFiles {
     pub starter: Option<Link>,
     /// File with the state of the program's previous worker, if any.
     pub restore: Option<OwnedFd>,
+    /// Set if the previous worker still has the program: the worker waits for [`Resume`](crate::ToWorker::Resume).
+    pub is_held: bool,
 }
 
 /// Reason why a worker could not be started.
@@ -114,7 +116,7 @@ impl WorkerOptions {
     /// # Errors
     /// Returns an error if the program cannot be started.
     pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
-        self.start_of(WorkerFiles { window, link, starter: None, restore: None }, errors)
+        self.start_of(WorkerFiles { window, link, starter: None, restore: None, is_held: false }, errors)
     }
 
     /// Like [`Self::start_with`], with additional descriptors.
@@ -122,7 +124,7 @@ impl WorkerOptions {
     /// # Errors
     /// Returns an error if the program cannot be started.
     pub fn start_of(&self, files: WorkerFiles, errors: Stdio) -> Result<Child, StartError> {
-        let WorkerFiles { window, link, starter, restore } = files;
+        let WorkerFiles { window, link, starter, restore, is_held } = files;
         let mut mappings = vec![(window, WINDOW_FD), (link.into_fd(), LINK_FD)];
         mappings.extend(starter.map(|starter| (starter.into_fd(), STARTER_FD)));
         mappings.extend(restore.map(|file| (file, RESTORE_FD)));
@@ -130,6 +132,9 @@ impl WorkerOptions {
         let mut command = Command::new(&self.program);
         for (number, name) in names.iter().filter(|(number, _)| mappings.iter().any(|(_, fd)| fd == number)) {
             command.args([format!("--{name}-fd"), number.to_string()]);
+        }
+        if is_held {
+            command.arg("--held");
         }
         if let Some(library) = &self.library {
             command.arg("--library").arg(library);

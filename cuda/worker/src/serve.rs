@@ -64,6 +64,30 @@ pub struct Start {
     pub starter: Option<Link>,
     /// File with the state saved by the program's previous worker.
     pub restore: Option<OwnedFd>,
+    /// Set if the previous worker still has the program, so that this worker must wait for [`ToWorker::Resume`].
+    pub is_held: bool,
+}
+
+/// The worker that may execute the program, if a worker on another card has restored the program's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Hold {
+    /// This worker executes the program.
+    #[default]
+    None,
+    /// This worker has saved the state, and waits. It executes the program again if no device is left.
+    Saved,
+    /// The previous worker has the program. This worker ends if no device is left.
+    Arriving,
+}
+
+/// A request to save the program's state.
+#[derive(Debug)]
+struct SaveRequest {
+    file: OwnedFd,
+    /// The connection for the reply.
+    link: Arc<DeviceLink>,
+    /// The worker waits afterwards, instead of its end. Contains [`Inbox::resumed`] at the time of the request.
+    holds: Option<u64>,
 }
 
 /// Messages from the link that the loop has not handled yet.
@@ -71,8 +95,10 @@ pub struct Start {
 struct Inbox {
     messages: VecDeque<ToWorker>,
     rung: bool,
-    /// File for the worker's state, and the connection for the reply.
-    save: Option<(OwnedFd, Arc<DeviceLink>)>,
+    save: Option<SaveRequest>,
+    hold: Hold,
+    /// Number of requests to resume, and of daemons that have ended. Both also cancel a hold that has not begun.
+    resumed: u64,
 }
 
 impl Inbox {
@@ -95,6 +121,11 @@ impl Mail {
         let inbox = self.lock();
         drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.is_empty()));
     }
+
+    /// Waits until this worker may execute the program.
+    fn wait_until_resumed(&self, inbox: MutexGuard<'_, Inbox>) {
+        drop(self.1.wait_while(inbox, |inbox| inbox.hold != Hold::None));
+    }
 }
 
 /// Exits without running exit handlers, because the driver's handlers could wait for work that never completes.
@@ -113,6 +144,13 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
         match link.try_receive() {
             Ok((ToWorker::Goodbye, _)) => end(),
             Err(LinkError::Closed | LinkError::Socket(_)) => {
+                inbox.resumed += 1;
+                // The next daemon knows the worker that had the program.
+                match std::mem::take(&mut inbox.hold) {
+                    Hold::Arriving => end(),
+                    Hold::Saved => mail.1.notify_all(),
+                    Hold::None => {}
+                }
                 drop(inbox);
                 if !link.rejoin(*lost.get_or_insert_with(Instant::now)) {
                     end();
@@ -120,8 +158,15 @@ fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
                 continue;
             }
             Ok((ToWorker::Doorbell, _)) => inbox.rung = true,
-            Ok((ToWorker::Save, file)) => inbox.save = file.map(|file| (file, Arc::clone(link))),
-            // The number of blobs need not be limited here, because the device is trusted. The window checks each blob.
+            Ok((message @ (ToWorker::Save | ToWorker::Hold), file)) => {
+                let holds = (message == ToWorker::Hold).then_some(inbox.resumed);
+                inbox.save = file.map(|file| SaveRequest { file, link: Arc::clone(link), holds });
+            }
+            Ok((ToWorker::Resume, _)) => {
+                inbox.resumed += 1;
+                inbox.hold = Hold::None;
+            }
+            // The number of blobs is not checked, because the device is trusted; the window checks each blob.
             Ok((message, _)) => inbox.messages.push_back(message),
             Err(LinkError::WouldBlock | LinkError::Malformed(_)) => continue,
         }
@@ -136,7 +181,7 @@ fn read_starter(link: &Arc<DeviceLink>, mail: &Mail) {
         link.wait();
         match link.try_receive() {
             Ok((ToWorker::Save, Some(file))) => {
-                mail.lock().save = Some((file, Arc::clone(link)));
+                mail.lock().save = Some(SaveRequest { file, link: Arc::clone(link), holds: None });
                 mail.1.notify_all();
             }
             Err(LinkError::Closed | LinkError::Socket(_)) => return,
@@ -169,6 +214,10 @@ pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink, start: Start) ->
 
 fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: Start) -> Result<(), ServeError> {
     let mail = Arc::new(Mail::default());
+    let is_held = start.is_held;
+    if is_held {
+        mail.lock().hold = Hold::Arriving;
+    }
     let mut window = Window::map(window)?;
     let starter = start.starter.map(|starter| Arc::new(DeviceLink::new(starter, None)));
     if let Some(starter) = &starter {
@@ -198,7 +247,7 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         while inbox.is_empty() {
             inbox = mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
-        if let Some((_, link)) = inbox.save.take() {
+        if let Some(SaveRequest { link, .. }) = inbox.save.take() {
             link.send(FromWorker::Refused { obstacle: Obstacle::Starting });
         }
         match inbox.messages.pop_front() {
@@ -230,10 +279,16 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: St
         }
         None => Ok(()),
     };
-    let result = restore(&mut executor).map_err(ServeError::from).and_then(|()| {
-        let ordered = Consumer::resume(control, ring, Geometry::ORDERED, tail);
-        Service { executor, mail, link, control, message: Vec::new() }.run(ordered)
-    });
+    let result = match restore(&mut executor) {
+        // The previous worker continues the program.
+        Err(error) if is_held => return Err(error.into()),
+        Err(error) => Err(error.into()),
+        Ok(()) => {
+            mail.wait_until_resumed(mail.lock());
+            let ordered = Consumer::resume(control, ring, Geometry::ORDERED, tail);
+            Service { executor, mail, link, control, message: Vec::new() }.run(ordered)
+        }
+    };
     control.store(control::STATE, state::LOST);
     result
 }
@@ -329,15 +384,15 @@ impl Service {
                     }
                     self.link.send(FromWorker::Removed { id, serial });
                 }
-                ToWorker::Doorbell | ToWorker::Goodbye | ToWorker::Save => {}
+                ToWorker::Doorbell | ToWorker::Goodbye | ToWorker::Save | ToWorker::Hold | ToWorker::Resume => {}
             }
         }
     }
 
-    /// Saves the program's state and exits, if this was requested. If an obstacle prevents the save, the program
-    /// continues here.
+    /// If the device requests it, saves the program's state, and ends the process or waits for the device. If an
+    /// obstacle prevents this, the program continues here.
     fn save_on_request(&mut self, ordered: &Consumer<Shared, Shared>) -> Result<(), ServeError> {
-        let Some((file, link)) = self.mail.lock().save.take() else { return Ok(()) };
+        let Some(SaveRequest { file, link, holds }) = self.mail.lock().save.take() else { return Ok(()) };
         let mut found = self.executor.steps().map(drop);
         if found.is_ok() {
             found = self.drain()?;
@@ -354,7 +409,11 @@ impl Service {
             found = self.executor.save(&file, ordered.position());
             if found.is_ok() {
                 link.send(FromWorker::Saved);
-                end();
+                let Some(resumed) = holds else { end() };
+                if inbox.resumed == resumed {
+                    inbox.hold = Hold::Saved;
+                }
+                mail.wait_until_resumed(inbox);
             }
         }
         if let Err(obstacle) = found {

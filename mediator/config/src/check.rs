@@ -422,6 +422,10 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Err(what) = socket_path_is_good(&socket) {
         say(RefusalKind::Invalid, "socket", what);
     }
+    let workers = vm.cuda.map(|_| super::workers_socket(&vm.name, &vm.card, &daemon.socket_dir));
+    if let Some(Err(what)) = workers.as_deref().map(socket_path_is_good) {
+        say(RefusalKind::Invalid, "name", format!("{what}, for the socket of its workers"));
+    }
     let user = others.iter().find(|other| other.socket_path(&daemon.socket_dir) == socket);
     if let Some(other) = user.filter(|other| other.name != vm.name) {
         let what = format!("`{}` is the socket of VM `{}`, expected another path", socket.display(), other.name);

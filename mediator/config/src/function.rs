@@ -1,9 +1,11 @@
 //! Virtual machines whose programs use a CUDA card: the `[vm.cuda]` table and its rules.
 
+use std::path::{Path, PathBuf};
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cuda::{self, OnRemove, OnStuck};
+use super::cuda::{self, OnRemove, OnStuck, TENANTS};
 use super::refusal::{Refusal, RefusalKind};
 use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantCards, TenantSpec, VmSpec};
 
@@ -57,6 +59,13 @@ impl VmSpec {
             labels: Labels::default(),
         }
     }
+}
+
+/// Returns the socket on which the owner of a card listens for the workers of a VM's programs. The socket has the name
+/// of the card, because workers of a VM that moves use both cards.
+#[must_use]
+pub fn workers_socket(vm: &str, card: &str, socket_dir: &Path) -> PathBuf {
+    socket_dir.join(TENANTS).join(vm).join(format!("{card}.sock"))
 }
 
 /// Returns all reasons to reject a virtual machine on a CUDA card, given `others`, except those that concern its name

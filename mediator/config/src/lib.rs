@@ -46,7 +46,7 @@ mod tests;
 pub use check::place::{self, Placement};
 pub use check::{Key, Mistake, own_folder};
 pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TENANTS, TenantCards, TenantSpec};
-pub use function::{FunctionSpec, windows_mib};
+pub use function::{FunctionSpec, windows_mib, workers_socket};
 pub use labels::{LabelMatch, Labels};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;

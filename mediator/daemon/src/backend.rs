@@ -12,8 +12,8 @@ use card_manager::ManagedCard;
 use card_manager::shortage::Shortage;
 use card_manager::usage::SchedulerUsage;
 use config::{CardMemory, CardSpec, VmSpec};
+use guest_workers::CudaVm;
 use physical::GoingCard;
-use vcuda::CudaFunction;
 use vgpu::{MediatedVm, Settings};
 
 /// Device status of a virtual machine, for operators.
@@ -48,8 +48,8 @@ pub trait VmBackend: Send + Sync {
         None
     }
 
-    /// Returns the function through which the guest's programs use CUDA, or `None` for other devices.
-    fn cuda(&self) -> Option<&CudaFunction> {
+    /// Returns the virtual machine whose programs use CUDA, or `None` for other devices.
+    fn cuda(&self) -> Option<&CudaVm> {
         None
     }
 

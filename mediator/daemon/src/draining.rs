@@ -47,7 +47,7 @@ impl State {
         Err(DaemonError::Immovable { vm: name.to_owned(), why: what.to_owned() })
     }
 
-    fn others(&self, name: &str) -> Vec<&VmSpec> {
+    pub(super) fn others(&self, name: &str) -> Vec<&VmSpec> {
         self.vms.values().map(|entry| &entry.spec).filter(|vm| vm.name != name).collect()
     }
 }
@@ -67,6 +67,11 @@ impl Daemon {
     /// Returns the obstacle as an error if the virtual machine may not move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
+        let vm = self.state.lock().movable(name)?.spec.clone();
+        if vm.cuda.is_some() {
+            let no = |why| DaemonError::CannotMove { vm: name.to_owned(), to: to.to_owned(), why };
+            return self.target(&vm.as_tenant(), Some(&vm), Some(to)).map(drop).map_err(no);
+        }
         let state = self.state.lock();
         let spec = &state.movable(name)?.spec;
         let no = |why: String| Err(DaemonError::CannotMove { vm: name.to_owned(), to: to.to_owned(), why });
@@ -86,6 +91,11 @@ impl Daemon {
 
     /// Chooses another card for a virtual machine according to the daemon's policy.
     fn other_card(&self, name: &str) -> Result<String, DaemonError> {
+        let vm = self.state.lock().movable(name)?.spec.clone();
+        let immovable = |why| DaemonError::Immovable { vm: name.to_owned(), why };
+        if vm.cuda.is_some() {
+            return self.target(&vm.as_tenant(), Some(&vm), None).map_err(immovable);
+        }
         let working = self.working();
         let state = self.state.lock();
         let spec = &state.movable(name)?.spec;
@@ -95,8 +105,7 @@ impl Daemon {
             return Ok(card.name.clone());
         }
         let why = place::nowhere(spec, &self.spec, &cards, &others).filter(|_| !cards.is_empty());
-        let why = why.map_or_else(|| "there is no other working card".to_owned(), |refusal| refusal.what);
-        Err(DaemonError::Immovable { vm: name.to_owned(), why })
+        Err(immovable(why.map_or_else(|| "there is no other working card".to_owned(), |refusal| refusal.what)))
     }
 
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.

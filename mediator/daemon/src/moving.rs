@@ -55,6 +55,9 @@ impl Daemon {
         // The kill count starts at zero on the next card, so log this card's kills first.
         author::acting(author::daemon(), || self.observe());
         let plan = self.plan_move(name, card)?;
+        if let Some(vm) = plan.running.backend.cuda() {
+            return self.move_programs(name, card, vm);
+        }
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
         let dead = plan.from.backend.status().failed.is_some() || plan.running.seen.failed.lock().is_some();
         let (pause, parts, bytes) = if dead {

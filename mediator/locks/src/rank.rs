@@ -100,6 +100,8 @@ ranks! {
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held during one access or command.
     CudaFunction, false, None;
+    /// One VM: the card of its CUDA function.
+    CudaHome, false, None;
     /// One VM: programs that use its CUDA function.
     CudaPrograms, false, None;
     /// Handles of threads. A thread is joined after its handle has been removed and the lock released.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use cuda_control::{Request, Rules, Settings, Tenant};
@@ -64,6 +65,12 @@ impl SavedOwner {
     /// Returns the names of the owner's tenants.
     pub fn tenants(&self) -> impl Iterator<Item = &str> {
         self.tenants.keys().map(String::as_str)
+    }
+
+    /// Returns the socket on which the owner listens for a tenant.
+    #[must_use]
+    pub fn socket(&self, tenant: &str) -> Option<&Path> {
+        self.tenants.get(tenant).map(|tenant| tenant.socket.as_path())
     }
 
     /// Returns a request that sets the card's rules, if they differ from the owner's.

@@ -217,9 +217,7 @@ impl Supervisor {
         }
         let answer = self.exchange(request)?;
         match (request, &answer) {
-            (Request::Add(tenant) | Request::Change(tenant), Answer::Done) => {
-                self.tenants.insert(tenant.name.clone(), tenant.clone());
-            }
+            (Request::Add(tenant) | Request::Change(tenant), Answer::Done) => record(&mut self.tenants, tenant),
             (Request::Remove { name, .. }, Answer::Done | Answer::Leaving(_)) => {
                 self.tenants.remove(name);
             }
@@ -353,4 +351,48 @@ impl Drop for Supervisor {
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);
     if own.exists() { own } else { Path::new(INSTALLED).join(installed) }
+}
+
+/// Records an added or changed tenant. A change does not affect the socket, because the programs know its path.
+fn record(tenants: &mut BTreeMap<String, Tenant>, tenant: &Tenant) {
+    let socket = tenants.get(&tenant.name).unwrap_or(tenant).socket.clone();
+    tenants.insert(tenant.name.clone(), Tenant { socket, ..tenant.clone() });
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_control::{MemoryShare, TimeShare};
+
+    use super::*;
+
+    fn tenant(socket: &str, weight: u32) -> Tenant {
+        let (on_full, class) = ("swap".to_owned(), "normal".to_owned());
+        Tenant {
+            name: "vm".to_owned(),
+            memory_bytes: 1 << 20,
+            window_bytes: 0,
+            memory: MemoryShare { quota: None, guarantee: 0, swap_cap: None, weight: 100, on_full },
+            time: TimeShare { weight, guarantee_permille: 0, cap_permille: 1000, class, max_run_ns: None },
+            suspends: false,
+            socket: socket.into(),
+            mode: 0o600,
+            uid: None,
+            gid: None,
+            share_group: None,
+            sharing: Default::default(),
+            gang: None,
+            arrives: false,
+        }
+    }
+
+    #[test]
+    fn changed_tenant_keeps_the_socket_that_its_programs_know() {
+        let mut tenants = BTreeMap::new();
+        record(&mut tenants, &tenant("/run/cuda.sock", 100));
+        record(&mut tenants, &tenant("/run/card.sock", 200));
+        assert_eq!(tenants["vm"], tenant("/run/cuda.sock", 200));
+        tenants.clear();
+        record(&mut tenants, &tenant("/run/card.sock", 200));
+        assert_eq!(tenants["vm"].socket, Path::new("/run/card.sock"));
+    }
 }

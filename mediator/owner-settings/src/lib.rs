@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use config::cuda::gang_number;
-use config::{CardKind, CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec};
+use config::{CardKind, CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec, workers_socket};
 use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, Settings, Tenant, TimeShare};
 use gang::{CardId, GangId};
 use overrides::Tuning;
@@ -122,6 +122,12 @@ pub fn tenant(
         number: GangId(gang_number(&spec.name)),
         cards: spec.cards.iter().map(|card| (card_number(card), owner_socket(card, socket_dir))).collect(),
     });
+    let (socket, mode) = match function {
+        None => (spec.socket_on(&card.name, socket_dir), spec.mode.0),
+        // Workers that have users of their own are in the daemon's group.
+        Some(_) if card.cuda().worker_users.is_some() => (workers_socket(&spec.name, &card.name, socket_dir), 0o660),
+        Some(_) => (workers_socket(&spec.name, &card.name, socket_dir), spec.mode.0),
+    };
     Tenant {
         name: spec.name.clone(),
         memory_bytes: spec.vram_mib * MIB,
@@ -141,8 +147,8 @@ pub fn tenant(
             max_run_ns: time.max_run_ns,
         },
         suspends: spec.on_stuck == OnStuck::Suspend,
-        socket: spec.socket_on(&card.name, socket_dir),
-        mode: spec.mode.0,
+        socket,
+        mode,
         uid,
         gid,
         share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),

@@ -4,13 +4,17 @@
 //! Both owners use the tenant's socket. The tenant belongs to the owner that listens on it, so a program that has left
 //! one owner continues with the other one, or with the first one after a failure (decision 163).
 //!
+//! [`carry_vm`] moves a VM, whose programs continue in new workers (decision 168).
+//!
 //! The crate does not start owners, and does not know which tenants exist.
 
 #![forbid(unsafe_code)]
 
 mod target;
+mod vm;
 
 pub use target::chosen;
+pub use vm::{VmPlan, carry_vm};
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -166,11 +170,11 @@ pub fn carry_over(plan: Plan<'_>) -> Result<Carried, Failure> {
         Ok(pids) => pids,
         Err(trouble) => {
             plan.undo("it stays", || plan.from.ask(Request::Stay(plan.name())).map(drop));
-            plan.undo("the other card", || plan.remove(plan.to));
+            plan.undo("the other card", || plan.remove(plan.to, false));
             return Err(stays(trouble));
         }
     };
-    let times = match plan.remove(plan.from).and_then(|()| plan.wait_for(&pids)) {
+    let times = match plan.remove(plan.from, false).and_then(|()| plan.wait_for(&pids)) {
         Ok(times) => times,
         Err(trouble) => return Err(plan.take_back(&pids, trouble.to_string())),
     };
@@ -255,11 +259,11 @@ impl Plan<'_> {
         }
     }
 
-    /// Removes the tenant from an owner, which disconnects its programs.
-    fn remove(&self, owner: &dyn Owner) -> Result<(), Trouble> {
+    /// Removes the tenant from an owner, which disconnects or kills its programs.
+    fn remove(&self, owner: &dyn Owner, kills: bool) -> Result<(), Trouble> {
         let begin = Instant::now();
         loop {
-            match owner.ask(Request::Remove { name: self.name(), kills: false })? {
+            match owner.ask(Request::Remove { name: self.name(), kills })? {
                 Answer::Leaving(_) if begin.elapsed() < UNDO_TIMEOUT => std::thread::sleep(POLL_INTERVAL),
                 _ => return Ok(()),
             }
@@ -322,7 +326,7 @@ impl Plan<'_> {
         });
         match undone {
             Ok(()) => {
-                self.undo("the other card", || self.remove(self.to));
+                self.undo("the other card", || self.remove(self.to, false));
                 Failure::Stays(why)
             }
             Err(trouble) => {

@@ -192,3 +192,63 @@ fn phases_are_those_of_the_program_that_arrived_last() {
     phases.arrived(&[], Duration::from_millis(1));
     assert_eq!(phases.to_string(), text, "a tenant without programs");
 }
+
+/// Moves a VM. Request number `fails_in` fails; `carry` is the result of moving its programs. Returns the result, the
+/// owners that have the tenant, and the requests.
+fn moved_vm(
+    fails_in: Option<(u32, bool)>,
+    carry: Result<(usize, Duration), String>,
+) -> (Result<Carried, Failure>, [bool; 2], Vec<String>) {
+    let (log, fails_in, socket) = (RefCell::default(), Cell::new(fails_in), Cell::new("from"));
+    let owner = |name, tenant| Fake {
+        name,
+        log: &log,
+        fails_in: &fails_in,
+        tenant: Cell::new(tenant),
+        has_left: Cell::new(false),
+        has_reconnected: Cell::new(false),
+        socket: &socket,
+    };
+    let (from, to, tenant) = (owner("from", Some(false)), owner("to", None), tenant());
+    let done = carry_vm(VmPlan { from: &from, to: &to, there: &tenant }, |_| {
+        log.borrow_mut().push("carry".to_owned());
+        carry
+    });
+    let has = [&from, &to].map(|owner| owner.tenant.get().is_some());
+    (done, has, log.take())
+}
+
+#[test]
+fn both_owners_have_a_vm_while_its_programs_move() {
+    let pause = Duration::from_millis(7);
+    let (done, has, log) = moved_vm(None, Ok((2, pause)));
+    assert_eq!(done, Ok(Carried { programs: 2, bytes: 0, pause, phases: Phases::default() }));
+    assert_eq!(has, [false, true]);
+    assert_eq!(log, ["from.View", "to.View", "to.Add", "carry", "from.Remove"]);
+}
+
+#[test]
+fn vm_whose_programs_stay_is_removed_from_the_other_card() {
+    let (done, has, log) = moved_vm(None, Err("it has an array".to_owned()));
+    assert_eq!((done, has), (Err(Failure::Stays("it has an array".to_owned())), [true, false]));
+    assert_eq!(log.last().map(String::as_str), Some("to.Remove"));
+}
+
+#[test]
+fn failed_request_leaves_a_vm_with_one_owner() {
+    let carried = || Ok((1, Duration::ZERO));
+    for absent in [false, true] {
+        for step in 0..4 {
+            let (done, has, log) = moved_vm(Some((step, absent)), carried());
+            if step < 3 {
+                assert_eq!(done, Err(Failure::Stays("it fails".to_owned())), "{step}: {log:?}");
+                assert_eq!(has, [true, false], "{step}: {log:?}");
+                assert!(!log.contains(&"carry".to_owned()), "{step}: {log:?}");
+                continue;
+            }
+            // The programs have moved. The first owner is asked again while no owner answers.
+            assert!(done.is_ok(), "{log:?}");
+            assert_eq!(has, [!absent, true], "{log:?}");
+        }
+    }
+}

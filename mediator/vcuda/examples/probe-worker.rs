@@ -67,8 +67,8 @@ fn main() {
                 let _ = link.send_from_worker(FromWorker::Check);
             }
             ToWorker::Goodbye => return,
-            // The test's daemon does not restart workers.
-            ToWorker::Save => {}
+            // The test's daemon neither restarts nor moves workers.
+            ToWorker::Save | ToWorker::Hold | ToWorker::Resume => {}
         }
     }
 }

@@ -18,7 +18,7 @@ fn main() {
     };
     let link = Link::new(vcuda::irqs()).expect("a link");
     let limits = Limits { window_bytes: MIN_WINDOW_BYTES, workers: 16 };
-    let launcher = Box::new(ProgramLauncher(options));
+    let launcher = Box::new(ProgramLauncher { card: String::new(), options });
     let (mut device, function) = CudaDevice::build("serve", limits, &link, launcher).expect("a device");
     let server = Server::bind(&socket, &SocketOptions::default(), ServerOptions::default()).expect("a socket");
     std::thread::spawn(move || {

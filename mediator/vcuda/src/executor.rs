@@ -39,6 +39,7 @@ const ADOPTION_NS: u64 = 5_000_000_000;
 /// Interval for polling words that the card writes, in ns. No worker reports these writes.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
+mod moving;
 mod restart;
 mod saved;
 
@@ -75,6 +76,10 @@ pub(crate) struct Executor {
     has_news: bool,
     /// Workers that are being replaced.
     restarting: BTreeMap<WorkerId, restart::Restarting>,
+    /// The move to another card.
+    moving: Option<moving::Moving>,
+    /// Killed workers of no program, until they have ended.
+    dismissed: Vec<Worker>,
 }
 
 /// Result of a poll of the queue.
@@ -119,6 +124,8 @@ impl Executor {
             failures: 0,
             has_news: false,
             restarting: BTreeMap::new(),
+            moving: None,
+            dismissed: Vec::new(),
         }
     }
 
@@ -155,16 +162,19 @@ impl Executor {
 
     /// Kills all workers, and waits for them to exit.
     fn end(&mut self) {
+        self.fail_move("its VM ends");
         self.core.reset();
         self.perform();
         // Reap the killed processes here. Otherwise, they would remain zombies.
         let since = Instant::now();
-        while !self.workers.is_empty() && since.elapsed() < KILLED {
+        let left = |executor: &Self| executor.workers.len().saturating_add(executor.dismissed.len());
+        while left(self) > 0 && since.elapsed() < KILLED {
             locks::sleep(REAP_INTERVAL);
             self.serve_workers();
+            self.continue_move();
         }
-        if !self.workers.is_empty() {
-            tracing::error!(count = self.workers.len(), "killed workers do not exit");
+        if left(self) > 0 {
+            tracing::error!(count = left(self), "killed workers do not exit");
         }
     }
 
@@ -181,7 +191,7 @@ impl Executor {
         let adoption = self.adoption_until.filter(|_| self.rejoin.is_some());
         let next = self.core.next_tick().into_iter().chain(rejoins).chain(adoption).min();
         let mut limit = next.map(|at| at.saturating_sub(self.now()));
-        if self.core.has_waits() {
+        if self.core.has_waits() || self.moving.is_some() || !self.dismissed.is_empty() {
             limit = Some(limit.map_or(POLL_WAITS_NS, |limit| limit.min(POLL_WAITS_NS)));
         }
         if is_busy {
@@ -220,6 +230,8 @@ impl Executor {
         }
         self.serve_workers();
         self.begin_restarts();
+        self.begin_move();
+        self.continue_move();
         let now = self.now();
         self.core.tick(now);
         self.core.check_all(&*self.window);
@@ -234,6 +246,7 @@ impl Executor {
         self.has_news = true;
         self.outstanding.clear();
         self.ready.clear();
+        self.fail_move("its guest has reset the device");
         self.core.reset();
         self.perform();
         self.serve_workers();
@@ -293,14 +306,21 @@ impl Executor {
                         report(reason);
                     }
                 }
-                FromWorker::Saved => self.restart_saved(id),
+                FromWorker::Saved => {
+                    self.restart_saved(id);
+                    self.move_saved(id);
+                }
                 FromWorker::Restored => self.restart_done(id, Ok(())),
-                FromWorker::Refused { obstacle } => self.restart_done(id, Err(object_log::describe(obstacle))),
+                FromWorker::Refused { obstacle } => {
+                    let why = object_log::describe(obstacle);
+                    self.move_refused(id, &why);
+                    self.restart_done(id, Err(why));
+                }
             }
         }
         for id in ended {
             self.workers.remove(&id);
-            if !self.replace(id) {
+            if !self.move_ended(id) && !self.replace(id) {
                 self.lose(id);
             }
         }
@@ -460,15 +480,19 @@ impl Executor {
 
     fn perform_one(&mut self, action: Action) {
         match action {
-            Action::Start { worker } => self.start(worker),
+            Action::Start { worker } => self.start_after_move(worker),
             Action::Blob { worker, blob, kind, serial, range } => {
                 let (offset, size) = (range.offset, range.size);
                 self.send(worker, ToWorker::Blob { id: blob, kind: kind.into(), serial, offset, size });
             }
             Action::Remove { worker, blob, serial } => self.send(worker, ToWorker::Remove { id: blob, serial }),
             Action::Doorbell { worker } => self.send(worker, ToWorker::Doorbell),
-            Action::Leave { worker } => self.send(worker, ToWorker::Goodbye),
+            Action::Leave { worker } => {
+                self.forget_late(worker);
+                self.send(worker, ToWorker::Goodbye);
+            }
             Action::Kill { worker } => {
+                self.forget_late(worker);
                 if let Some(worker) = self.workers.get_mut(&worker) {
                     worker.kill();
                 }

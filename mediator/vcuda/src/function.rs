@@ -12,12 +12,18 @@ use locks::{Mutex, rank};
 
 use crate::core::ProgramStatus;
 use crate::executor::Executor;
+use crate::moving::{Carried, MoveRequest};
 use crate::restart::{Restart, RestartError, RestartRequest};
 use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
+use crate::worker::Launcher;
 
 /// Interval at which the thread is checked until it has stopped.
 const SUSPEND_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Time limit for the reply to a move, after the limit of the move.
+// TIMEOUT: covers the end of killed workers.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The executor and its thread.
 #[derive(Debug, Default)]
@@ -171,6 +177,26 @@ impl CudaFunction {
         };
         let count = count.recv_timeout(rest()).map_err(failed)?;
         (0..count).map(|_| result.recv_timeout(rest()).map_err(failed)).collect()
+    }
+
+    /// Makes all programs of the guest continue in workers on another card, which `launcher` starts. Each worker saves
+    /// at most `state_bytes`. Programs that begin in the meantime start on the card that has the others then.
+    ///
+    /// # Errors
+    /// Returns the reason if a program cannot continue there by the end of `limit`. All programs then continue on their
+    /// card.
+    pub fn carry(&self, launcher: Box<dyn Launcher>, state_bytes: u64, limit: Duration) -> Result<Carried, String> {
+        let now = Instant::now();
+        let (reply, result) = channel();
+        let request = MoveRequest { launcher, state_bytes, until: now.checked_add(limit).unwrap_or(now), reply };
+        let earlier = self.0.shared.state.lock().carry.replace(request);
+        if let Some(earlier) = earlier {
+            let _ = earlier.reply.send(Err("another move has begun".to_owned()));
+        }
+        self.0.shared.wake.wake();
+        // The executor replies within `limit`, or after the end of the workers that it has killed.
+        let result = result.recv_timeout(limit.saturating_add(REPLY_LIMIT));
+        result.unwrap_or_else(|_| Err("its CUDA function is not served now".to_owned()))
     }
 
     /// Returns true if the guest allows the device to access guest memory.

@@ -16,6 +16,7 @@
 //! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
 //!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket that
 //!   workers use to find the next process.
+//! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` has their steps.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it
@@ -40,6 +41,7 @@ mod function;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod journal;
+mod moving;
 mod pci;
 mod queue;
 mod registers;
@@ -54,6 +56,7 @@ mod worker;
 pub use crate::core::{Limits, ProgramStatus};
 pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
 pub use function::{CudaFunction, SuspendedFunction};
+pub use moving::{CARRY_LIMIT, Carried};
 pub use restart::{RESTART_LIMIT, Restart, RestartError};
 pub use saved::{ProcessId, SavedFunction};
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

@@ -1,6 +1,6 @@
 //! Saved state of the function, for upgrades and for the journal.
 
-use saved_state::{Invalid, first_version};
+use saved_state::{Invalid, Part};
 use serde::{Deserialize, Serialize};
 
 use crate::command::{Answer, Header};
@@ -25,7 +25,34 @@ pub struct SavedFunction {
     pub(crate) links: Vec<u64>,
 }
 
-first_version!(SavedFunction, "vcuda");
+/// The first version of [`SavedFunction`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedFunctionV1 {
+    config: Vec<u8>,
+    registers: SavedRegisters,
+    progress: Progress,
+    outstanding: Vec<SavedCommand>,
+    structure: SavedStructureV1,
+    links: Vec<u64>,
+}
+
+impl Part for SavedFunction {
+    const NAME: &'static str = "vcuda";
+    const VERSION: u32 = 2;
+    type Before = SavedFunctionV1;
+
+    fn from_before(before: SavedFunctionV1) -> Result<Self, Invalid> {
+        let SavedFunctionV1 { config, registers, progress, outstanding, structure, links } = before;
+        let structure = SavedStructure::from_before(structure)?;
+        Ok(Self { config, registers, progress, outstanding, structure, links })
+    }
+
+    fn to_before(&self) -> Result<SavedFunctionV1, Invalid> {
+        let Self { config, registers, progress, outstanding, structure, links } = self.clone();
+        let structure = structure.to_before()?;
+        Ok(SavedFunctionV1 { config, registers, progress, outstanding, structure, links })
+    }
+}
 
 /// The part of the state that changes with contexts, blobs and workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,9 +62,35 @@ pub(crate) struct SavedStructure {
     /// Number of popped commands whose effects this state includes.
     pub popped: u32,
     pub last_ticket: u64,
+    /// Name of the card that the workers use. `None` in the first version, in which VMs do not change their card.
+    pub card: Option<String>,
 }
 
-first_version!(SavedStructure, "vcuda.structure");
+/// The first version of [`SavedStructure`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedStructureV1 {
+    core: SavedCore,
+    processes: Vec<SavedProcess>,
+    popped: u32,
+    last_ticket: u64,
+}
+
+impl Part for SavedStructure {
+    const NAME: &'static str = "vcuda.structure";
+    const VERSION: u32 = 2;
+    type Before = SavedStructureV1;
+
+    fn from_before(before: SavedStructureV1) -> Result<Self, Invalid> {
+        let SavedStructureV1 { core, processes, popped, last_ticket } = before;
+        Ok(Self { core, processes, popped, last_ticket, card: None })
+    }
+
+    fn to_before(&self) -> Result<SavedStructureV1, Invalid> {
+        // An earlier program starts all workers of a VM on the card that its configuration names.
+        let Self { core, processes, popped, last_ticket, card: _ } = self.clone();
+        Ok(SavedStructureV1 { core, processes, popped, last_ticket })
+    }
+}
 
 /// A worker and its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,5 +198,31 @@ impl SavedCommand {
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
         Invalid::unless(fits, || format!("command {} is invalid", self.head))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use saved_state::{Known, SavedState, Writer};
+
+    use super::*;
+    use crate::core::{Core, Limits};
+
+    /// A structure of the first version: no contexts, one process, and two counts.
+    const FIRST_VERSION: [u8; 11] = [0, 0, 0, 0, 0, 1, 5, 14, 9, 3, 4];
+
+    #[test]
+    fn structure_of_first_version_has_no_card() {
+        let core = Core::new(Limits { window_bytes: 1 << 20, workers: 1 }).save();
+        let id = ProcessId { pid: 7, started: 9 };
+        let processes = vec![SavedProcess { worker: 5, id }];
+        let structure = SavedStructure { core, processes, popped: 3, last_ticket: 4, card: Some("gpu0".to_owned()) };
+        let reader = Known { name: SavedStructure::NAME.to_owned(), version: 1 };
+        let mut writer = Writer::for_reader([0; 16], vec![reader]);
+        writer.put(0, &structure).expect("the first version is written");
+        let file = writer.finish();
+        assert!(file.ends_with(&FIRST_VERSION), "{file:?}");
+        let mut read = SavedState::parse(&file, &[Known::for_part::<SavedStructure>()]).expect("known");
+        assert_eq!(read.take(0), Ok(SavedStructure { card: None, ..structure }));
     }
 }

@@ -10,6 +10,7 @@ use vmm_glue::link::Wake;
 use crate::adoption::Adoption;
 use crate::core::ProgramStatus;
 use crate::journal::Journal;
+use crate::moving::MoveRequest;
 use crate::pci::CONFIG_BYTES;
 use crate::queue::ControlQueue;
 use crate::registers::Registers;
@@ -31,6 +32,8 @@ pub(crate) struct State {
     pub(crate) journal: Arc<Journal>,
     /// Restarts of workers that the executor has not begun yet.
     pub(crate) restarts: Vec<RestartRequest>,
+    /// A move to another card that the executor has not begun yet.
+    pub(crate) carry: Option<MoveRequest>,
     /// State of an earlier process, which the executor must take over first.
     pub(crate) adoption: Option<Box<Adoption>>,
 }
@@ -46,6 +49,7 @@ impl State {
             config: [0; CONFIG_BYTES],
             journal,
             restarts: Vec::new(),
+            carry: None,
             adoption: None,
         };
         state.record_registers();

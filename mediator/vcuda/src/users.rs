@@ -64,11 +64,21 @@ impl Users {
     /// # Errors
     /// Returns an error if no user can be assigned.
     pub fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
-        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-        self.take_with(held, folder)
+        let user = self.reserve(folder)?;
+        user.as_ref().map_or(Ok(()), |user| user.record(folder))?;
+        Ok(user)
     }
 
-    fn take_with(&self, held: CapabilitySet, folder: &Path) -> Result<Option<User>, NoUser> {
+    /// Like [`Self::take`], but does not record the user: the VM's workers have another card's user until it moves.
+    ///
+    /// # Errors
+    /// Returns an error if no user can be assigned.
+    pub fn reserve(&self, folder: &Path) -> Result<Option<User>, NoUser> {
+        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        self.reserve_with(held, folder)
+    }
+
+    fn reserve_with(&self, held: CapabilitySet, folder: &Path) -> Result<Option<User>, NoUser> {
         let Some(taken) = &self.taken else { return Ok(None) };
         let missing: Vec<_> = NEEDED.iter().filter(|(one, _)| !held.contains(*one)).map(|(_, name)| *name).collect();
         if !missing.is_empty() {
@@ -81,10 +91,7 @@ impl Users {
         let own = (0..taken.len()).find(|index| own == Some(number(*index))).filter(|index| free(*index));
         let index = own.or_else(|| (0..taken.len()).find(|index| !others.contains(&number(*index)) && free(*index)));
         let index = index.ok_or(NoUser::Exhausted(taken.len()))?;
-        let user = User { number: number(index), index, taken: Arc::clone(taken), is_kept: AtomicBool::new(false) };
-        std::fs::write(folder.join(RECORD), user.number.to_string())
-            .map_err(|error| NoUser::Record(error.to_string()))?;
-        Ok(Some(user))
+        Ok(Some(User { number: number(index), index, taken: Arc::clone(taken), is_kept: AtomicBool::new(false) }))
     }
 }
 
@@ -111,6 +118,15 @@ impl User {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// Records the user in the VM's folder.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be written.
+    pub fn record(&self, folder: &Path) -> Result<(), NoUser> {
+        let written = std::fs::write(folder.join(RECORD), self.number.to_string());
+        written.map_err(|error| NoUser::Record(error.to_string()))
     }
 
     /// Reserves the user permanently, because some of its processes are still running.
@@ -143,11 +159,18 @@ mod tests {
         (all, folders)
     }
 
+    /// Takes a user for a VM as a daemon with all rights.
+    fn taken(users: &Users, folder: &Path) -> Result<User, NoUser> {
+        let user = users.reserve_with(all(), folder)?.expect("a range");
+        user.record(folder)?;
+        Ok(user)
+    }
+
     #[test]
     fn vms_have_different_users_until_they_are_removed() {
         let (_all, vms) = folders(&["a", "b", "c"]);
         let users = Users::new(Some([500, 501]));
-        let take = |vm: usize| users.take_with(all(), &vms[vm]).map(|user| user.expect("a range"));
+        let take = |vm: usize| taken(&users, &vms[vm]);
         let (first, second) = (take(0).expect("free"), take(1).expect("free"));
         assert_eq!([first.number(), second.number()], [500, 501]);
         assert_eq!(take(2).map(|_| ()), Err(NoUser::Exhausted(2)));
@@ -166,10 +189,10 @@ mod tests {
     fn vm_keeps_its_user_in_the_next_daemon() {
         let (_all, vms) = folders(&["a", "b", "new"]);
         let before = Users::new(Some([500, 502]));
-        let numbers = [0, 1].map(|vm| before.take_with(all(), &vms[vm]).expect("free").expect("a range").number());
+        let numbers = [0, 1].map(|vm| taken(&before, &vms[vm]).expect("free").number());
         assert_eq!(numbers, [500, 501]);
         let next = Users::new(Some([500, 502]));
-        let take = |vm: usize| next.take_with(all(), &vms[vm]).map(|user| user.expect("a range"));
+        let take = |vm: usize| taken(&next, &vms[vm]);
         let taken = [2, 1, 0].map(|vm| take(vm).expect("free"));
         assert_eq!(taken.map(|user| user.number()), [502, 501, 500]);
     }
@@ -178,8 +201,20 @@ mod tests {
     fn daemon_without_rights_names_them() {
         let (_all, vms) = folders(&["a"]);
         let users = Users::new(Some([500, 501]));
-        let error = users.take_with(CapabilitySet::KILL, &vms[0]).map(|_| ()).unwrap_err();
+        let error = users.reserve_with(CapabilitySet::KILL, &vms[0]).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains("lacks CAP_SETUID, CAP_SETGID; grant"), "{error}");
-        assert!(matches!(Users::new(None).take_with(CapabilitySet::empty(), &vms[0]), Ok(None)));
+        assert!(matches!(Users::new(None).reserve_with(CapabilitySet::empty(), &vms[0]), Ok(None)));
+    }
+
+    #[test]
+    fn user_on_another_card_is_recorded_when_the_vm_has_moved() {
+        let (_all, vms) = folders(&["a", "b"]);
+        let (first, second) = (Users::new(Some([500, 501])), Users::new(Some([600, 601])));
+        let here = taken(&first, &vms[0]).expect("free");
+        let there = second.reserve_with(all(), &vms[0]).expect("free").expect("a range");
+        assert_eq!((here.number(), there.number(), recorded(&vms[0])), (500, 600, Some(500)));
+        assert_eq!(taken(&second, &vms[1]).map(|user| user.number()), Ok(601), "the other one is reserved");
+        there.record(&vms[0]).expect("written");
+        assert_eq!(recorded(&vms[0]), Some(600));
     }
 }

@@ -28,12 +28,13 @@ pub trait Launcher: Send {
     /// Returns an error if the worker cannot be started. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
-    /// Starts a worker that continues the program of another worker, from the state in the file `state`.
+    /// Starts a worker that continues the program of another worker, from the state in the file `state`. With
+    /// `is_held`, the worker waits until the device resumes it.
     ///
     /// # Errors
     /// Returns an error if the worker cannot be started. The error contains the reason.
-    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
-        let _ = (window, state);
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd, is_held: bool) -> Result<Started, String> {
+        let _ = (window, state, is_held);
         Err("workers of this launcher cannot continue programs".to_owned())
     }
 
@@ -44,6 +45,11 @@ pub trait Launcher: Send {
     /// if they cannot connect.
     fn rejoin(&self) -> Option<&Rejoin> {
         None
+    }
+
+    /// Returns the name of the card that the workers use.
+    fn card(&self) -> &str {
+        ""
     }
 }
 
@@ -75,7 +81,12 @@ pub struct Started {
 
 /// Starts the program `cuda-worker`.
 #[derive(Clone, Debug)]
-pub struct ProgramLauncher(pub WorkerOptions);
+pub struct ProgramLauncher {
+    /// Name of the card that the workers use.
+    pub card: String,
+    /// Options of the workers.
+    pub options: WorkerOptions,
+}
 
 /// Copies a worker's first messages to the log. Their number is limited, because a guest may control the worker.
 fn relay(pid: u32, messages: impl Read) {
@@ -95,11 +106,11 @@ fn relay(pid: u32, messages: impl Read) {
 
 impl Launcher for ProgramLauncher {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
-        self.start(window, None)
+        self.start(window, None, false)
     }
 
-    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
-        self.start(window, Some(state))
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd, is_held: bool) -> Result<Started, String> {
+        self.start(window, Some(state), is_held)
     }
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
@@ -111,15 +122,19 @@ impl Launcher for ProgramLauncher {
     }
 
     fn rejoin(&self) -> Option<&Rejoin> {
-        self.0.rejoin.as_ref()
+        self.options.rejoin.as_ref()
+    }
+
+    fn card(&self) -> &str {
+        &self.card
     }
 }
 
 impl ProgramLauncher {
-    fn start(&self, window: OwnedFd, restore: Option<OwnedFd>) -> Result<Started, String> {
+    fn start(&self, window: OwnedFd, restore: Option<OwnedFd>, is_held: bool) -> Result<Started, String> {
         let (link, theirs) = worker_link::Link::pair().map_err(|error| error.to_string())?;
-        let files = WorkerFiles { window, link: theirs, starter: None, restore };
-        let child = self.0.start_of(files, Stdio::piped());
+        let files = WorkerFiles { window, link: theirs, starter: None, restore, is_held };
+        let child = self.options.start_of(files, Stdio::piped());
         let mut child = child.map_err(|error| error.to_string())?;
         if let Some(messages) = child.stderr.take() {
             let (span, pid) = (tracing::Span::current(), child.id());
@@ -292,12 +307,12 @@ impl Worker {
         self.flush();
     }
 
-    /// Requests that the worker save its state to a file, if it reads its messages. Returns true if the request was
-    /// sent.
-    pub(crate) fn send_save(&mut self, file: BorrowedFd<'_>) -> bool {
+    /// Requests that the worker save its state to a file, if it reads its messages: `message` is `Save` or `Hold`.
+    /// Returns true if the request was sent.
+    pub(crate) fn send_save(&mut self, message: ToWorker, file: BorrowedFd<'_>) -> bool {
         self.flush();
         let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());
-        link.is_some_and(|link| link.send_save(file).is_ok())
+        link.is_some_and(|link| link.send_save(message, file).is_ok())
     }
 
     /// Sends queued messages.

@@ -31,7 +31,11 @@ fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
 
 /// A way for another device to continue the function.
 type Way = fn(&mut Guest, fn(&mut Guest));
-const WAYS: [Way; 2] = [|guest, meanwhile| guest.upgrade(meanwhile), |guest, meanwhile| guest.kill(meanwhile)];
+const WAYS: [Way; 3] = [
+    |guest, meanwhile| guest.upgrade(meanwhile),
+    |guest, meanwhile| guest.upgrade_from(1, meanwhile),
+    |guest, meanwhile| guest.kill(meanwhile),
+];
 
 #[test]
 fn program_continues_with_its_worker_in_next_device() {

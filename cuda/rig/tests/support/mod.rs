@@ -4,6 +4,7 @@
 pub mod daemon;
 pub mod guest;
 pub mod hostile;
+pub mod service;
 pub mod virtio;
 
 use std::io::{BufRead as _, BufReader, Write as _};

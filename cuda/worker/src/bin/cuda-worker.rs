@@ -28,7 +28,10 @@ struct Args {
     /// Descriptor of the file with the state saved by the program's previous worker.
     #[arg(long)]
     restore_fd: Option<i32>,
-    /// Path of the driver library.
+    /// Waits before the worker executes its program, because the previous worker still has the program.
+    #[arg(long, requires = "restore_fd")]
+    held: bool,
+    /// The driver's library.
     #[arg(long, default_value = "libcuda.so.1")]
     library: PathBuf,
     #[command(flatten)]
@@ -103,7 +106,8 @@ fn main() -> Result<()> {
     // SAFETY: the parent passes the descriptors to this process only.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     let (window, link) = (own(args.window_fd), Link::new(own(args.link_fd)));
-    let start = Start { starter: args.starter_fd.map(own).map(Link::new), restore: args.restore_fd.map(own) };
+    let (starter, restore) = (args.starter_fd.map(own).map(Link::new), args.restore_fd.map(own));
+    let start = Start { starter, restore, is_held: args.held };
     let more = start.starter.iter().map(Link::as_fd).chain(start.restore.iter().map(OwnedFd::as_fd));
     for descriptor in [window.as_fd(), link.as_fd()].into_iter().chain(more) {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::CLOEXEC)?;

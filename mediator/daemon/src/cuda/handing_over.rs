@@ -1,6 +1,7 @@
 //! Hands the owners of cards to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -69,6 +70,12 @@ impl CudaCard {
         supervisor.adopt(HandedOver { saved: saved.clone(), descriptors })?;
         let identity = CardIdentity { model, uuid, links: saved.links.clone() };
         Ok(Self::with(spec, identity, supervisor, status_cell, stop, Some(saved)))
+    }
+
+    /// Returns the socket on which an owner that another daemon started listens for a tenant. Earlier versions chose
+    /// another name for the sockets of VMs.
+    pub(super) fn known_socket(&self, tenant: &str) -> Option<PathBuf> {
+        self.known.lock().as_ref()?.socket(tenant).map(Path::to_owned)
     }
 
     /// Sends this configuration's rules to an owner that another daemon started, unless that owner already has them.

@@ -1,14 +1,17 @@
 //! Moves tenants of CUDA cards to other cards. The crate `tenant_move` defines the order of the requests to the owners.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_control::{Answer, Request};
+use guest_workers::CudaVm;
 use tenant_move::{Carried, Failure, Owner, Plan, Trouble, carry_over, chosen};
 
 use super::{Daemon, DaemonError, cuda};
 use crate::cuda::CudaCard;
 use api::{EventKind, TenantMoved};
-use config::{CardSpec, TenantSpec};
+use config::check;
+use config::{CardSpec, TenantSpec, VmSpec};
 use events::NewEvent;
 
 /// A card's owner, for requests about one tenant.
@@ -39,7 +42,16 @@ impl Daemon {
         let began = Instant::now();
         let (spec, turn) = self.tenant_turn(name)?;
         self.state.lock().expect(expected)?;
-        let to = self.target(&spec, card)?;
+        card.map_or(Ok(()), |card| self.known(card).map(drop))?;
+        let is_vm = self.state.lock().cuda_vm(name).is_some();
+        let to = match is_vm {
+            true => Err("it is a VM: `mediatorctl vm move` moves it".to_owned()),
+            false => self.target(&spec, None, card),
+        };
+        let to = to.map_err(|why| {
+            let to = card.map_or_else(|| "another card".to_owned(), |card| format!("card `{card}`"));
+            DaemonError::TenantStays { tenant: name.to_owned(), to, why }
+        })?;
         let _changing = self.changing_cards(name);
         drop(turn);
         let there = TenantSpec { card: to.clone(), ..spec.clone() };
@@ -83,20 +95,63 @@ impl Daemon {
         carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 
-    /// Returns the card that a tenant moves to: the named one, or the suitable card with the most free memory.
-    fn target(&self, spec: &TenantSpec, named: Option<&str>) -> Result<String, DaemonError> {
-        named.map_or(Ok(()), |card| self.known(card).map(drop))?;
+    /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room. `vm` is the
+    /// tenant, if it is a VM.
+    ///
+    /// # Errors
+    /// Returns the reason for which it cannot move there, or to any card.
+    pub(crate) fn target(&self, spec: &TenantSpec, vm: Option<&VmSpec>, named: Option<&str>) -> Result<String, String> {
         let model = |card: &CardSpec| self.cards.get(&card.name).map(|card| card.backend.status().model);
         let models: Vec<Option<String>> = self.specs.iter().map(model).collect();
         let links = self.links();
         let state = self.state.lock();
-        let cards: Vec<_> = state.marked(&self.specs).into_iter().zip(models).collect();
-        let place = |spec: TenantSpec, cards: &[CardSpec]| state.placed(spec, self, &links, cards);
-        let chosen = match state.cuda_vm(&spec.name) {
-            Some(_) => Err("it is a VM, whose workers cannot change their card".to_owned()),
-            None => chosen(spec, named, &cards, |there| state.refusals(there, self), place),
+        let marked = state.marked(&self.specs);
+        let cards: Vec<_> = marked.iter().cloned().zip(models).collect();
+        let refusals = |there: &TenantSpec| {
+            let moved = vm.map(|vm| VmSpec { card: there.card.clone(), ..vm.clone() });
+            let of_vm = moved.map(|vm| check::vm(&vm, &self.spec, &marked, &state.others(&vm.name)));
+            of_vm.into_iter().flatten().chain(state.refusals(there, self)).collect()
         };
-        let to = named.map_or_else(|| "another card".to_owned(), |card| format!("card `{card}`"));
-        chosen.map_err(|why| DaemonError::TenantStays { tenant: spec.name.clone(), to, why })
+        chosen(spec, named, &cards, refusals, |spec, cards| state.placed(spec, self, &links, cards))
+    }
+
+    /// Moves a VM whose programs use CUDA, after a successful [`Self::may_move`]. Needs `changing`.
+    ///
+    /// # Errors
+    /// Returns the reason against the move. The VM and its programs then continue on their card.
+    pub(crate) fn move_programs(&self, name: &str, card: &str, vm: &CudaVm) -> Result<api::Moved, DaemonError> {
+        let began = Instant::now();
+        let (_, turn) = self.tenant_turn(name)?;
+        let _changing = self.changing_cards(name);
+        drop(turn);
+        let here = self.state.lock().vms.get(name).map(|entry| entry.spec.clone());
+        let here = here.ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+        let there = VmSpec { card: card.to_owned(), ..here.clone() };
+        let to = self.known(card)?.cuda.as_ref().ok_or_else(|| DaemonError::NoCard(card.to_owned()))?;
+        let told = cuda::tenant(&there.as_tenant(), to.spec(), &self.spec.socket_dir, there.cuda)?;
+        let owner = |card| CardOwner(card, format!("VM `{name}`"));
+        let owners = (owner(self.cuda(&here.card)?), owner(&**to));
+        let moved = || {
+            if let Some(entry) = self.state.lock().vms.get_mut(name) {
+                entry.spec.card.clone_from(&there.card);
+            }
+            self.state.lock().revision.next();
+            if let Err(error) = self.keep() {
+                tracing::warn!(vm = name, %error, "the VM's card is not saved yet");
+            }
+        };
+        let done = vm.move_to(Arc::<CudaCard>::clone(to), (&owners.0, &owners.1), &told, moved).map_err(|failure| {
+            DaemonError::CannotMove { vm: name.to_owned(), to: card.to_owned(), why: failure.to_string() }
+        })?;
+        let ms = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Ok(api::Moved {
+            vm: name.to_owned(),
+            from: here.card,
+            to: card.to_owned(),
+            pause_ms: ms(done.pause),
+            pause: api::PauseParts::default(),
+            memory_mib: done.bytes >> 20,
+            total_ms: ms(began.elapsed()),
+        })
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn suspend(
     for ((vm, running, rest), id) in of_it.zip(0u32..) {
         let of_vm = |why: &dyn std::fmt::Display| format!("VM `{vm}`: {why}");
         let function = running.backend.cuda().ok_or_else(|| of_vm(&"its device cannot be handed over"))?;
-        let function = function.suspend(until).map_err(|why| of_vm(&why))?;
+        let function = function.function.suspend(until).map_err(|why| of_vm(&why))?;
         let (saved, descriptors) = function.save().map_err(|why| of_vm(&why))?;
         suspended.functions.push(function);
         file.put(id, &saved).map_err(|error| of_vm(&error))?;

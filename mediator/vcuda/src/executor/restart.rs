@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use worker_link::ToWorker;
 
 use super::Executor;
 use crate::core::WorkerId;
@@ -13,7 +14,7 @@ use crate::worker::Worker;
 
 /// Maximum total size of one program's memory and images, in bytes. The host stores a copy of both while the program's
 /// worker is restarted.
-const MAX_STATE_BYTES: u64 = 8 << 30;
+pub(super) const MAX_STATE_BYTES: u64 = 8 << 30;
 
 /// Phase of a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +41,9 @@ pub(super) struct Restarting {
 }
 
 /// Creates a file of a fixed size. Memory is allocated only for the parts that a worker writes.
-fn state_file() -> rustix::io::Result<OwnedFd> {
+pub(super) fn state_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("cuda-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&file, MAX_STATE_BYTES)?;
+    rustix::fs::ftruncate(&file, bytes)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
@@ -75,10 +76,14 @@ impl Executor {
         if self.restarting.contains_key(&id) {
             return Err("another restart of its worker is in progress: retry".to_owned());
         }
-        let file = state_file().map_err(|error| format!("cannot create a file for its state: {error}"))?;
+        if self.moving.is_some() {
+            return Err("it is being moved to another card: retry".to_owned());
+        }
+        let file =
+            state_file(MAX_STATE_BYTES).map_err(|error| format!("cannot create a file for its state: {error}"))?;
         let worker = self.workers.get_mut(&id).filter(|_| self.core.is_serving(id));
         let worker = worker.ok_or("its worker is exiting")?;
-        if !worker.send_save(file.as_fd()) {
+        if !worker.send_save(ToWorker::Save, file.as_fd()) {
             return Err("its worker does not read its messages: retry".to_owned());
         }
         let (phase, name) = (Phase::Saving, name.to_owned());
@@ -88,10 +93,10 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced. Meanwhile, the function cannot be handed over. Ignores workers that
-    /// have not responded in time, so that they cannot prevent upgrades.
+    /// Returns true if a worker is being replaced, or the programs are being moved. Meanwhile, the function cannot be
+    /// handed over. Ignores workers that have not responded in time, so that they cannot prevent upgrades.
     pub(super) fn is_restarting(&self) -> bool {
-        self.restarting.values().any(|restart| Instant::now() < restart.until)
+        self.moving.is_some() || self.restarting.values().any(|restart| Instant::now() < restart.until)
     }
 
     /// Handles a worker's report that its state is saved.
@@ -134,7 +139,7 @@ impl Executor {
         restarting.phase = Phase::Restoring;
         let state = restarting.file.try_clone().map_err(|error| error.to_string());
         let window = self.window.file().try_clone().map_err(|error| error.to_string());
-        let started = state.and_then(|state| self.launcher.launch_next(window?, state));
+        let started = state.and_then(|state| self.launcher.launch_next(window?, state, false));
         match started {
             Ok(started) => {
                 self.workers.insert(id, Worker::new(started));

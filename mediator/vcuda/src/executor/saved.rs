@@ -31,7 +31,7 @@ impl Executor {
     pub(super) fn adopt(&mut self, adoption: Adoption) {
         let Adoption { core, contents, window, journal, is_journal_written, mut links, generation } = adoption;
         let Contents { registers: _, progress, outstanding, structure } = contents;
-        let SavedStructure { core: _, processes, popped: _, last_ticket } = structure;
+        let SavedStructure { core: _, processes, popped: _, last_ticket, card } = structure;
         (self.core, self.window, self.journal) = (core, window, journal);
         (self.progress, self.generation, self.is_resuming, self.has_news) = (progress, generation, true, true);
         self.adoption_until = None;
@@ -62,7 +62,14 @@ impl Executor {
             self.outstanding.insert(ticket, (header, Request::restored(&command)));
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
-        let processes: BTreeMap<_, _> = processes.iter().map(|process| (process.worker, process.id)).collect();
+        // The daemon was killed between the move of the programs and the record of the VM's new card.
+        let is_elsewhere = card.as_ref().is_some_and(|card| card != self.launcher.card());
+        if is_elsewhere && !processes.is_empty() {
+            let (programs, expected) = (processes.len(), self.launcher.card());
+            tracing::error!(programs, card, expected, "CUDA programs end: the daemon was killed during their move");
+        }
+        let processes: BTreeMap<_, _> =
+            processes.iter().filter(|_| !is_elsewhere).map(|process| (process.worker, process.id)).collect();
         // TIMEOUT: a worker tries to connect for as long as it runs without a daemon, and then exits. This time began
         // when the earlier daemon exited, so only stopped workers remain afterwards.
         let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
@@ -242,6 +249,7 @@ impl Executor {
             processes: self.workers.iter().filter_map(process).collect(),
             popped: self.progress.popped,
             last_ticket: self.tickets,
+            card: Some(self.launcher.card().to_owned()),
         }
     }
 
@@ -289,5 +297,7 @@ impl Executor {
     /// Releases the workers to another daemon.
     pub(crate) fn leave(&mut self) {
         self.workers.values_mut().for_each(Worker::leave);
+        // The next daemon cannot know workers whose program has not moved.
+        self.dismissed.clear();
     }
 }

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Started};
+use saved_state::{Part, SavedState, Writer};
+use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, SavedFunction, Started};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
@@ -59,6 +60,8 @@ pub struct Threads {
     pub rejoin: Option<Rejoin>,
     /// Set if the threads do not try to connect to the next device, as if they were stopped.
     pub are_stopped: Arc<AtomicBool>,
+    /// Card that the threads use.
+    pub card: &'static str,
 }
 
 /// Threads that a later device may adopt, keyed by number.
@@ -66,8 +69,8 @@ pub type Known = Arc<Mutex<BTreeMap<u64, Thread>>>;
 
 impl Threads {
     fn new(events: &Sender<Event>, known: &Known, rejoin: &Option<Rejoin>) -> Self {
-        let (known, rejoin) = (Arc::clone(known), rejoin.clone());
-        Self { events: events.clone(), gate: None, refuses: false, known, rejoin, are_stopped: Arc::default() }
+        let (known, rejoin, are_stopped) = (Arc::clone(known), rejoin.clone(), Arc::default());
+        Self { events: events.clone(), gate: None, refuses: false, known, rejoin, are_stopped, card: "one" }
     }
 }
 
@@ -129,11 +132,15 @@ pub mod behaviour {
 
 impl Launcher for Threads {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
-        self.start(window, None)
+        self.start(window, None, false)
     }
 
-    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
-        self.start(window, Some(state))
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd, is_held: bool) -> Result<Started, String> {
+        self.start(window, Some(state), is_held)
+    }
+
+    fn card(&self) -> &str {
+        self.card
     }
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
@@ -147,7 +154,7 @@ impl Launcher for Threads {
 }
 
 impl Threads {
-    fn start(&mut self, window: OwnedFd, state: Option<OwnedFd>) -> Result<Started, String> {
+    fn start(&mut self, window: OwnedFd, state: Option<OwnedFd>, is_held: bool) -> Result<Started, String> {
         if self.refuses {
             return Err("refused".to_owned());
         }
@@ -163,7 +170,7 @@ impl Threads {
         let killed = Arc::new(AtomicBool::new(false));
         let (is_killed, current) = (Arc::clone(&killed), Arc::clone(&socket));
         std::thread::spawn(move || {
-            work(theirs, window, state, &events, rejoin, &current, &is_killed);
+            work(theirs, window, (state, is_held), &events, rejoin, &current, &is_killed);
             let _ = events.send(Event::Ended);
             drop(keep);
         });
@@ -175,25 +182,54 @@ impl Threads {
     }
 }
 
+/// Writes the state of a program: the offset of its control blob.
+fn save_control(file: &OwnedFd, control: usize) {
+    rustix::io::pwrite(file, &[&b"state"[..], &control.to_le_bytes()].concat(), 0).unwrap();
+}
+
+/// Returns the offset in a state; `None` if the file has no state.
+fn saved_control(file: &OwnedFd) -> Option<usize> {
+    let mut bytes = [0; 13];
+    rustix::io::pread(file, &mut bytes, 0).unwrap();
+    let (tag, control) = bytes.split_at(5);
+    (tag == b"state").then(|| usize::from_le_bytes(control.try_into().unwrap()))
+}
+
 fn work(
     mut link: worker_link::Link,
     window: OwnedFd,
-    state: Option<OwnedFd>,
+    (state, mut is_held): (Option<OwnedFd>, bool),
     events: &Sender<Event>,
     rejoin: Option<(PathBuf, Arc<AtomicBool>)>,
     socket: &Mutex<OwnedFd>,
     killed: &AtomicBool,
 ) {
+    let was_held = is_held;
     let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
     let memory = region.as_volatile_slice();
-    let mut control = 0;
+    let (mut control, mut rung, mut is_arriving) = (0, false, is_held);
+    let behaviour = |control| memory.load::<u64>(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
+    let step = |control: usize| {
+        let value: u64 = memory.load(control, Ordering::Acquire).unwrap();
+        memory.store(value + 1, control, Ordering::Release).unwrap();
+    };
+    if let Some(state) = state.as_ref().filter(|_| is_held) {
+        control = saved_control(state).unwrap();
+        if behaviour(control) == behaviour::NEXT_ENDS {
+            return;
+        }
+        let _ = link.send_from_worker(FromWorker::Restored);
+    }
     loop {
         let _ = rustix::event::poll(&mut [PollFd::new(&link, PollFlags::IN)], None);
         let (message, file) = match link.try_receive_in_worker() {
             Ok(received) => received,
             Err(LinkError::WouldBlock) => continue,
+            // Without its device, a worker that has no program yet ends, and a held worker continues.
+            Err(LinkError::Closed) if is_arriving => return,
             Err(LinkError::Closed) => match &rejoin {
                 Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
+                    is_held = false;
                     std::thread::sleep(Duration::from_millis(1));
                     if !is_stopped.load(Ordering::Acquire)
                         && let Ok(next) = worker_link::Link::connect(path)
@@ -214,18 +250,34 @@ fn work(
         match message {
             ToWorker::Blob { kind: 1, offset, .. } => {
                 control = offset as usize;
-                if let Some(state) = &state {
-                    let mut bytes = [0; 5];
-                    rustix::io::pread(state, &mut bytes, 0).unwrap();
-                    let behaviour: u64 = memory.load(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
-                    if &bytes != b"state" || behaviour == behaviour::NEXT_ENDS {
+                if let Some(state) = state.as_ref().filter(|_| !was_held) {
+                    if saved_control(state).is_none() || behaviour(control) == behaviour::NEXT_ENDS {
                         return;
                     }
                     let _ = link.send_from_worker(FromWorker::Restored);
                 }
             }
+            ToWorker::Hold => match behaviour(control) {
+                behaviour::REFUSES => {
+                    let _ = link.send_from_worker(FromWorker::Refused { obstacle: Obstacle::Capture });
+                }
+                behaviour::ENDS => return,
+                behaviour::IS_SILENT => {}
+                _ => {
+                    is_held = true;
+                    save_control(&file.unwrap(), control);
+                    let _ = link.send_from_worker(FromWorker::Saved);
+                }
+            },
+            ToWorker::Resume => {
+                (is_held, is_arriving) = (false, false);
+                if std::mem::take(&mut rung) {
+                    step(control);
+                    let _ = link.send_from_worker(FromWorker::Check);
+                }
+            }
             ToWorker::Save => {
-                let behaviour: u64 = memory.load(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
+                let behaviour = behaviour(control);
                 let reply = match behaviour {
                     behaviour::REFUSES => FromWorker::Refused { obstacle: Obstacle::Capture },
                     behaviour::LIES => FromWorker::Restored,
@@ -233,7 +285,7 @@ fn work(
                     _ => FromWorker::Saved,
                 };
                 if reply == FromWorker::Saved && behaviour != behaviour::ENDS {
-                    rustix::io::pwrite(file.unwrap(), b"state", 0).unwrap();
+                    save_control(&file.unwrap(), control);
                     let _ = link.send_from_worker(reply);
                 }
                 match behaviour {
@@ -245,9 +297,9 @@ fn work(
                     _ => return,
                 }
             }
+            ToWorker::Doorbell if is_held => rung = true,
             ToWorker::Doorbell => {
-                let value: u64 = memory.load(control, Ordering::Acquire).unwrap();
-                memory.store(value + 1, control, Ordering::Release).unwrap();
+                step(control);
                 let _ = link.send_from_worker(FromWorker::Check);
             }
             ToWorker::Remove { id, serial } => {
@@ -272,6 +324,8 @@ pub struct Guest {
     pub known: Known,
     rejoin: Option<Rejoin>,
     pub are_stopped: Arc<AtomicBool>,
+    /// Card of the workers of the next device.
+    pub card: &'static str,
     available: u16,
     used: u16,
 }
@@ -296,9 +350,22 @@ impl Guest {
         let ram = MmapRegion::from_file(ram, RAM as usize).unwrap();
         let region = link.lend(0, RAM, true, Some(file.try_clone().unwrap())).unwrap();
         device.dma_map(&region).unwrap();
-        let (available, used) = (0, 0);
-        let mut guest =
-            Self { device, function, events, link, ram, file, sender, known, rejoin, are_stopped, available, used };
+        let (available, used, card) = (0, 0, "one");
+        let mut guest = Self {
+            device,
+            function,
+            events,
+            link,
+            ram,
+            file,
+            sender,
+            known,
+            rejoin,
+            are_stopped,
+            card,
+            available,
+            used,
+        };
         guest.drive();
         guest
     }
@@ -310,16 +377,28 @@ impl Guest {
         link
     }
 
-    fn threads(&self) -> Box<Threads> {
-        Box::new(Threads::new(&self.sender, &self.known, &self.rejoin))
+    /// Returns a launcher of threads that use another card.
+    pub fn threads_on(&self, card: &'static str) -> Box<Threads> {
+        Box::new(Threads { card, ..Threads::new(&self.sender, &self.known, &self.rejoin) })
     }
 
     /// Hands the function over to another device, as in an upgrade. `meanwhile` runs while no device serves the guest.
     pub fn upgrade(&mut self, meanwhile: impl FnOnce(&mut Self)) {
+        self.upgrade_from(SavedFunction::VERSION, meanwhile);
+    }
+
+    /// Like [`Self::upgrade`], from a program that writes this version of the saved state.
+    pub fn upgrade_from(&mut self, version: u32, meanwhile: impl FnOnce(&mut Self)) {
         let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
         let (saved, descriptors) = suspended.save().unwrap();
+        let known = saved_state::Known { name: SavedFunction::NAME.to_owned(), version };
+        let mut writer = Writer::for_reader([0; 16], vec![known]);
+        writer.put(0, &saved).unwrap();
+        let file = writer.finish();
+        let mut state = SavedState::parse(&file, &[saved_state::Known::for_part::<SavedFunction>()]).unwrap();
+        let saved = state.take(0).unwrap();
         let link = self.next_link();
-        let restored = CudaDevice::restore("next", LIMITS, &link, self.threads(), saved, descriptors);
+        let restored = CudaDevice::restore("next", LIMITS, &link, self.threads_on(self.card), saved, descriptors);
         let (device, function) = restored.unwrap();
         meanwhile(self);
         suspended.leave();
@@ -336,7 +415,7 @@ impl Guest {
         let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
         meanwhile(self);
         let link = self.next_link();
-        let (device, function) = CudaDevice::build("next", LIMITS, &link, self.threads()).unwrap();
+        let (device, function) = CudaDevice::build("next", LIMITS, &link, self.threads_on(self.card)).unwrap();
         suspended.leave();
         // The first device closes the links of its workers.
         (self.device, self.function, self.link) = (device, function, link);

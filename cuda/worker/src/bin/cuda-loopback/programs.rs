@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
-use worker_link::{FromWorker, Link, LinkError, WorkerFiles, WorkerOptions};
+use worker_link::{FromWorker, Link, LinkError, ToWorker, WorkerFiles, WorkerOptions};
 
 /// Result of a restart: the new worker's process ID, or the reason why the restart failed.
 pub type Restarted = Result<u32, String>;
@@ -78,6 +78,7 @@ impl Programs {
             link: Link::new(files.guest.try_clone()?),
             starter: Some(starter),
             restore,
+            is_held: false,
         };
         let child = self.options.start_of(files, Stdio::inherit())?;
         let link = Arc::new(own);
@@ -145,7 +146,7 @@ impl Programs {
         let program = programs.get_mut(&process).with_context(|| format!("no worker has the process ID {process}"))?;
         let is_free = program.pending.is_none() && program.restoring.is_none();
         anyhow::ensure!(is_free, "another restart of worker {process} is in progress");
-        program.link.send_save(file.as_fd())?;
+        program.link.send_save(ToWorker::Save, file.as_fd())?;
         let (reply, result) = channel();
         program.pending = Some(Pending { file, reply });
         Ok(result)

@@ -1,0 +1,77 @@
+//! Moves a VM whose programs use CUDA. Its programs continue in new workers on the other card, so both owners have the
+//! tenant during the move, each with a socket of its own.
+
+use std::time::Duration;
+
+use cuda_control::Tenant;
+
+use crate::{Carried, Failure, Owner, Phases, Plan, Trouble, view};
+
+/// A VM on its card and on another one.
+#[derive(Clone, Copy)]
+pub struct VmPlan<'a> {
+    /// The owner of the VM's card.
+    pub from: &'a dyn Owner,
+    /// The owner of the other card.
+    pub to: &'a dyn Owner,
+    /// The VM for the owner of the other card.
+    pub there: &'a Tenant,
+}
+
+/// Moves a VM. `carry` makes its programs continue on the other card, with at most the given number of bytes of one
+/// program's memory in host memory, and returns their number and their pause. If it fails, no program has moved.
+///
+/// # Errors
+/// Returns the reason why the move failed. The VM is then on its card.
+pub fn carry_vm(
+    plan: VmPlan<'_>,
+    carry: impl FnOnce(u64) -> Result<(usize, Duration), String>,
+) -> Result<Carried, Failure> {
+    let VmPlan { from, to, there } = plan;
+    let plan = Plan { from, to, here: there, there };
+    let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
+    let (bytes, free) = plan.copies().map_err(stays)?;
+    if let Err(trouble) = plan.add(to, there) {
+        // The other owner may have added the tenant before it ended.
+        if matches!(trouble, Trouble::Absent(_)) {
+            plan.undo("the other card", || plan.remove(to, true));
+        }
+        return Err(stays(trouble));
+    }
+    match carry(free) {
+        Ok((programs, pause)) => {
+            plan.undo("the first card", || plan.remove(from, true));
+            Ok(Carried { programs, bytes, pause, phases: Phases::default() })
+        }
+        Err(why) => {
+            plan.undo("the other card", || plan.remove(to, true));
+            Err(Failure::Stays(why))
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// Checks that the other card has room for the VM's memory. Returns the size of this memory, and the part of the
+    /// card's host memory that is left for a copy.
+    fn copies(&self) -> Result<(u64, u64), Trouble> {
+        let (here, there) = (view(self.from)?, view(self.to)?);
+        let id = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name).map(|(id, _)| *id);
+        let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
+        let (chunk_bytes, all) = (here.memory.summary.chunk_bytes, account.placed.saturating_add(account.host));
+        let (card, host) = (there.memory.summary.spare(), there.memory.summary.host);
+        let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk_bytes);
+        // The owner subtracts the VM's window from the host memory when it adds the VM.
+        let window = self.there.window_bytes.div_ceil(chunk_bytes.max(1));
+        let window = u32::try_from(window).unwrap_or(u32::MAX);
+        let free = host.budget.saturating_sub(host.used).saturating_sub(window);
+        let room = card.saturating_add(free);
+        if all > room {
+            let (room, needed) = (bytes(room) >> 20, bytes(all) >> 20);
+            return Err(Trouble::Refused(format!(
+                "the other card, with its host memory, has space for {room} MiB, but {needed} MiB are needed"
+            )));
+        }
+        // The part that does not fit the card is in host memory as well.
+        Ok((bytes(all), bytes(free.saturating_sub(all.saturating_sub(card)))))
+    }
+}
