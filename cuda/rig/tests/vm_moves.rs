@@ -70,16 +70,24 @@ fn owners_of(service: &Service) -> Vec<&'static str> {
     ["one", "two"].iter().filter(lists).copied().collect()
 }
 
-/// Returns the process ID of a card's owner.
-fn owner(service: &Service, number: usize) -> i32 {
-    let children = format!("/proc/{0}/task/{0}/children", service.daemon.id());
-    let children = std::fs::read_to_string(children).expect("readable");
-    let is_owner = |pid: &i32| {
-        let of = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        of("comm").starts_with(b"cuda-owner")
-    };
-    let owners: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_owner).collect();
-    owners[number]
+/// Returns the process IDs of the owners of both cards, once both owners run.
+fn owners(service: &Service) -> Vec<i32> {
+    let mut owners = Vec::new();
+    until("both owners run", || {
+        // The daemon's threads start the owners.
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", service.daemon.id())).expect("it runs").flatten();
+        let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<String> = children.collect();
+        let pids = children.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok());
+        let is_owner = |pid: &i32| {
+            is_alive(*pid)
+                && std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(b"cuda-owner"))
+        };
+        owners = pids.filter(is_owner).collect();
+        owners.sort_unstable();
+        owners.len() == 2
+    });
+    owners
 }
 
 fn kill(pid: i32) {
@@ -113,7 +121,7 @@ fn programs_continue_on_the_other_card_with_their_tenant() {
         until("both programs are shown", || {
             let shown = json(&service.rig, &["tenant", "show", "vm"]);
             let programs = shown["programs"].as_array().expect("a list").clone();
-            programs.iter().filter(|program| program["guest"]["pid"] == 4242).count() == 2
+            programs.iter().filter(|program| program["guest"]["name"] == "prog").count() == 2
         });
         assert!(bad(&service.rig, 4, &["vm", "move", "vm", "--card", to]).contains("it already has that card"));
     }
@@ -165,7 +173,7 @@ fn vm_that_cannot_move_is_refused_by_name_and_continues() {
     refused(4, "vm", "one", "it already has that card");
     refused(3, "vm", "none", "there is no card `none`");
     refused(3, "other", "two", "there is no VM `other`");
-    refused(4, "vm", "soft", "it is not a card of kind `cuda`");
+    refused(4, "vm", "soft", "the card is not of kind `cuda`");
     refused(4, "vm", "small", "cuda.window_mib: 1024 MiB, expected at most 512");
     refused(4, "vm", "chunks", "its `cuda.chunk_mib` is 4, expected 2");
     refused(4, "old", "two", "is of kind = \"cuda\"");
@@ -207,8 +215,8 @@ fn drained_card_moves_its_vms_with_their_programs() {
 /// A process that is killed during a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
-    FirstOwner,
-    SecondOwner,
+    OlderOwner,
+    LaterOwner,
     Workers,
     NewWorkers,
     Daemon,
@@ -219,7 +227,7 @@ fn killed_process_during_a_move_leaves_one_card() {
     use Victim::*;
     let mut service = service();
     for (round, victim) in
-        [FirstOwner, SecondOwner, Workers, NewWorkers, Daemon].into_iter().cycle().take(20).enumerate()
+        [OlderOwner, LaterOwner, Workers, NewWorkers, Daemon].into_iter().cycle().take(20).enumerate()
     {
         let mut driver = service.driver();
         let mut program = Program::start(&mut driver, 1, 12 << 20);
@@ -227,15 +235,14 @@ fn killed_process_during_a_move_leaves_one_card() {
         let to = if from == "one" { "two" } else { "one" };
         service.until_kept();
         let known = workers(&service.rig);
-        let (first, second) = if from == "one" { (0, 1) } else { (1, 0) };
         // Times from the request to the end of the move.
         let delay = Duration::from_millis([5, 15, 30, 60][round % 4]);
         std::thread::scope(|scope| {
             let moving = scope.spawn(|| ctl(&service.rig, &["vm", "move", "vm", "--card", to]));
             std::thread::sleep(delay);
             match victim {
-                FirstOwner => kill(owner(&service, first)),
-                SecondOwner => kill(owner(&service, second)),
+                OlderOwner => kill(owners(&service)[0]),
+                LaterOwner => kill(owners(&service)[1]),
                 Workers => known.iter().for_each(|pid| kill(*pid)),
                 NewWorkers => workers(&service.rig).into_iter().filter(|pid| !known.contains(pid)).for_each(kill),
                 Daemon => kill(i32::try_from(service.daemon.id()).expect("a process")),
@@ -246,6 +253,8 @@ fn killed_process_during_a_move_leaves_one_card() {
             service.daemon.wait().expect("ended");
             service.restart();
             driver.status();
+        } else {
+            owners(&service);
         }
         // The program continues on the card that the daemon names, or has ended.
         let card = show(&service, "vm")["card"].as_str().expect("a name").to_owned();
@@ -258,7 +267,7 @@ fn killed_process_during_a_move_leaves_one_card() {
         if !program.calls.is_lost(&driver) && !matches!(victim, Workers | NewWorkers) {
             program.check(&mut driver);
         }
-        if matches!(victim, FirstOwner | SecondOwner) {
+        if matches!(victim, OlderOwner | LaterOwner) {
             assert!(!program.calls.is_lost(&driver), "round {round}, {victim:?}: {}", service.log());
         }
         driver.execute(&destroy(1));
