@@ -3,12 +3,13 @@
 
 mod support;
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::Rig;
-use support::daemon::{bad, card, ctl, get, good, json, tenant};
+use support::daemon::{bad, card, ctl, ctl_command, get, good, json, tenant};
 use support::service::{Calls, Service, begin, is_alive, with_window, worker, workers};
 use support::virtio::{Driver, destroy, until};
 
@@ -237,25 +238,23 @@ fn killed_process_during_a_move_leaves_one_card() {
         let known = workers(&service.rig);
         // Times from the request to the end of the move.
         let delay = Duration::from_millis([5, 15, 30, 60][round % 4]);
-        std::thread::scope(|scope| {
-            let moving = scope.spawn(|| ctl(&service.rig, &["vm", "move", "vm", "--card", to]));
-            std::thread::sleep(delay);
-            match victim {
-                OlderOwner => kill(owners(&service)[0]),
-                LaterOwner => kill(owners(&service)[1]),
-                Workers => known.iter().for_each(|pid| kill(*pid)),
-                NewWorkers => workers(&service.rig).into_iter().filter(|pid| !known.contains(pid)).for_each(kill),
-                Daemon => kill(i32::try_from(service.daemon.id()).expect("a process")),
+        let mut command = ctl_command(&service.rig, &["vm", "move", "vm", "--card", to]);
+        let mut moving = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        std::thread::sleep(delay);
+        match victim {
+            OlderOwner => kill(owners(&service)[0]),
+            LaterOwner => kill(owners(&service)[1]),
+            Workers => known.iter().for_each(|pid| kill(*pid)),
+            NewWorkers => workers(&service.rig).into_iter().filter(|pid| !known.contains(pid)).for_each(kill),
+            Daemon => {
+                service.kill();
+                // The service manager keeps the socket, so the command may wait for the next daemon.
+                service.restart();
+                driver.status();
             }
-            moving.join().expect("no panic");
-        });
-        if victim == Daemon {
-            service.daemon.wait().expect("ended");
-            service.restart();
-            driver.status();
-        } else {
-            owners(&service);
         }
+        moving.wait().expect("ended");
+        owners(&service);
         // The program continues on the card that the daemon names, or has ended.
         let card = show(&service, "vm")["card"].as_str().expect("a name").to_owned();
         until("one owner has the VM", || owners_of(&service) == [card.as_str()]);
