@@ -8,6 +8,7 @@
 //! - `journal`: the processes that an owner serves, for the next owner.
 //! - `accounts`: the file with the tenants' accounts, for the next owner.
 //! - `occupations`: processes that occupy the card without a turn.
+//! - `moves`: progress of processes that move between cards.
 //! - `lines`: limits the rate of log lines.
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
@@ -21,6 +22,7 @@ mod gang_quanta;
 mod journal;
 mod lines;
 mod links;
+mod moves;
 mod occupations;
 mod probes;
 mod rights;
@@ -33,6 +35,7 @@ pub use gang_quanta::{CardState, GangQuanta, StateMessage};
 pub use journal::Journal;
 pub use lines::Lines;
 pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
+pub use moves::{Arrival, Departure, Leaving};
 pub use occupations::Occupations;
 pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};

@@ -42,7 +42,7 @@ mod view;
 mod waits;
 
 pub use given_up::{GivenUp, Reason};
-pub use moves::Leaving;
+pub use owner_host::Leaving;
 pub use tenancy::Wait;
 pub use types::{
     Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, ShareGroup, TenantError, TenantSpec, Unaccounted,

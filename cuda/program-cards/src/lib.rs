@@ -7,6 +7,7 @@
 //! - [`list`]: the value of `CUDA_VISIBLE_DEVICES` for the driver's initialisation;
 //! - [`files`]: the cards whose device files the program can reach;
 //! - [`calls`]: the functions that name devices, and the refusal of hidden ones;
+//! - [`identities`]: the UUIDs of the devices that the driver sees;
 //! - [`integrity`]: the answer to the query of NVIDIA's runtime about the devices;
 //! - [`peers`]: pairs of contexts with peer access;
 //! - [`cross`]: the cards on which a program must be quiesced while memory moves.
@@ -16,6 +17,7 @@
 pub mod calls;
 pub mod cross;
 pub mod files;
+pub mod identities;
 pub mod integrity;
 pub mod list;
 pub mod peers;

@@ -429,7 +429,8 @@ fn killed_owner_at_any_moment_of_a_move_leaves_program_running() {
             until(&rig, "b", "served", |b| b["served"] == true && programs(b) == 1);
             until(&rig, "c", "served", |c| c["served"] == true && programs(c) == 1);
         }
-        // A daemon doubles the delay before it restarts an owner, up to 30 s. A new daemon begins with the shortest delay.
+        // A daemon doubles the delay before it restarts an owner, up to 30 s. A new daemon begins with the shortest
+        // delay.
         daemon.kill();
         daemon = Daemon::start(&rig);
     }

@@ -25,6 +25,7 @@ use crate::pace::{Left, RunAhead};
 use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 use program_cards::calls::show;
+use program_cards::identities;
 
 /// Time that empty chunks remain cached, unless the owner requests them.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
@@ -71,7 +72,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) ->
     if result != SUCCESS {
         return result;
     }
-    let seen = seen();
+    let seen = identities::seen();
     if !others.is_empty() {
         // The tenant's cards are the first ones.
         show(seen.iter().take_while(|uuid| cards.iter().any(|card| card.uuid == **uuid)).count());
@@ -156,23 +157,6 @@ fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
 fn devices(seen: &[[u8; 16]], cards: &[CardInfo]) -> Vec<Option<u8>> {
     let find = |uuid: &[u8; 16]| cards.iter().position(|card| card.uuid == *uuid).and_then(|at| u8::try_from(at).ok());
     seen.iter().map(find).collect()
-}
-
-/// Returns the UUID of each device that the driver enumerates; zeros if the driver fails.
-fn seen() -> Vec<[u8; 16]> {
-    let mut count = 0;
-    // SAFETY: the pointer is valid, and the driver has been initialized.
-    unsafe { driver::device_get_count(&raw mut count) };
-    let uuid = |ordinal| {
-        let (mut device, mut uuid) = (0, [0; 16]);
-        // SAFETY: the pointers are valid.
-        let result = unsafe {
-            driver::device_get(&raw mut device, ordinal);
-            driver::device_get_uuid(&raw mut uuid, device)
-        };
-        if result == SUCCESS { uuid } else { [0; 16] }
-    };
-    (0..count).map(uuid).collect()
 }
 
 /// Time limit for a waiting thread to submit its work during a step.

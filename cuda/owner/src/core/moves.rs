@@ -11,6 +11,7 @@ use super::{Body, Core, TenantError};
 use cuda_control::ArrivalTimes;
 use cuda_protocol::{End, FixedKind, FromOwner, MAX_SEEN, Obstacle, VERSION_VISIBLE_CARDS};
 use owner_driver::{FetchTimes, Memory};
+use owner_host::{Arrival, Departure, Leaving};
 use tenancy::Deadline;
 use vram::{Limits, OnFull, TenantId};
 
@@ -21,45 +22,11 @@ const LEAVE_TIMEOUT_US: u32 = 2_000_000;
 // TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
-/// Progress of a process that moves to another card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Departure {
-    /// The process uses this card.
-    Stays,
-    /// The owner has sent the process a request to leave.
-    Asked,
-    /// The process has unmapped its chunks.
-    Left,
-}
-
-/// A process's move to this card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Arrival {
-    /// Time at which the process asked to be moved.
-    since: u64,
-    driver: FetchTimes,
-    /// The times, once the process is on this card and the owner has mapped its chunks.
-    times: Option<ArrivalTimes>,
-}
-
-/// Progress of a tenant that moves to another card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leaving {
-    /// The request must be repeated, for the given reason.
-    Waits(String),
-    /// All programs of the tenant have unmapped their chunks. Contains their process IDs.
-    Left(Vec<u32>),
-}
-
 impl Session {
     /// Records that a process that has moved is on this card, and that its chunks are mapped.
     pub(super) fn has_arrived(&mut self, clock: u64) {
         let (pid, chunks) = (self.pid, self.chunks.len() as u64);
-        if let Some(Arrival { since, driver: FetchTimes { checkpoint_us, restore_us }, times }) = &mut self.arrival {
-            let arrive_us = clock.saturating_sub(*since) / 1000;
-            let (checkpoint_us, restore_us) = (*checkpoint_us, *restore_us);
-            times.get_or_insert(ArrivalTimes { pid, checkpoint_us, restore_us, arrive_us, chunks });
-        }
+        self.arrival.iter_mut().for_each(|arrival| arrival.complete(pid, chunks, clock));
     }
 }
 
@@ -177,7 +144,7 @@ impl Core {
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
-        let moved = here.iter().filter_map(|session| session.arrival?.times).collect();
+        let moved = here.iter().filter_map(|session| session.arrival?.times()).collect();
         let here = here.iter().map(|session| session.pid).collect();
         (here, moved, self.tenants.get_mut(&id).and_then(|tenant| tenant.obstacle.take()))
     }
@@ -272,7 +239,7 @@ impl Core {
             Some(session) if session.adopts && !session.fetching && session.version >= VERSION_VISIBLE_CARDS => {
                 session.fetching = true;
                 self.deadlines.cancel(Deadline::Report(id));
-                session.arrival = Some(Arrival { since: self.clock, driver: FetchTimes::default(), times: None });
+                session.arrival = Some(Arrival::new(self.clock));
                 let sees = session.sees.clone();
                 self.actions.push(Action::Fetch { session: id, from, sees });
             }
@@ -288,8 +255,8 @@ impl Core {
             self.deadlines.set(Deadline::Report(id), self.clock + self.config.patience_ns);
         }
         match done {
-            Ok(driver) => {
-                session.arrival.iter_mut().for_each(|arrival| arrival.driver = driver);
+            Ok(FetchTimes { checkpoint_us, restore_us }) => {
+                session.arrival.iter_mut().for_each(|arrival| arrival.set_driver_times(checkpoint_us, restore_us));
                 let waits = session.tenant.filter(|_| session.waiting);
                 self.send(id, FromOwner::Fetched);
                 self.look_whether_adopted(id);

@@ -2,7 +2,6 @@
 
 use super::fixed::Fixing;
 use super::given_up::Reason;
-use super::moves::{Arrival, Departure};
 use super::reclaim::Reclaims;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
@@ -10,6 +9,7 @@ use cuda_protocol::{
     CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_PENDING, MAX_PROCESSES, Refusal, VERSION,
     VERSION_CROWDED, VERSION_MOVES, VERSION_OLDEST, Welcome,
 };
+use owner_host::{Arrival, Departure};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tenancy::Deadline;
 use vram::TenantId;

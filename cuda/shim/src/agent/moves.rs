@@ -21,6 +21,7 @@ use crate::driver::{self, SUCCESS};
 use crate::gate;
 use crate::link::Terms;
 use crate::log::report;
+use program_cards::identities;
 
 /// Interval at which a program that has left its card looks for an owner.
 // TIMEOUT: the daemon passes a tenant on within milliseconds, and the program waits meanwhile.
@@ -131,13 +132,7 @@ impl Agent {
     fn uuid(&self) -> Option<[u8; 16]> {
         let devices = &self.card.link.terms()?.devices;
         let ordinal = devices.iter().position(|card| *card == Some(0))?;
-        let (mut device, mut uuid) = (0, [0; 16]);
-        // SAFETY: the pointers are valid.
-        let result = unsafe {
-            driver::device_get(&raw mut device, i32::try_from(ordinal).ok()?);
-            driver::device_get_uuid(&raw mut uuid, device)
-        };
-        (result == SUCCESS).then_some(uuid)
+        identities::uuid(i32::try_from(ordinal).ok()?)
     }
 
     /// Leaves for the card of a new owner, unless the program is there. Returns the UUID of that card if the owner now

@@ -185,7 +185,7 @@ fn only_cards_that_the_driver_sees_are_reached() {
 }
 
 #[test]
-fn program_that_reconnects_is_not_refused_before_it_reports_cards() {
+fn program_that_reconnects_is_not_refused_before_its_report() {
     let mut world = two(8, 16);
     let id = tenant(&world);
     world.version = VERSION_VISIBLE_CARDS - 1;
@@ -203,7 +203,7 @@ fn program_that_reconnects_is_not_refused_before_it_reports_cards() {
 }
 
 #[test]
-fn tenant_does_not_leave_before_its_programs_have_reconnected() {
+fn tenant_does_not_leave_before_its_programs_reconnect() {
     let mut world = two(8, 16);
     let id = tenant(&world);
     world.core.expect([4711], 2000 * MS);
