@@ -21,6 +21,10 @@ const TAIL_LINES: usize = 12;
 /// step.
 pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: impl Fn() -> String) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
+    // The kernel reports the same error for a missing folder and a missing program.
+    if let Some(folder) = command.get_current_dir().filter(|folder| !folder.is_dir()) {
+        bail!("cannot run {name} in {}: the folder does not exist", folder.display());
+    }
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -86,6 +90,15 @@ mod tests {
         let mut command = Command::new("no-such-program-of-ours");
         let error = run(&mut command, "some-package", &mut progress.step("x"), String::new).unwrap_err().to_string();
         assert!(error.contains("install the package some-package"), "{error}");
+    }
+
+    #[test]
+    fn missing_folder_is_named_instead_of_the_program() {
+        let progress = Progress::quiet();
+        let mut command = Command::new("true");
+        command.current_dir("/no-such-folder-of-ours");
+        let error = run(&mut command, "coreutils", &mut progress.step("x"), String::new).unwrap_err().to_string();
+        assert_eq!(error, "cannot run true in /no-such-folder-of-ours: the folder does not exist");
     }
 
     #[test]
