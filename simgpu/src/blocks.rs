@@ -1,4 +1,4 @@
-//! Register blocks, in address order. Each block implements its registers that do more than store a value. Its `read`
+//! Register blocks, in address order. Each block implements those registers that do more than store a value. Its `read`
 //! and `write` functions match every register of the block, and pass plain registers to the storage.
 
 pub(crate) mod board;

@@ -1,4 +1,4 @@
-//! Tests the card with its own thread. The tests wait for its interrupt.
+//! Tests a card that has its own thread. The tests wait for its interrupt.
 
 use super::driver::{CE0, Driver, PAGE, ce_copy, methods, object, release, small, words};
 use crate::{Config, SimGpu};

@@ -100,7 +100,7 @@ impl Warp {
         }
     }
 
-    /// Sets the initial state of a program with `registers` registers. The registers are initialized from the register
+    /// Sets the initial state for a program with `registers` registers. The registers are initialized from the register
     /// file rows in `left`; registers without a row are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
@@ -124,7 +124,7 @@ impl Warp {
         &self.registers[usize::from(register.index() & 63)]
     }
 
-    /// Returns the register at `offset` after `register`; RZ is always followed by RZ.
+    /// Returns the register at `offset` after `register`. RZ is always followed by RZ.
     pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
         &self.registers[following(register, offset)]
     }
