@@ -367,7 +367,7 @@ const _: () = assert!(size_of::<DmaAccess>() == 16);
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceFeature {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the full body.
     pub argsz: u32,
     /// Feature number (`FEATURE_*`), with `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
     pub flags: u32,
@@ -424,18 +424,18 @@ pub const STATE_RESUMING: u32 = 4;
 pub struct LoggingStart {
     /// Request: requested page size in bytes. Reply: the actual page size.
     pub page_size: u64,
-    /// Number of ranges; 0 means all memory.
+    /// Number of ranges, or 0 for all memory.
     pub num_ranges: u32,
     /// Always 0.
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<LoggingStart>() == 16);
 
-/// A range of client memory whose writes are logged.
+/// A range of client memory in which writes are logged.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingRange {
-    /// First address.
+    /// First address of the range.
     pub iova: u64,
     /// Size in bytes.
     pub length: u64,
@@ -445,7 +445,7 @@ pub struct LoggingRange {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingReport {
-    /// First address.
+    /// First address of the range.
     pub iova: u64,
     /// Size in bytes.
     pub length: u64,
@@ -454,11 +454,11 @@ pub struct LoggingReport {
 }
 const _: () = assert!(size_of::<LoggingReport>() == 24);
 
-/// Start of the body of `MIG_DATA_READ`, its reply, and `MIG_DATA_WRITE`; data may follow.
+/// Start of the body of `MIG_DATA_READ`, its reply, and `MIG_DATA_WRITE`. Data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigData {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the body.
     pub argsz: u32,
     /// Size of the data in bytes.
     pub size: u32,

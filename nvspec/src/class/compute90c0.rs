@@ -1,6 +1,6 @@
 //! Class 0x90c0: compute.
 //!
-//! Methods set the state of a grid before its launch; there is no descriptor in memory.
+//! Methods set the state of a grid before its launch. There is no descriptor in memory.
 //!
 //! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, and Mesa.
 
@@ -91,7 +91,7 @@ pub const LOCAL_SIZE_HIGH: u32 = 0x798;
 pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 /// Ends a grid.
 pub const END_GRID: u32 = 0xa04;
-/// Render condition; see [`cond_mode`](crate::class::m2mf9039::cond_mode).
+/// Render condition mode; see [`cond_mode`](crate::class::m2mf9039::cond_mode).
 pub const COND_MODE: u32 = 0x1558;
 /// Code segment address, bits 39:32.
 pub const CODE_ADDRESS_HIGH: u32 = 0x1608;
@@ -164,11 +164,11 @@ pub mod global_map {
 /// Fields of [`SEMAPHORE_EXECUTE`].
 pub mod semaphore {
     use super::Field;
-    /// Operation; 0 is a release.
+    /// Operation. 0 is a release.
     pub const OPERATION: Field = Field::new(1, 0);
     /// Release.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release. No effect here.
+    /// Skips the memory flush before the release. Has no effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Applies the payload to memory as a reduction instead of storing it.
     pub const REDUCTION: Field = Field::new(3, 3);
@@ -267,9 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
-/// execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware methods,
-/// performance counters.
+/// All methods whose data is kept as state, in ascending order. The methods that this module does not name do not
+/// affect the execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware
+/// methods, and performance counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -351,7 +351,7 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the state dword that a method sets, and its valid bits; `None` for a method without state.
+/// Returns the index of the state dword that a method sets and its valid bits, or `None` for a method without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);

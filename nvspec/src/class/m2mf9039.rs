@@ -76,7 +76,7 @@ pub const NOTIFY_PAYLOAD: u32 = 0x334;
 pub const COND_ADDRESS_HIGH: u32 = 0x338;
 /// Render condition address, bits 31:0.
 pub const COND_ADDRESS_LOW: u32 = 0x33c;
-/// Render condition; see [`cond_mode`].
+/// Render condition mode; see [`cond_mode`].
 pub const COND_MODE: u32 = 0x340;
 /// Source x in bytes, if block-linear.
 pub const TILING_POSITION_IN_X: u32 = 0x344;
@@ -106,7 +106,7 @@ pub mod exec {
     pub const COMPLETION_FLUSH: u32 = 1;
     /// Flush writes, then release the semaphore.
     pub const COMPLETION_SEMAPHORE: u32 = 2;
-    /// Interrupt: 0 for none, 1 for a non-stall interrupt.
+    /// Interrupt to raise: 0 for none, or 1 for a non-stall interrupt.
     pub const INTERRUPT: Field = Field::new(17, 16);
     /// No interrupt.
     pub const INTERRUPT_NONE: u32 = 0;
@@ -130,7 +130,7 @@ pub mod block_size {
     pub const DEPTH: Field = Field::new(11, 8);
     /// Block height: log2 of the number of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Block width: log2 of the number of GOBs (64 bytes each); must be 0.
+    /// Block width: log2 of the number of GOBs (64 bytes each). Must be 0.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Log2 of the maximum height and depth.
     pub const LOG2_MAX: u32 = 5;
@@ -160,7 +160,7 @@ pub mod render_override {
     pub const NEVER: u32 = 2;
 }
 
-/// Returns the mask of valid data bits of a method; `None` if the method does not exist or is not declared.
+/// Returns the mask of valid data bits of a method, or `None` if the method does not exist or is not declared.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

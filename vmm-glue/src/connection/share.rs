@@ -87,8 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again, and will start another check when it enables bus
-                        // mastering.
+                        // The guest has disabled bus mastering again. Enabling it will start another check.
                         self.samples.clear();
                     }
                     Err(_) => (),
