@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, Push, Rect};
 pub mod va {
     /// The GPFIFO ring.
     pub const RING: u64 = 0x1_0000;
-    /// The push buffer, which has 4 pages.
+    /// The push buffer, which consists of 4 pages.
     pub const PUSH: u64 = 0x2_0000;
     /// The fence page.
     pub const FENCE: u64 = 0x3_0000;
@@ -53,7 +53,7 @@ const EIGHTH: u32 = 3 << 2;
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory polls after which the card must have finished.
+/// Number of memory polls within which the card must finish.
 const MAX_POLLS: u32 = 20_000;
 /// Number of memory polls for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
