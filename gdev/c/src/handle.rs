@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Attached,
 }
 
-/// A context, with the objects that C programs identify by address or number.
+/// A context, and the objects that C programs identify by address or number.
 pub(crate) struct State {
     pub(crate) context: Context,
     /// Memory, keyed by its GPU virtual start address.
@@ -123,7 +123,7 @@ pub(crate) fn value(outcome: Outcome<u64>) -> u64 {
 }
 
 impl State {
-    /// Returns the memory that contains an address, and the offset of the address in it.
+    /// Returns the memory that contains an address, and the offset of the address in this memory.
     pub(crate) fn memory_at(&self, address: u64) -> Outcome<(Memory, u64)> {
         let found = self.memory.range(..=address).next_back().map(|(start, (memory, _))| (*memory, address - start));
         let inside = found.filter(|(memory, offset)| *offset < memory.bytes.max(1));

@@ -7,8 +7,8 @@
 //! tried through registers and tables. Holes from 20 on concern registers unknown to the reference code. Holes from 31
 //! on concern the paravirtual interface, if the card has one.
 //!
-//! `--share` less than the VRAM that the card reports makes the command fail, because the rest then counts as a
-//! neighbor's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! another VM's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
 //! must reinitialize the card.
 
 mod channels;

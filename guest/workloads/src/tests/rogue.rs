@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then shows
-//! that its own channels still work, if possible.
+//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then shows,
+//! if possible, that its own channels still work.
 
 mod registers;
 
@@ -23,11 +23,11 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Number of loop iterations per thread in `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
+/// Number of loop iterations per thread in `split`. At 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
 /// Number of channels that wait for a channel whose doorbell is delayed.
 const WAITERS: u32 = 4;
-/// Delay of that doorbell.
+/// Delay of this doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies after its wait.
 const COPY_BYTES: u64 = 4096;
@@ -40,11 +40,11 @@ const NON_STALL: u32 = 0x20;
 /// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
 /// Number of methods per submission of a stream. The guest kernel takes about a millisecond to acknowledge each illegal
-/// method. Meanwhile, the submission occupies the engine, and is charged for that time.
+/// method. Meanwhile, the submission occupies the engine, and is charged for the time.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
-/// File with the console log level. Under emulation, each line printed on the console traps, which would slow the
-/// attack down.
+/// File that contains the console log level. Under emulation, each line printed on the console traps, which would slow
+/// the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// An attack on other users.
@@ -114,7 +114,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
-        // While the VM is quarantined, the requests of new channels are not executed.
+        // While the VM is quarantined, requests of new channels are not executed.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
             Err(error) => {
