@@ -13,7 +13,7 @@ const FIRST_NODE: &str = "/dev/dri/renderD128";
 pub enum Target {
     /// Path of a nouveau render node, in a guest or on a host.
     Nouveau(PathBuf),
-    /// Socket of a vGPU that the operator assigned to this process, which drives the vGPU itself.
+    /// Socket of a vGPU that the operator has assigned to this process, which drives the vGPU itself.
     Vgpu(PathBuf),
     /// Number of a CUDA driver API device.
     Cuda(i32),

@@ -227,7 +227,7 @@ pub extern "C" fn gerror() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-/// Queries a device property. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the device
+/// Queries a device property. Query 1 returns the alignment of card memory in bytes. Query 2 returns 1 if the device
 /// supports segments, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -> c_int {
@@ -242,8 +242,8 @@ pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -
     }))
 }
 
-/// Sets a copy parameter. Setting 1 is the chunk size in bytes; settings 2 and 3 are the maximum sizes of direct writes
-/// and reads in bytes; setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
+/// Sets a copy parameter. Setting 1 is the chunk size in bytes. Settings 2 and 3 are the maximum sizes of direct writes
+/// and reads in bytes. Setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn gtune(handle: Ghandle, setting: u32, value: u32) -> c_int {
     status(with(handle, |state| {

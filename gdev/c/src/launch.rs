@@ -50,7 +50,7 @@ fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     unsafe { store(module, number) }
 }
 
-/// Loads a module. A CUDA device accepts PTX or a cubin; other devices accept an `sm_20` cubin or `sm_20` assembly.
+/// Loads a module. A CUDA device accepts PTX or a cubin. Other devices accept an `sm_20` cubin or `sm_20` assembly.
 /// Stores the module number in `module`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64, module: *mut u32) -> c_int {

@@ -28,7 +28,7 @@ impl Key {
         Ok(key)
     }
 
-    /// Reads a key from a file: 64 bytes, or 128 hexadecimal digits and a line end.
+    /// Reads a key from a file, which contains 64 bytes, or 128 hexadecimal digits and a line end.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, is accessible to other users, or is malformed.

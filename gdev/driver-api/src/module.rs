@@ -7,9 +7,9 @@ use gdev::{Grid, Image, Params};
 use crate::context::{Function, Handle, State, new_handle, to_pointer, with};
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Maximum size in bytes of an image that is passed without a size.
+/// Maximum size of an image that is passed without a size, in bytes.
 const MAX_IMAGE_BYTES: usize = 64 << 20;
-/// Size of an ELF header in bytes; the image length is computed from the header.
+/// Size of an ELF header in bytes. The image length is computed from the header.
 const ELF_HEADER_BYTES: usize = 64;
 /// Key in the `extra` list of `cuLaunchKernel`: the end of the list.
 const EXTRA_END: usize = 0;
@@ -116,7 +116,7 @@ pub extern "C" fn cuModuleGetGlobal_v2(_: *mut u64, _: *mut usize, module: Handl
     }))
 }
 
-/// Same as [`cuModuleGetGlobal_v2`].
+/// Calls [`cuModuleGetGlobal_v2`], which always fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleGetGlobal(
     address: *mut u64,
@@ -230,7 +230,7 @@ pub extern "C" fn cuLaunchGrid(handle: Handle, width: c_int, height: c_int) -> S
     }))
 }
 
-/// Same as [`cuLaunchGrid`], in a stream.
+/// Launches a kernel like [`cuLaunchGrid`], in a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int, stream: Handle) -> Status {
     match status(with(|state| state.check_stream(stream))) {
@@ -239,7 +239,7 @@ pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int,
     }
 }
 
-/// Same as [`cuLaunchGrid`] with one block.
+/// Launches a kernel like [`cuLaunchGrid`], with one block.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunch(handle: Handle) -> Status {
     cuLaunchGrid(handle, 1, 1)
