@@ -13,7 +13,7 @@ pub const KEY_BYTES: usize = 64;
 /// Permission bits that a key file must not grant to other users.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
-/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key cannot be printed, and
+/// A key for AES-256-XTS. The first half encrypts data, the second half encrypts tweaks. The key cannot be printed, and
 /// its memory is zeroed on drop.
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 

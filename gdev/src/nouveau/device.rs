@@ -335,7 +335,7 @@ impl<'a> Use<'a> {
 /// Default number of push buffers that a channel can have in flight.
 pub const RING: usize = 8;
 
-/// A GPU channel with its pushbuffers.
+/// A GPU channel with its push buffers.
 #[derive(Debug)]
 pub struct Channel {
     device: Arc<Device>,

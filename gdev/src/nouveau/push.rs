@@ -139,13 +139,13 @@ pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rec
     rects
 }
 
-/// A pushbuffer under construction.
+/// A push buffer under construction.
 #[derive(Debug, Default, Clone)]
 pub struct Push {
     words: Vec<u32>,
 }
 
-/// Maximum length of a pushbuffer in dwords.
+/// Maximum length of a push buffer in dwords.
 pub const MOST_WORDS: usize = 4096;
 
 /// Maximum length of a rect's methods in dwords.

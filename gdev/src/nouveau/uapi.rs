@@ -139,7 +139,7 @@ pub struct ChannelAlloc {
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Memory domains allowed for pushbuffers.
+    /// Memory domains allowed for push buffers.
     pub pushbuf_domains: u32,
     /// Handle of the notifier buffer, which the kernel allocates with the channel.
     pub notifier_handle: u32,
@@ -259,11 +259,11 @@ pub struct GemPushbuf {
     pub buffers: u64,
     /// Number of relocations. Always 0, because Fermi uses virtual addresses.
     pub nr_relocs: u32,
-    /// Length of the pushbuffer segment list.
+    /// Length of the push buffer segment list.
     pub nr_push: u32,
     /// Always zero.
     pub relocs: u64,
-    /// Address of the pushbuffer segment list.
+    /// Address of the push buffer segment list.
     pub push: u64,
     /// Used only for old GPUs.
     pub suffix0: u32,

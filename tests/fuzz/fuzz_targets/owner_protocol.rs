@@ -1,4 +1,4 @@
-//! Sends messages from several tenants' processes to the owner of a CUDA card. `cuda_owner::fuzz::protocol` documents
+//! Sends arbitrary messages from several tenants' processes to the owner of a CUDA card. `cuda_owner::fuzz` documents
 //! the checks.
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them while a neighbour copies
-//! and verifies.
+//! Tests the holes of the reference code. A guest with exclusive access to the BARs tries them while another guest
+//! copies and verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Numbers of the holes to try: the reference code's nineteen holes, and unknown registers.
+/// Numbers of the holes to try: the nineteen holes of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
 /// Number of the hole that lists registers in context images, and accesses the mediator's images.
 const IMAGES: u32 = 30;
