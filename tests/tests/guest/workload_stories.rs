@@ -1,5 +1,4 @@
-//! Runs the papers' workloads with the stock driver, first on a passed-through card, and then concurrently in two
-//! mediated VMs.
+//! Runs the papers' workloads with the stock driver: on a passed-through card, and concurrently in two mediated VMs.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
