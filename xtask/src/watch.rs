@@ -47,7 +47,7 @@ pub fn end(process: u32) -> String {
         threads(process, &mut text);
     }
     for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
-        // The process may have already exited.
+        // The process may already have exited.
         let _ = kill_process(process, Signal::KILL);
     }
     text
