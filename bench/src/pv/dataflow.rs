@@ -1,7 +1,8 @@
-//! Gdev's figure 11: graphs whose nodes pass their outputs in segments, compared with copies through CPU memory.
+//! Gdev's figure 11: graphs with nodes that pass their outputs in segments, in comparison with copies through CPU
+//! memory.
 //!
 //! An emulated CPU performs the copies through CPU memory, so measured times would overstate the benefit of segments.
-//! Therefore, the copies are counted, and a model computes the times of both methods on a real host ([`crate::model`]).
+//! Instead, the copies are counted, and a model ([`crate::model`]) computes the times of both methods on a real host.
 
 use anyhow::{Context, Result};
 use tests::guest;
