@@ -1,4 +1,4 @@
-//! The reset methods of a function, and the selection of one for a card.
+//! The reset methods of a function, and the selection of a method for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
 //! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. Therefore, the bus is
