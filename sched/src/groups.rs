@@ -1,21 +1,22 @@
 //! Schedules groups of tenants. The tenants of a group use the card at the same time, and the group takes turns with
 //! other parties.
 //!
-//! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*: the members
-//! of a share group whose programs can run concurrently. A group competes with the total weight and guarantee of its
-//! active members. While the group has the turn, the gates of all its members are open. Three kinds of tenants take
-//! turns separately: tenants without a group, members with a program that cannot run concurrently, and all members of a
-//! group in the mode `turns`.
+//! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
+//! consists of the members of a share group with programs that can run concurrently. A group competes with the total
+//! weight and guarantee of its active members. While the group has the turn, the gates of all its members are open.
+//! Three kinds of tenants take turns separately: tenants without a group, members with a program that cannot run
+//! concurrently, and all members of a group in `turns` mode.
 //!
-//! Within a group, the accounts in `balance` decide which members may run. Each member is charged for its own work, so
-//! the charges of concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A
-//! member that is *ahead* waits: its lag is at least [`GroupConfig::lag_ns`] smaller than another member's lag. Only
-//! its gate closes, and reopens as soon as the member is no longer ahead. A member whose work does not end delays the
-//! others for at most [`GroupConfig::stall_ns`]; the run time limit of its tenant applies to the work.
+//! Within a group, the accounts in `balance` determine which members may run. Each member is charged for its own work,
+//! so the charges of concurrent members can exceed the elapsed time. [`Turns`] charges the group for the elapsed time.
+//! A member that is *ahead* waits. It is ahead if its lag is at least [`GroupConfig::lag_ns`] smaller than another
+//! member's lag. Only its gate closes, and the gate reopens as soon as the member is no longer ahead. A member with
+//! work that does not end delays the others for at most [`GroupConfig::stall_ns`]. The run time limit of its tenant
+//! applies to the work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
-//! The module has no I/O, like [`Turns`]: its inputs are events and the time, and its outputs are [`Order`]s.
+//! Like [`Turns`], this module has no I/O. Its inputs are events and the time, and its outputs are [`Order`]s.
 
 mod balance;
 mod trial;
@@ -33,7 +34,7 @@ use trial::Trial;
 const ENGINE: Engine = Engine::Compute;
 /// Bit in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than usual
+/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than typical
 /// pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
@@ -41,8 +42,8 @@ const ACTIVE_NS: u64 = 30_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
-/// Mode in which the members of a group share the card, strictest first. The strictest choice among the members applies
-/// to the group.
+/// Mode in which the members of a group share the card, strictest first. The strictest mode selected by a member
+/// applies to the group.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -53,7 +54,7 @@ pub enum Sharing {
     /// The group uses the mode in which its members' programs make more progress, as measured in trials.
     #[default]
     Auto,
-    /// Members whose programs can run concurrently use the card at the same time.
+    /// Members with programs that can run concurrently use the card at the same time.
     Together,
 }
 
@@ -107,7 +108,7 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member was requested to return the card, and has not returned it yet.
+    /// The member was asked to return the card, but has not returned it yet.
     Closing {
         since: Nanos,
         /// True if the member was reported for exceeding its limit.
@@ -159,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Returns the settings that the member competes with.
+    /// Returns the settings with which the member competes.
     fn settings(&self) -> VgpuParams {
         self.competes.unwrap_or(self.params)
     }

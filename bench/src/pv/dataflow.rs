@@ -15,7 +15,7 @@ use crate::report::{Metric, Target};
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here, a
+/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows. Here, a
 /// product of matrices with 64 rows takes as long as the papers' product.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
@@ -29,7 +29,7 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A method of passing outputs to the next node.
+/// A method for passing outputs to the next node.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,

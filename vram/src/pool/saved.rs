@@ -1,4 +1,4 @@
-//! Saved form of a page pool: its runs of chunks and its allocations, from which free blocks are derived.
+//! Saved form of a page pool. It contains runs of chunks and allocations, from which free blocks are derived.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
