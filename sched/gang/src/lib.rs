@@ -13,14 +13,14 @@
 //!    turn, and is *ready* when the holder has returned the card or has overrun.
 //! 3. The gates open when all cards are ready. A gather that is rejected or lasts longer than [`GangConfig::gather_ns`]
 //!    is *cancelled* on all cards.
-//! 4. A card serves one gather at a time. An *older* gang gets priority over a younger gang that is still gathering:
-//!    the card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A
-//!    younger gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
+//! 4. A card serves one gather at a time. An *older* gang has priority over a younger gang that is still gathering: the
+//!    card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A younger
+//!    gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
 //! 5. The turn ends on all cards when one card recalls it or the gang has no work. Kernels on one card may wait for
-//!    kernels that the closed gate of another card holds back. Therefore, the gang keeps cards that have *drained*, and
-//!    these cards admit one more submission at a time (a *step*). When all cards have drained, they are released at the
-//!    same time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it
-//!    is considered ready for the gang's next turn, in which the missing kernels run.
+//!    kernels that are blocked by the closed gate of another card. The gang therefore keeps cards that have *drained*,
+//!    and these cards admit one more submission at a time (a *step*). When all cards have drained, they are released at
+//!    the same time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime,
+//!    and it is considered ready for the gang's next turn, in which the missing kernels run.
 //!
 //! No deadlock is possible. A running gang does not wait for another gang, and its turn ends after a slice if another
 //! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders. It does not wait for an older gang,
