@@ -413,7 +413,7 @@ impl Code for IntType {
 }
 
 impl IntType {
-    /// Returns the width in bits: 8, 16, 32 or 64.
+    /// Returns the width in bits, which is 8, 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::U8 | Self::S8 => 8,
@@ -429,8 +429,8 @@ impl IntType {
     }
 }
 
-/// A comparison, represented as the set of relations between two numbers for which it is true. All sixteen sets can be
-/// encoded.
+/// A comparison. It is represented as the set of relations between two numbers for which the comparison is true. All
+/// sixteen sets can be encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compare(u8);
 
@@ -447,7 +447,7 @@ impl Compare {
     pub const NE: Self = Self(5);
     /// Greater or equal.
     pub const GE: Self = Self(6);
-    /// Neither is a NaN.
+    /// Neither number is a NaN.
     pub const NUM: Self = Self(7);
     /// At least one number is a NaN.
     pub const NAN: Self = Self(8);
@@ -466,7 +466,7 @@ impl Compare {
         self.0
     }
 
-    /// Returns true if the comparison is true for numbers in this relation. `None` means unordered; integers are always
+    /// Returns true if the comparison is true for numbers in this relation. `None` means unordered. Integers are always
     /// ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {
@@ -502,7 +502,7 @@ impl Code for Compare {
 }
 
 impl FloatType {
-    /// Returns the width in bits: 16, 32 or 64.
+    /// Returns the width in bits, which is 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::F16 => 16,
