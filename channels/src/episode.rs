@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Like [`Watchdog::sample`], but for a single episode.
+    /// Like [`Watchdog::sample`] for a single episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

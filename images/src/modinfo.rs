@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use liblzma::read::XzDecoder;
 use object::{Object, ObjectSection};
 
-/// Maximum size of an uncompressed module.
+/// Maximum size of an uncompressed module in bytes.
 const MAX_MODULE_BYTES: u64 = 256 << 20;
 
 /// A module in a dependency closure.

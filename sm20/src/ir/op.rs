@@ -138,12 +138,12 @@ ops! {
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
-    /// Like ISET, but for floats.
+    /// Like ISET, for floats.
     FSet "FSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool, ftz: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Like ISETP, but for floats.
+    /// Like ISETP, for floats.
     FSetP "FSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
         accumulate: PredicateOperand,

@@ -16,7 +16,7 @@ const STEP: u64 = 50 * US;
 const NOTICE: u64 = 100 * US;
 /// Amount of work that the card does for one to four concurrent loops, in thousandths of a single program's work.
 const GAINS: [u64; 4] = [1000, 1570, 2000, 2400];
-/// Like [`GAINS`], but for programs that each fill the card.
+/// Like [`GAINS`], for programs that each fill the card.
 const NO_GAIN: [u64; 4] = [1000; 4];
 
 /// A program with submissions that take `length` ns on an otherwise idle card.
