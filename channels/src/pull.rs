@@ -22,7 +22,7 @@ const CHUNK: usize = 64;
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Copies as many of the guest's ring entries up to a doorbell as fit into the host's ring, as one submission, and
+    /// Copies as many of the guest's ring entries up to a doorbell as fit in the host's ring, as one submission, and
     /// appends a completion record. The card does not fetch the submission before [`Self::start`]. `now` is the time in
     /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
     /// was validated.

@@ -148,7 +148,7 @@ pub trait Backend {
     /// Returns the state of an engine for this guest. `engine` is less than `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
-    /// Stops scheduling the guest's channels on the engines in the mask if `blocked` is true, otherwise resumes
+    /// Stops scheduling the guest's channels on the engines in the mask if `blocked` is true. Otherwise, resumes
     /// scheduling.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 

@@ -11,8 +11,8 @@
 //! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with side effects; [`storage`]: registers without
 //!   side effects; [`interrupt`]: MSI with rearming, and INTx; [`access`]: byte lanes
 //!
-//! The crate does not model: the display; video decoding; thermal sensors and clocks, whose registers only store
-//! values; performance counters; falcon code; zero-bandwidth clears and compression tags, which are stored but unused;
+//! The crate does not model: the display; video decoding; thermal sensors and clocks (their registers only store
+//! values); performance counters; falcon code; zero-bandwidth clears and compression tags, which are stored but unused;
 //! the peephole; 64 KiB large pages; and MMIO access faults (denied accesses are counted for the operator, but raise no
 //! interrupt in the guest).
 //!

@@ -20,8 +20,8 @@ pub enum Target {
 }
 
 impl Target {
-    /// Returns the machine's first device: the first CUDA device if `libcuda.so.1` reports one, otherwise the first
-    /// render node.
+    /// Returns the machine's first device, which is the first CUDA device if `libcuda.so.1` reports one, or the first
+    /// render node otherwise.
     #[must_use]
     pub fn first() -> Self {
         #[cfg(feature = "cuda")]

@@ -1,4 +1,4 @@
-//! A private apt, whose lists, cache, status and configuration are all in the cache folder.
+//! A private apt with its lists, cache, status and configuration in the cache folder.
 //!
 //! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt considers no
 //! package installed, so a resolved package includes all of its dependencies down to the C library.

@@ -4,7 +4,7 @@
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
 //! - [`mirror`]: the host's source of Debian packages;
 //! - - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader otherwise;
-//! - [`qemu`]: the host's QEMU if it is new enough, otherwise an unpacked QEMU run by its own dynamic loader;
+//! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
 //! - [`browser`]: a browser, for the tests of the daemon's page;

@@ -89,7 +89,7 @@ pub struct RegInfo {
     pub fields: &'static [NamedField],
 }
 
-/// Maps each dword of a block to its register: 0 for none, otherwise the register's table index plus one. Fails to
+/// Maps each dword of a block to its register: 0 for no register, or the register's table index plus one. Fails to
 /// compile if two registers have the same offset.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];

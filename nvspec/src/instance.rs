@@ -49,7 +49,7 @@ pub mod ramfc {
     pub const PB_PUT_LO: u64 = 0x05c;
     /// End address of the current push buffer range, high dword.
     pub const PB_PUT_HI: u64 = 0x060;
-    /// Push buffer header state; see [`pb_header`].
+    /// Push buffer header state. See [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
     /// Number of data dwords still expected after the current header (saved state).
     pub const PB_COUNT: u64 = 0x088;

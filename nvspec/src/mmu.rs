@@ -31,7 +31,7 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address covered by the last directory entry, which a mediating host reserves for itself in every
-/// address space. This project chose the address; it is not a hardware constant.
+/// address space. This project chose the address. It is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 

@@ -14,7 +14,7 @@
 //! - [`turns`] grants a whole card to one tenant at a time, for cards on which single submissions cannot be delayed
 //!   (the `gang` crate coordinates the turns of several cards);
 //! - [`groups`] contains sets of tenants that use such a card at the same time and take turns as one party;
-//! - [`sim`] is a deterministic simulation of a card with guests whose workloads are described as data.
+//! - [`sim`] is a deterministic simulation of a card with guests. Their workloads are described as data.
 //!
 //! The feeder sends events and executes decisions. For each doorbell, it sends an [`Event::Arrival`] with a ticket.
 //! After [`Decision::Start`], it submits the channel's new work to the card. For each completion record, it sends an

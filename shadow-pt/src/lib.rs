@@ -112,8 +112,7 @@ pub trait GuestMemory {
     /// Reads guest memory at `place` into `data`.
     ///
     /// # Errors
-    /// Returns an error if any byte is outside the guest's memory. In this case, the contents of `data` are
-    /// unspecified.
+    /// Returns an error if any byte is outside the guest's memory. The contents of `data` are then unspecified.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -139,8 +138,8 @@ pub trait Frames {
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// Card memory for shadow tables, which must be inaccessible to guests. The implementation must record card failures;
-/// callers proceed as if the write had succeeded.
+/// Card memory for shadow tables, which must be inaccessible to guests. The implementation must record card failures,
+/// because callers proceed as if the write had succeeded.
 pub trait ShadowMemory {
     /// Allocates `bytes` zeroed bytes, aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;

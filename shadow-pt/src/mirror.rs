@@ -52,8 +52,8 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes runs of `entries` to the array at `card`: those that lose permissions if `losing` is true, otherwise all
-    /// others.
+    /// Writes runs of `entries` to the array at `card`: those that lose permissions if `losing` is true, or all others
+    /// otherwise.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -236,7 +236,7 @@ impl Mirror {
         }
     }
 
-    /// Writes runs to the card: those that lose permissions if `losing` is true, otherwise all others.
+    /// Writes runs to the card: those that lose permissions if `losing` is true, or all others otherwise.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }

@@ -13,7 +13,7 @@ pub enum Mode {
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
-    /// Same as [`Self::Incremental`], but table pages that can only gain permissions are read before the next work
+    /// Like [`Self::Incremental`], except that table pages that can only gain permissions are read before the next work
     /// runs.
     #[default]
     LazyAdd,

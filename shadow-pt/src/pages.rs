@@ -71,8 +71,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Increments the counter of a page if `up` is true, otherwise decrements it. Returns true if the counter changes
-    /// from or to zero.
+    /// Increments the counter of a page if `up` is true, or decrements it otherwise. Returns true if the counter
+    /// changes from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -219,8 +219,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable if `up` is true; otherwise removes them from the
-    /// counts. Adds the table pages that become writable or read-only for the GPU to `turned`.
+    /// Adds shadow entries that make the pages of `run` writable to the counts if `up` is true, or removes them
+    /// otherwise. Adds the table pages that become writable or read-only for the GPU to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

@@ -30,6 +30,6 @@ pub(crate) struct Shared {
     pub(crate) rooms: u64,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// True if the card must not access the VM's RAM. In this case, tables that map RAM are unlinked.
+    /// True if the card must not access the VM's RAM. Tables that map RAM are then unlinked.
     pub(crate) ram_barred: bool,
 }

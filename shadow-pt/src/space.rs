@@ -397,7 +397,8 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and card memory permit. Returns true if any table was created.
+    /// Creates missing tables, to the extent permitted by the limit and card memory. Returns true if any table was
+    /// created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;

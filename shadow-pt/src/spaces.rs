@@ -88,7 +88,7 @@ impl AddressSpaces {
     }
 
     /// Returns the space of the guest directory at `directory`, which is created if necessary. A new space maps nothing
-    /// until the first call of [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower address
+    /// until the first call of [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB, so lower address
     /// bits are ignored.
     ///
     /// # Errors

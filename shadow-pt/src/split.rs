@@ -298,7 +298,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes the entries that replace large entries if `before` is true, otherwise all other entries.
+    /// Writes the entries that replace large entries if `before` is true, or all other entries otherwise.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,

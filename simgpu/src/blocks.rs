@@ -19,6 +19,6 @@ pub(crate) enum Effect {
     None,
     /// The write disabled these units (bits of PMC's enable register), which resets them.
     ResetUnits(u32),
-    /// The driver re-armed MSI.
+    /// The driver has rearmed MSI.
     Rearm,
 }

@@ -18,7 +18,7 @@ pub(crate) struct Line {
     event: Option<EventFd>,
     /// Level of PMC's line.
     level: bool,
-    /// Set if the card has sent an MSI that the driver has not re-armed.
+    /// Set if the card has sent an MSI that the driver has not rearmed.
     unarmed: bool,
     /// Set if the card has signalled INTx and the host has not unmasked it.
     masked: bool,

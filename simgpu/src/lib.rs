@@ -32,7 +32,7 @@
 //! - Further features listed in [`simgpu_memory::mmu`], [`simgpu_memory::memory`] and [`simgpu_engines::engines`].
 //!
 //! # Lock order
-//! The card's state; then an aperture's mode; then the MMU's gate, a TLB set, or the host memory table.
+//! The card's state, then an aperture's mode, and then the MMU's gate, a TLB set, or the host memory table.
 //!
 //! Sources: envytools (`rnndb`, `hwdocs`), nouveau (Linux 6.1 and 6.12), and NVIDIA's published class and RAMFC
 //! headers. Unverified behaviour is marked `GUESS`.

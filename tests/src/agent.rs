@@ -1,6 +1,7 @@
 //! The host's end of the agent protocol: sends commands to a guest's init over the guest's second serial port.
 //!
-//! The guest sends `READY <release>`. The host sends `<id> <command>`; the guest replies with any number of lines `<id>
+//! The guest sends `READY <release>`. The host sends `<id> <command>`, and the guest replies with any number of lines
+//! `<id>
 //! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;

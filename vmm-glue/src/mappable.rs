@@ -4,7 +4,7 @@
 //! offsets. The reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one area
 //! is the whole region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries the
 //! file's descriptor only with the capability, that is, if the reply fits (`argsz`) and the client accepts descriptors.
-//! The kernel creates the client's copy of the descriptor when the reply is sent; this process does not duplicate it.
+//! The kernel creates the client's copy of the descriptor when the reply is sent. This process does not duplicate it.
 //!
 //! Requirements for a device:
 //! - - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so

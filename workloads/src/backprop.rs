@@ -15,7 +15,8 @@ const MOMENTUM: f32 = 0.3;
 /// The target output.
 const TARGET: f32 = 0.1;
 
-/// A network and an input. The arrays of inputs and hidden units start with a constant 1; its weights are the biases.
+/// A network and an input. The arrays of inputs and hidden units start with a constant 1, and the weights of this
+/// constant are the biases.
 #[derive(Debug)]
 pub(crate) struct Backprop {
     inputs: Vec<f32>,

@@ -91,7 +91,7 @@ impl Channels {
 
     /// Binds channels from another card, for a VM that has no channels here and is [paused](crate::Pause). `directory`
     /// maps a directory of the source card to one of this card. The caller must map each channel's own pages in its
-    /// address space before the VM resumes. Channels whose work had started are [withheld](Self::withhold).
+    /// address space before the VM resumes. Channels with work that had started are [withheld](Self::withhold).
     ///
     /// # Errors
     /// Returns [`MoveError`] if the channels cannot arrive. Nothing is then changed.

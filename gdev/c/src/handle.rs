@@ -186,8 +186,9 @@ fn open(target: &Target) -> Outcome<u64> {
     Ok(handle)
 }
 
-/// Opens device `minor` and creates a context. Uses a CUDA device if one exists, otherwise a nouveau render node. The
-/// environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on error.
+/// Opens device `minor` and creates a context. Uses a CUDA device if one exists, or a nouveau render node otherwise.
+/// The environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gopen(minor: c_int) -> Ghandle {
     value(match std::env::var("GDEV_TARGET") {
@@ -264,7 +265,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> Outcome<&'a str> {
     if pointer.is_null() {
         return Err(invalid("a string is NULL"));
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| invalid("a string is not UTF-8"))
 }
@@ -276,7 +277,7 @@ pub(crate) unsafe fn bytes<'a>(pointer: *const libc::c_void, length: u64) -> Out
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
@@ -289,7 +290,7 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> O
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
@@ -298,7 +299,7 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> O
 /// Stores a result, unless the pointer is NULL.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T) -> Outcome<()> {
     if !pointer.is_null() {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         unsafe { pointer.write_unaligned(value) };
     }
     Ok(())

@@ -46,7 +46,7 @@ fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     let loaded = state.context.load(image)?;
     state.modules.push(loaded);
     let number = u32::try_from(state.modules.len() - 1).map_err(|_| invalid("too many modules"))?;
-    // SAFETY: the functions below pass the program's pointer; see UNSAFETY in the crate documentation.
+    // SAFETY: the functions below pass the program's pointer. See UNSAFETY in the crate documentation.
     unsafe { store(module, number) }
 }
 

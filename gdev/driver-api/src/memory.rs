@@ -27,7 +27,7 @@ unsafe fn bytes<'a>(from: *const c_void, size: usize) -> Outcome<&'a [u8]> {
     if from.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), size) })
 }
 
@@ -35,7 +35,7 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, size: usize) -> Outcome<&'a mut [u8]> {
     if to.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), size) })
 }
 

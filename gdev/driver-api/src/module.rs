@@ -24,7 +24,7 @@ unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
     if name.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::InvalidValue)
 }
 
@@ -290,7 +290,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
     for (index, parameter) in kernel.parameters.iter().enumerate() {
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
         let to = bytes.get_mut(start..end).ok_or(Code::InvalidImage)?;
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         unsafe {
             let from = *parameters.add(index);
             if from.is_null() {
@@ -306,7 +306,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
 unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
     for entry in 0..MAX_EXTRA {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation. The list ends with key 0.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation. The list ends with key 0.
         unsafe {
             let kind = (*extra.add(2 * entry)).addr();
             if kind == EXTRA_END {
@@ -323,6 +323,6 @@ unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     if buffer.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A device that executes a copy only when the caller waits for it, so that a missing wait yields wrong data.
+/// A device that executes a copy only when the caller waits for it, so that a missing wait results in wrong data.
 #[derive(Default)]
 struct Late {
     memory: Vec<Option<(Place, Vec<u8>)>>,

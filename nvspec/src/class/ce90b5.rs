@@ -15,7 +15,7 @@ pub const NAME: u32 = 0x000;
 pub const NOP: u32 = 0x100;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
-/// Source block size; see [`tile_mode`].
+/// Source block size. See [`tile_mode`].
 pub const SRC_TILE_MODE: u32 = 0x200;
 /// Source width in elements, if block-linear.
 pub const SRC_WIDTH: u32 = 0x204;
@@ -29,7 +29,7 @@ pub const SRC_Z: u32 = 0x210;
 pub const SRC_X: u32 = 0x214;
 /// Source y in rows.
 pub const SRC_Y: u32 = 0x218;
-/// Destination block size; see [`tile_mode`].
+/// Destination block size. See [`tile_mode`].
 pub const DST_TILE_MODE: u32 = 0x220;
 /// Destination width in elements, if block-linear.
 pub const DST_WIDTH: u32 = 0x224;
@@ -63,7 +63,7 @@ pub const DST_PITCH: u32 = 0x320;
 pub const X_COUNT: u32 = 0x324;
 /// Number of lines.
 pub const Y_COUNT: u32 = 0x328;
-/// Element conversion; see [`format`].
+/// Element conversion. See [`format`].
 pub const FORMAT: u32 = 0x32c;
 /// First constant that can be selected as a component.
 pub const SWIZZLE_CONST0: u32 = 0x330;

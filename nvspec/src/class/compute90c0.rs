@@ -57,7 +57,7 @@ pub const BEGIN_GRID: u32 = 0x29c;
 pub const REGISTERS: u32 = 0x2c0;
 /// Enables the table that [`GLOBAL_MAP_ENTRY`] sets.
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
-/// Sets an entry of the table that maps the upper byte of global addresses; see [`global_map`].
+/// Sets an entry of the table that maps the upper byte of global addresses. See [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
 pub const GLOBAL_MAP_ENTRY: u32 = 0x2c8;
 /// Launches the grid. SR_CTAPARAM returns the method's data.
@@ -91,13 +91,13 @@ pub const LOCAL_SIZE_HIGH: u32 = 0x798;
 pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 /// Ends a grid.
 pub const END_GRID: u32 = 0xa04;
-/// Render condition mode; see [`cond_mode`](crate::class::m2mf9039::cond_mode).
+/// Render condition mode. See [`cond_mode`](crate::class::m2mf9039::cond_mode).
 pub const COND_MODE: u32 = 0x1558;
 /// Code segment address, bits 39:32.
 pub const CODE_ADDRESS_HIGH: u32 = 0x1608;
 /// Code segment address, bits 31:0.
 pub const CODE_ADDRESS_LOW: u32 = 0x160c;
-/// Binds the selected constant buffer to a bank; see [`bind`].
+/// Binds the selected constant buffer to a bank. See [`bind`].
 #[doc(alias = "CB_BIND")]
 pub const CONSTANT_BIND: u32 = 0x1694;
 /// Invalidates caches without waiting.
@@ -105,7 +105,7 @@ pub const CONSTANT_BIND: u32 = 0x1694;
 pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 /// Invalidates the constant cache.
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
-/// Overrides the render condition; see [`render_override`](crate::class::m2mf9039::render_override).
+/// Overrides the render condition. See [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
 /// No operation in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
@@ -118,7 +118,7 @@ pub const SEMAPHORE_ADDRESS_LOW: u32 = 0x1b04;
 /// Semaphore payload.
 #[doc(alias = "QUERY_SEQUENCE")]
 pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
-/// Releases the semaphore once earlier work has completed; see [`semaphore`].
+/// Releases the semaphore once earlier work has completed. See [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
 /// Size of the selected constant buffer in bytes.

@@ -88,7 +88,7 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past. All other
-/// files are the output of [`seeds::seeds`]; regenerate them with `UPDATE_SEEDS=1 cargo test -p pv seeds`.
+/// files are the output of [`seeds::seeds`]. To regenerate them, run `UPDATE_SEEDS=1 cargo test -p pv seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

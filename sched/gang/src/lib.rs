@@ -7,8 +7,8 @@
 //! messages. Cards share no other state, so a failed or stopped card affects only its own gangs.
 //!
 //! Procedure:
-//! 1. A card whose accounts select a gang *offers* itself to the gang. In the meantime, the next tenant gets the turn
-//!    (`turns`).
+//! 1. A card with accounts that select a gang *offers* itself to the gang. In the meantime, the next tenant gets the
+//!    turn (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
 //!    turn, and is *ready* when the holder has returned the card or has overrun.
 //! 3. The gates open when all cards are ready. A gather that is rejected or lasts longer than [`GangConfig::gather_ns`]

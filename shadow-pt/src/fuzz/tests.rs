@@ -56,7 +56,7 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed or almost failed in the
-/// past. All other files are the output of [`seeds::seeds`]; regenerate them with `UPDATE_SEEDS=1 cargo test -p
+/// past. All other files are the output of [`seeds::seeds`]. To regenerate them, run `UPDATE_SEEDS=1 cargo test -p
 /// shadow-pt seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {

@@ -178,7 +178,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// Same as [`Self::run`], but saves and restores the spaces after every `every`-th operation.
+    /// Calls [`Self::run`], but saves and restores the spaces after every `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {

@@ -91,7 +91,7 @@ impl AddressSpaces {
     /// can write without a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid. In this case, nothing is written to the card.
+    /// Returns an error if the saved state is invalid. Nothing is then written to the card.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -121,7 +121,7 @@ impl SavedSpaces {
     /// pages again. Also returns the previous and the new address of each directory.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if card memory is exhausted. In this case, the caller must free all allocations.
+    /// Returns [`NoMemory`] if card memory is exhausted. The caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
         // Do not allocate memory for excess spaces, which the restore rejects.

@@ -1,11 +1,11 @@
 //! Engines that execute the methods that a channel sends to its objects.
 //!
-//! An engine holds the method state of one channel at a time; the caller saves and loads the state on a channel switch.
+//! An engine holds the method state of one channel at a time. The caller saves and loads the state on a channel switch.
 //! A method that starts work only records it. [`Engine::step`] then performs the work in small steps, so that locks are
 //! held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
-//! Modules: [`copy`] contains M2MF and the copy engines; [`semaphore`] contains the semaphore formats. Compute is in
-//! the crate's module `compute`.
+//! Modules: [`copy`] contains M2MF and the copy engines, and [`semaphore`] contains the semaphore formats. Compute is
+//! in the crate's `compute` module.
 //!
 //! Not modelled: 2D (0x902d), 3D (0x9097) and video decoding. Their classes are not supported.
 

@@ -1,4 +1,4 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, next to a
+//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, alongside a
 //! guest with the stock driver on the same card. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};

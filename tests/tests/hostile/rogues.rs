@@ -1,5 +1,5 @@
-//! Tests guests that try to obtain more than their share of the card's time. Each of them runs next to two guests that
-//! compute continuously.
+//! Tests guests that try to obtain more than their share of the card's time. Each of them runs alongside two guests
+//! that compute continuously.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tests::rogues::{Rogue, stretched};
 /// keep each guest busy even if the host delays it.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
-/// Maximum number of measurements per rogue. A guest that the host schedules late has no work for a while, and the
+/// Maximum number of measurements per rogue. A guest that the host schedules late has no work for some time, and the
 /// other guests receive its share. A bug in the mediator would show up in every measurement.
 const ROUNDS: usize = 3;
 

@@ -164,8 +164,8 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops from the keeper the descriptors to which the commit does not refer. After many changes, keeps files for a
-    /// while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
+    /// Drops from the keeper the descriptors to which the commit does not refer. After many changes, keeps files for
+    /// some time, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
     pub fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {

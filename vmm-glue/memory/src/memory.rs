@@ -151,7 +151,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes; cached because each table change needs it.
+    /// Total size of the mapped regions in bytes, which is cached because each table change needs it.
     mapped_bytes: u64,
     /// Shared by all of a client's tables.
     writes: Arc<WriteLog>,
@@ -252,12 +252,12 @@ impl GuestMemory {
         Arc::clone(&self.table.read().writes)
     }
 
-    /// Copies data from the current guest memory; see [`MemoryTable::read`].
+    /// Copies data from the current guest memory. See [`MemoryTable::read`].
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         self.snapshot().read(gpa, data)
     }
 
-    /// Copies data to the current guest memory; see [`MemoryTable::write`].
+    /// Copies data to the current guest memory. See [`MemoryTable::write`].
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.snapshot().write(gpa, data)
     }

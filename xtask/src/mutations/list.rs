@@ -34,7 +34,7 @@ pub(super) fn mutations(metadata: &Metadata) -> Result<Vec<Mutation>> {
     Ok(all)
 }
 
-/// Parses the list of the crate `package` in `folder`.
+/// Parses the list of the `package` crate in `folder`.
 fn parse(text: &str, folder: &Path, package: &str) -> Result<Vec<Mutation>> {
     let path = folder.join(LIST);
     let list: List = toml::from_str(text).with_context(|| format!("{} is not valid", path.display()))?;

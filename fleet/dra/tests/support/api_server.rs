@@ -153,7 +153,7 @@ impl ApiServer {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes all requests fail if `broken` is true, otherwise makes them succeed again.
+    /// Makes all requests fail if `broken` is true. Otherwise, makes them succeed again.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }

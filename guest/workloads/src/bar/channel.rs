@@ -39,7 +39,7 @@ pub struct Attacked {
     /// outside the share.
     pub reached: u64,
     /// Number of channels that ran with a page or USERD outside the share. This alone is harmless: the card may have
-    /// dropped the write, or the mediator may have used its own USERD. Only the neighbour can detect damage.
+    /// dropped the write, or the mediator may have used its own USERD. Only the other guest can detect damage.
     pub passed: u64,
 }
 

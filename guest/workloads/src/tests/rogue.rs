@@ -25,7 +25,7 @@ use gdev::nouveau::push::{Engine, Push, linear};
 const FLOOD: usize = 256;
 /// Number of loop iterations per thread in `split`. At 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
-/// Number of channels that wait for a channel whose doorbell is delayed.
+/// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
 /// Delay of this doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
@@ -127,7 +127,7 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for the semaphore of a channel whose doorbell is delayed. If `yields` is set, the waiting
+/// Runs channels that wait for the semaphore of a channel with a delayed doorbell. If `yields` is set, the waiting
 /// channels yield to other channels. Otherwise, they occupy the PBDMA until their time slice ends.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;

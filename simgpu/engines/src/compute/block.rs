@@ -1,4 +1,4 @@
-//! Executes one block of a grid, whose warps take turns until all have ended.
+//! Executes one block of a grid. Its warps take turns until all of them have ended.
 //!
 //! The order is deterministic: a warp executes until it waits, ends, or has executed [`INSTRUCTIONS_PER_TURN`]
 //! instructions.
@@ -183,7 +183,8 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp if its turn has not ended, otherwise the next ready warp.
+    /// Returns the next warp that can run, which is the current warp if its turn has not ended, or the next ready warp
+    /// otherwise.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)

@@ -1,4 +1,4 @@
-//! Semantics of instructions. Each instruction family has its own module; this module fetches operands and handles
+//! Semantics of instructions. Each instruction family has its own module. This module fetches operands, and handles
 //! guards and joins.
 //!
 //! Each operation computes all lanes, in vectorizable loops, and stores only the results of the participating lanes.

@@ -11,7 +11,7 @@ const SETS: usize = 512;
 /// Number of ways per set.
 const WAYS: usize = 8;
 
-/// Locked words by set, each stored as its index plus one; 0 means unused.
+/// Locked words by set. Each word is stored as its index plus one, where 0 means unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
 #[derive(Debug, Default)]

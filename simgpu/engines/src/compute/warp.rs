@@ -101,7 +101,7 @@ impl Warp {
     }
 
     /// Sets the initial state for a program with `registers` registers. The registers are initialized from the register
-    /// file rows in `left`; registers without a row are zero.
+    /// file rows in `left`. Registers without a row are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {

@@ -1,8 +1,9 @@
 //! Access sessions of one address space.
 //!
 //! Work is charged by the number of bytes transferred, so code that works for a channel counts its accesses
-//! ([`Session::count`] and the `counted` functions; copies always count). Counting only adds to the count of the most
-//! recent translation. When this translation is replaced, its count is attributed to VRAM or system memory.
+//! ([`Session::count`] and the `counted` functions). Copies always count their accesses. Counting only adds to the
+//! count of the most recent translation. When this translation is replaced, its count is attributed to VRAM or system
+//! memory.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};

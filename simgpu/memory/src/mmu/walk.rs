@@ -6,7 +6,7 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page table entry of `va`. [`check`] checks permissions; `write` appears only in the fault.
+/// Finds the page table entry of `va`. [`check`] checks permissions, and `write` appears only in the fault.
 ///
 /// # Errors
 /// Returns an [`MmuFault`] with the card's fault reason if the address is not mapped.

@@ -66,7 +66,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that identifies a neighbour's memory.
+    /// Pattern that identifies another guest's memory.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,

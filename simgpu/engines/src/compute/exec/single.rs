@@ -214,8 +214,8 @@ const fn power(scale: Scale) -> i32 {
 /// Computes a * b + c with a single rounding to nearest.
 ///
 /// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. This is
-/// wrong only if the first rounding yields a midpoint between two singles, or if the result is a denormal, which has
-/// fewer bits.
+/// wrong only if the first rounding results in a midpoint between two singles, or if the result is a denormal, which
+/// has fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     /// Bits of a double below the last bit of a single.

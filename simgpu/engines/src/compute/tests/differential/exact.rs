@@ -154,7 +154,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
             }
         }
     };
-    // Beyond the greatest finite number, rounding away from zero yields infinity.
+    // Beyond the greatest finite number, rounding away from zero results in infinity.
     let below = below.min(format.infinity() - 1);
     sign | if away { below + 1 } else { below }
 }
