@@ -24,7 +24,7 @@
 //! - [`GuestInstance`]: the validated fields of a guest's instance block, and the card's block;
 //! - [`RunState`]: the states of a channel, and their transitions;
 //! - [`Watchdog`]: detects engines without progress;
-//! - - `gate`: controls access to PGRAPH ([`Channels::admit`]);
+//! - `gate`: controls access to PGRAPH ([`Channels::admit`]);
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
@@ -34,10 +34,10 @@
 //! writes the pointers, and enables the channel again. Other guest writes to the block after bind have no effect.
 //!
 //! Limits:
-//! - - only the ring indices of the PBDMA's state survive an unbind, so the position within a fetched range is lost;
-//! - - a record's methods are inserted between a guest's methods, so each submission must set the address and payload
-//!   for its own host semaphore methods, and must not end within a method's data or after 510 entries (drivers comply
-//!   with this);
+//! - only the ring indices of the PBDMA's state survive an unbind, so the position within a fetched range is lost;
+//! - a record's methods are inserted between a guest's methods, so each submission must set the address and payload for
+//!   its own host semaphore methods, and must not end within a method's data or after 510 entries (drivers comply with
+//!   this);
 //! - control entries other than NOPs are rejected.
 //!
 //! The crate does not decide when to pull or to poll for completions, or how to handle a hang.

@@ -1,7 +1,7 @@
 //! Gdev's programming interface (USENIX ATC 2012): a small library for programs that compute on a GPU.
 //!
-//! - - [`open`] creates a [`Context`] on a [`Target`]: a nouveau render node (in a virtual machine or on a host), a
-//!   vGPU that this process drives itself, or a CUDA device.
+//! - [`open`] creates a [`Context`] on a [`Target`]: a nouveau render node (in a virtual machine or on a host), a vGPU
+//!   that this process drives itself, or a CUDA device.
 //! - A context provides memory ([`Place::Vram`], or pinned RAM), copies with [`Fence`]s, kernels ([`Image`], [`Grid`],
 //!   [`Params`]), and shared [`Segment`]s.
 //! - Small copies go through the aperture. Larger copies are split into chunks, so that the CPU and a copy engine work

@@ -3,13 +3,13 @@
 //! The parts:
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
 //! - [`mirror`]: the host's source of Debian packages;
-//! - - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader otherwise;
+//! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader otherwise;
 //! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
 //! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
-//! - - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
+//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
 //!   call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a system with cluster
 //!   software;

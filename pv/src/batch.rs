@@ -3,7 +3,7 @@
 //! A batch can contain two kinds of errors:
 //! - *Structure*: sizes and counts are inconsistent, or codes are not defined by version 1. [`Batch::parse`] first
 //!   checks the whole batch. If this check fails, the batch is [`Malformed`], and no operation is started.
-//! - - *Values*: a reserved field is nonzero, a value is undefined, or a feature was not accepted. The answer to the
+//! - *Values*: a reserved field is nonzero, a value is undefined, or a feature was not accepted. The answer to the
 //!   operation reports the error ([`Batch::ops`]). Previous operations are completed, and subsequent operations are not
 //!   started.
 

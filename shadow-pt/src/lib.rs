@@ -7,11 +7,11 @@
 //! Modules:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
 //!   `mirror`, `split`; `shared` contains the VM's common state)
-//! - - `pages`: guest VRAM pages that contain tables, and whether the GPU can write them
+//! - `pages`: guest VRAM pages that contain tables, and whether the GPU can write them
 //! - `reverse`: maps guest memory to the table pages that refer to it
 //! - [`ApertureTlb`]: walks the guest's own tables for trapped BAR1 and BAR3 accesses, with a cache
 //! - `translate`: converts a guest entry to its shadow or to a [`Denial`]
-//! - - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the crate's user implements, combined in [`World`]
+//! - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the crate's user implements, combined in [`World`]
 //!
 //! Tables are read in 4 KiB pages. A page of a directory or table is *pending* if it may have changed since it was last
 //! read:

@@ -4,12 +4,12 @@
 //! - [`vm`]: a QEMU process with a stock kernel; [`agent`] sends commands to the guest's init, and [`qmp`] to QEMU
 //! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator would
 //! - [`accel`]: detects whether KVM works, by starting a guest
-//! - - [`children`]: child processes that end with this process
+//! - [`children`]: child processes that end with this process
 //! - [`guest`]: steps shared by most tests: configuration, driver, workload
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
 //! - [`toolbox`]: programs that check packages, manifests and scripts
-//! - - [`files`]: files to add to a machine before it boots
+//! - [`files`]: files to add to a machine before it boots
 //! - [`nest`]: a machine with a card behind an IOMMU and with its own VMs
 //! - [`xen`]: a Xen host, and domains with vGPUs
 //! - [`holdings`]: resources of a process, for detecting leaks
@@ -17,7 +17,7 @@
 //! - [`pages`]: code blocks in operators' pages
 //! - [`scale`]: selection of small or full workloads
 //! - [`klog`]: a guest's kernel log, by level
-//! - - [`wait`]: waits with a time limit, which show the last lines of logs on failure
+//! - [`wait`]: waits with a time limit, which show the last lines of logs on failure
 //!
 //! An example of a test:
 //! ```no_run

@@ -9,15 +9,15 @@
 //!   output.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait that a migratable device implements.
-//! - - [`mappable`]: parts of a region that a client can map and access without messages.
+//! - [`mappable`]: parts of a region that a client can map and access without messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`] (a crate of its own),
 //!   [`dma`], [`counters`].
 //! - `options`: server options.
 //! - `suspended_client`: a suspended client, which a server can resume in this process or in another.
-//! - - [`journal`]: a client's state for the next process, in case this process is killed.
+//! - [`journal`]: a client's state for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
-//! - - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Servers of other kinds also use them.
-//! - - [`echo`]: a device that consists of plain memory, the baseline of transport benchmarks.
+//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Servers of other kinds also use them.
+//! - [`echo`]: a device that consists of plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
 //! The crate is not specific to GPUs. Not supported: copying a device's state while the device runs (`PRE_COPY`), the

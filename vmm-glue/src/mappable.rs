@@ -7,12 +7,12 @@
 //! The kernel creates the client's copy of the descriptor when the reply is sent. This process does not duplicate it.
 //!
 //! Requirements for a device:
-//! - - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so
+//! - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so
 //!   the file must not contain data that the client may not read. Unless it is sealed against writing, the file must
 //!   also not contain data that the client may not write.
-//! - - A mapping cannot be revoked, not even from a disconnected client. Each client therefore needs a new file:
+//! - A mapping cannot be revoked, not even from a disconnected client. Each client therefore needs a new file:
 //!   [`crate::Device::regions`] is called once per client.
-//! - - Data in these areas can change at any time, so copy it first, then validate and use the copy.
+//! - Data in these areas can change at any time, so copy it first, then validate and use the copy.
 //! - The client can also access a mapped area through messages, which the device must handle.
 //! - QEMU, at least up to 11.1, stops posting writes to the whole device as soon as one region has a mappable area.
 //!

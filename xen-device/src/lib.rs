@@ -11,7 +11,7 @@
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the domain list, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
-//! - - `function`: the PCI function, with the addresses of its BARs and its interrupts;
+//! - `function`: the PCI function, with the addresses of its BARs and its interrupts;
 //! - `bar_backing`: domain pages under the parts of BARs that a client can map;
 //! - `ram`: guest memory as DMA regions, which are removed when the guest releases pages;
 //! - `access`: translates requests into device calls; `session`: serves one domain; `server`: serves one domain after

@@ -9,7 +9,7 @@
 //! - [`guests`]: commands that need guests: the creation of images, the demo, and the benchmarks
 //! - [`mutations`]: mutation testing with deliberate mistakes that the tests must detect
 //! - [`load`]: busy loops during tests or measurements
-//! - - `docs`: parts of the documentation that are generated from code (the `doc-pages` crate)
+//! - `docs`: parts of the documentation that are generated from code (the `doc-pages` crate)
 //! - [`package`]: the Debian packages
 //! - [`run`]: child processes
 //!

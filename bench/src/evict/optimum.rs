@@ -3,10 +3,10 @@
 //! Belady's rule evicts the chunk with the farthest next use. It minimizes copies in, but ignores copies out.
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
 //! this module computes a lower and an upper bound:
-//! - - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
+//! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out each time it leaves between a write and its next use. Minimizing these copies is the same
 //!   problem restricted to these intervals, so the same rule solves it.
-//! - - The upper bound is the number of copies in feasible schedules. These are Belady's schedule, which prefers clean
+//! - The upper bound is the number of copies in feasible schedules. These are Belady's schedule, which prefers clean
 //!   chunks among equals, and variants that treat the next use of a dirty chunk as nearer.
 
 use std::collections::{BTreeMap, BTreeSet};

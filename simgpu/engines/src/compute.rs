@@ -6,7 +6,7 @@
 //! Modules:
 //! - `registers`: the state that methods set
 //! - `launch`: a grid and its launch parameters
-//! - - `pool` and `grid`: worker threads, and the blocks that they execute
+//! - `pool` and `grid`: worker threads, and the blocks that they execute
 //! - `block`: warps and barriers
 //! - `warp` and `stack`: registers and divergence
 //! - `code` and `constants`: caches
@@ -24,13 +24,13 @@
 //! ([`crate::ComputeTiming`]), and its system memory transactions at the bus bandwidth
 //! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
-//! - - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
+//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
 //!   divergence is therefore that of the repeated instructions.
 //! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
 //!   transaction, and lanes that access different lines need one transaction each. In an atomic operation, each address
 //!   whose line differs from that of the previous address needs a transaction. A transaction that spans two pages is
 //!   charged to the memory of the last page.
-//! - - The number of worker threads affects neither the counts nor the time between two semaphores around the grid.
+//! - The number of worker threads affects neither the counts nor the time between two semaphores around the grid.
 //!
 //! The model ignores shared memory bank conflicts, instruction and constant cache misses, latency that is exposed
 //! because there are too few warps, idle multiprocessors, and slower units (double precision, MUFU).
@@ -41,12 +41,11 @@
 //! - Textures, surfaces and performance counters: their methods only store values.
 //! - Concurrent blocks in a worker: a worker runs each block to completion. A grid with blocks that wait for
 //!   higher-numbered blocks may never end. Programs must not rely on such waits on hardware either.
-//! - - Preemption within a grid: a grid is abandoned if its channel is switched off the engine.
-//! - - The GPC and unit of an access: faults are attributed to the texture unit and L1 of the first GPC (GUESS for
+//! - Preemption within a grid: a grid is abandoned if its channel is switched off the engine.
+//! - The GPC and unit of an access: faults are attributed to the texture unit and L1 of the first GPC (GUESS for
 //!   instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
 //!   counter.
-//! - - Data caches. Constants and instructions are cached for the duration of a grid. The next grid sees stores to
-//!   both.
+//! - Data caches. Constants and instructions are cached for the duration of a grid. The next grid sees stores to both.
 //! - Real scheduling: the warps of a block take turns, regardless of instruction latency.
 
 mod block;

@@ -6,7 +6,7 @@
 //! - [`Memory`]: both kinds of memory under one address type
 //! - [`View`]: the same memory with the table locked, for series of accesses
 //! - `posted`: posted writes in flight
-//! - - `profile`: the engines' access counts per memory block; [`Touches`]: the order of their accesses
+//! - `profile`: the engines' access counts per memory block; [`Touches`]: the order of their accesses
 //!
 //! All accesses are volatile, because other processes and CPUs write to the same memory. Aligned 32-bit and 64-bit
 //! accesses are atomic, as semaphores and page table entries require.

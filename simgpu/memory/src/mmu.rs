@@ -3,9 +3,9 @@
 //! Modules and types:
 //! - [`AddressSpace`]: an address space, read from an instance block
 //! - [`walk`]: the page walker
-//! - - [`tlb`]: caches translations until they are flushed, so that a missing flush has an effect
+//! - [`tlb`]: caches translations until they are flushed, so that a missing flush has an effect
 //! - [`Session`]: a sequence of accesses through one address space
-//! - - [`Mmu`]: combines these, and is shared by the engines, the host unit and the apertures
+//! - [`Mmu`]: combines these, and is shared by the engines, the host unit and the apertures
 //!
 //! Guarantees: a flush returns only after all accesses that use old translations have ended. Later accesses do not use
 //! them. Faulting entries are not cached.
@@ -14,10 +14,10 @@
 //!
 //! Not modelled:
 //! - 64 KiB large pages
-//! - - flushing a page of only one size (a flush drops pages of both sizes)
+//! - flushing a page of only one size (a flush drops pages of both sizes)
 //! - encrypted pages and peer memory (both fault)
 //! - compression (compressible kinds store plain data and need no tags)
-//! - - the byte permutation of a storage kind, which the card's MMU hides (in the model, a page shows the same bytes
+//! - the byte permutation of a storage kind, which the card's MMU hides (in the model, a page shows the same bytes
 //!   through a different kind)
 //! - the debug mode that redirects faults to a sink
 
