@@ -3,7 +3,7 @@
 //! The parts:
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
 //! - [`mirror`]: the host's source of Debian packages;
-//! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader otherwise;
+//! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
 //! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
