@@ -55,7 +55,7 @@ pub(crate) struct Space {
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// Value of [`Shared::writes`] at the guest's last flush.
+    /// True if a guest flush has been deferred.
     pub(crate) marked: bool,
     /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
