@@ -256,7 +256,7 @@ impl Channels {
         kicked
     }
 
-    /// Permits the card to schedule the channel, or prevents this. Returns `false` if the channel is not bound.
+    /// Permits or prevents the scheduling of the channel by the card. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),

@@ -13,8 +13,8 @@ pub struct Layout {
     pub userd: VramAddr,
     /// Addresses of two runlist pages, which are used alternately. They are multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
-    /// Address of the work areas of the 128 physical channels, a multiple of 4 KiB. Each has
-    /// [`WORK_BYTES`](crate::WORK_BYTES).
+    /// Address of the work areas of the 128 physical channels, a multiple of 4 KiB. Each work area has
+    /// [`WORK_BYTES`](crate::WORK_BYTES) bytes.
     pub work: VramAddr,
     /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. Their distance is
     /// [`Self::images_stride`].

@@ -397,7 +397,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of handling the client's messages.
 enum Served {
-    /// There is no more work for now.
+    /// There is no more work at the moment.
     Idle,
     /// Some work was done.
     Busy,

@@ -152,7 +152,7 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Number of each window slot and the bytes of bus traffic in it.
+    /// Number of each window slot, and the bytes of bus traffic in the slot.
     traffic: VecDeque<(u64, u64)>,
     /// Bandwidth of copies between the card and the host in bytes per second, or 0 before the first copy.
     bandwidth: u64,

@@ -235,7 +235,7 @@ impl Buffer {
         self.mapping.take();
     }
 
-    /// Waits for the GPU's writes to the buffer and, if `to_write` is set, also for its reads.
+    /// Waits for the GPU's writes to the buffer and, if `to_write` is true, also for its reads.
     ///
     /// # Errors
     /// Returns an error if the driver fails.

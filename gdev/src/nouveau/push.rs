@@ -191,7 +191,7 @@ impl Push {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
-    /// Waits until the 32-bit word at `address` equals `payload`. If `yields` is set, other channels may use the PBDMA
+    /// Waits until the 32-bit word at `address` equals `payload`. If `yields` is true, other channels may use the PBDMA
     /// in the meantime.
     pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
         self.semaphore(address, payload, u32::from(yields) << 12 | 1);

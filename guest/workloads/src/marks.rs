@@ -20,7 +20,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Creates marks, which have no effect unless `wanted` is set.
+    /// Creates marks, which have no effect unless `wanted` is true.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }

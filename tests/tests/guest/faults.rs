@@ -37,7 +37,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// Creates the scene as [`Self::new`] does, but with the paravirtual driver in the faulty guest if `knows` is set.
+    /// Creates the scene as [`Self::new`] does, but with the paravirtual driver in the faulty guest if `knows` is true.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);

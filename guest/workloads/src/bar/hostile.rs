@@ -172,7 +172,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). Also writes them if `writes` is set.
+/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). Also writes them if `writes` is true.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {

@@ -127,7 +127,7 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for the semaphore of a channel with a delayed doorbell. If `yields` is set, the waiting
+/// Runs channels that wait for the semaphore of a channel with a delayed doorbell. If `yields` is true, the waiting
 /// channels yield to other channels. Otherwise, they occupy the PBDMA until their time slice ends.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -166,7 +166,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Runs two channels that repeatedly wait for each other, and copy in between.
+/// Runs two channels that repeatedly wait for each other, and copy data between waits.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);

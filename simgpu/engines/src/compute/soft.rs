@@ -53,7 +53,7 @@ impl Format {
         bits & self.sign_bit() != 0
     }
 
-    /// Takes the absolute value if `absolute` is set, then negates if `negate` is set.
+    /// Takes the absolute value if `absolute` is true, and then negates the value if `negate` is true.
     pub(crate) const fn modified(self, bits: u64, absolute: bool, negate: bool) -> u64 {
         let bits = if absolute { bits & !self.sign_bit() } else { bits };
         if negate { bits ^ self.sign_bit() } else { bits }
