@@ -1,9 +1,9 @@
 //! Hung context switches: reports channels that do not leave an engine.
 //!
 //! All engines share one reason register and one interrupt bit. A driver first checks the engines and then acknowledges
-//! the error, so it would miss an error that occurs in between. The vGPU therefore shows only one hang at a time. It
-//! shows the next hang after the driver has acknowledged the current one, and has removed its channel by resetting the
-//! engine or unbinding the channel.
+//! the error, so it would miss an error that occurs between the two steps. The vGPU therefore shows only one hang at a
+//! time. It shows the next hang after the driver has acknowledged the current one, and has removed its channel by
+//! resetting the engine or unbinding the channel.
 
 use super::Backlog;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};

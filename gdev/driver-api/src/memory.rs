@@ -121,7 +121,7 @@ pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> Status {
 }
 
 /// Stores the total device memory and the part that this context has not allocated, in bytes. Other contexts and
-/// tenants may already use some of the latter.
+/// tenants may already use some of the unallocated memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
     status(with(|state| {
