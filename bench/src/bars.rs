@@ -24,7 +24,7 @@ const COLOURS: [RGBColor; 9] = [
 const HEIGHT: u32 = 480;
 /// Width of a group in pixels.
 const GROUP: u32 = 62;
-/// Fraction of a group's width that its bars cover.
+/// Fraction of a group's width covered by bars.
 const FILLED: f64 = 0.84;
 
 /// A data series with one bar per group.
@@ -40,7 +40,7 @@ pub struct Kind {
 pub struct Axis {
     /// Label of the axis.
     pub label: &'static str,
-    /// Value at which bars are clipped.
+    /// Value above which bars are clipped.
     pub top: f64,
     /// Set for a logarithmic scale that starts at 0.1.
     pub tens: bool,

@@ -1,11 +1,12 @@
-//! Measures kernels on the software card's compute engine: thread instructions per second for integers, floats, memory
+//! Measures kernels on the software card's compute engine, in thread instructions per second: integers, floats, memory
 //! and divergence, on one core and on two cores.
 //!
-//! Rounds with one and with two workers alternate, and the median is reported. The time of a round is its wall-clock
-//! time minus the workers' run-queue wait, as counted by the kernel. It still includes all delays that workers cause
-//! each other (locks, caches, block distribution, wake-ups), but is hardly distorted by a busy host. The subtracted
-//! time is reported as a separate metric: if it exceeds half of the total, the figures are rough. As an upper bound for
-//! this host's two cores, the benchmark also measures a plain loop in one and in two independent threads.
+//! Rounds with one worker and with two workers alternate, and the median is reported. The time of a round is its
+//! wall-clock time minus the workers' run-queue wait, as counted by the kernel. The result still includes all delays
+//! that workers cause each other (locks, caches, block distribution, wake-ups), but is hardly distorted by a busy host.
+//! The subtracted time is reported as a separate metric. If it exceeds half of the total, the figures are rough. As an
+//! upper bound for this host's two cores, the benchmark also measures a plain loop in one and in two independent
+//! threads.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ const ROUNDS: usize = 21;
 const MIN_MEASUREMENT: Duration = Duration::from_millis(60);
 /// Number of loop iterations in each kernel.
 const LOOPS: u32 = 256;
-/// Number of blocks, and number of threads per block.
+/// Number of blocks and number of threads per block.
 const SHAPE: (u32, u32) = (64, 256);
 /// Target for the float kernel on one core, in millions of thread instructions per second.
 const ONE_CORE: f64 = 200.0;
@@ -157,7 +158,7 @@ impl Engine {
         (result, work)
     }
 
-    /// Runs the kernel. Returns the number of thread instructions.
+    /// Runs the kernel, and returns the number of thread instructions.
     fn run(&mut self) -> Result<u64> {
         self.with(|compute, cx| compute.method(methods::LAUNCH, 0, cx)).0?;
         loop {
@@ -170,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// Measures the rate of one round, which must execute this number of thread instructions.
+    /// Measures the rate of one round, which must execute the given number of thread instructions.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -186,8 +187,8 @@ impl Engine {
     }
 }
 
-/// Returns the total run-queue wait of this process's threads in ns, excluding the calling thread; 0 if the kernel does
-/// not report it.
+/// Returns the total run-queue wait of this process's threads in ns, without that of the calling thread. Returns 0 if
+/// the kernel does not report it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -234,7 +235,7 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Number of iterations of a loop that only computes.
+/// Number of iterations of a loop of pure computation.
 const PLAIN_STEPS: u64 = 40_000_000;
 
 /// Measures a loop in `threads` independent threads.
@@ -268,7 +269,7 @@ fn plain(threads: usize) -> Result<Rate> {
     Ok(time?.rate(PLAIN_STEPS * threads as u64))
 }
 
-/// Measures one and two threads in alternation. Returns the median rates.
+/// Measures one thread and two threads in alternation. Returns the median rates.
 fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Result<Rate>) -> Result<[Rate; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {

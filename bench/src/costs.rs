@@ -29,7 +29,7 @@ const VM_MIB: u64 = 32;
 const OPERATIONS: u32 = 513;
 /// An aperture page that no channel uses.
 const PLAIN_PAGE: u64 = 100;
-/// Number of bytes copied when measuring the read speed of tables.
+/// Number of bytes copied to measure the read speed of tables.
 const COPIED: usize = 32 << 20;
 
 /// Returns the median time of `act`, in us.

@@ -1,5 +1,5 @@
-//! Measures doorbells of a VM that is alone on its card, with the guest in this process: the rate with one or several
-//! doorbells in flight, and the duration of the USERD store, during which a virtual CPU waits.
+//! Measures doorbells of a VM that is alone on its card, with the guest in this process. The metrics are the rate with
+//! one and with several doorbells in flight, and the duration of the USERD store, during which a virtual CPU waits.
 
 use anyhow::{Context, Result};
 use nvspec::instance::userd;

@@ -1,11 +1,11 @@
-//! Compares the number of bytes that the victim policies copy with the minimum, for the memory accesses of real
+//! Compares the number of bytes copied by the victim policies with the minimum, for the memory accesses of real
 //! workloads.
 //!
 //! Each run [records](trace) traces. In the parts `single`, `pair` and `mixed`, all memory in use must be on the card,
 //! so chunks are evicted and returned. The part `placed` models the mediator for guests on a card without page faults:
-//! chunks that do not fit stay in host memory for the whole run, and are accessed there.
+//! chunks that do not fit remain in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which leaves little
+//! Chunks have 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which would leave little
 //! choice.
 
 mod optimum;
@@ -21,7 +21,7 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Programs in figure 5 of the benchmark `swap`.
+/// Programs in figure 5 of the `swap` benchmark.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Card sizes, in percent of the memory in use.
@@ -30,7 +30,7 @@ const PERCENT: [usize; 4] = [90, 75, 50, 25];
 const SEEDS: u64 = 20;
 /// Input seeds of the two instances, and of the profiling run.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// Target for the clock policy: bytes copied as a multiple of the minimum.
+/// Target for the clock policy: number of bytes copied as a multiple of the minimum.
 const TARGET: f64 = 1.2;
 /// The policy with a target.
 const JUDGED: &str = "clock";
@@ -51,7 +51,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If the minimum is 0, the target applies to the figure itself and is 0.
+/// Compares a policy's figure with the minimum. If the minimum is 0, the target is 0 and applies to the figure itself.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -59,7 +59,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes for which the policy certainly meets, or certainly misses, its target, given the bounds of the
+/// Numbers of card sizes for which the policy certainly meets or certainly misses its target, given the bounds of the
 /// optimum.
 #[derive(Debug, Default)]
 struct Verdicts {
@@ -120,7 +120,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or only those with names that contain `only`.
+/// Measures all parts, or only those with a name that contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

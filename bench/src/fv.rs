@@ -1,7 +1,7 @@
 //! Full virtualization: runs the guest's workloads in each mediation mode, and compares them with the same workloads in
 //! a VM with a passed-through card.
 //!
-//! All VMs run concurrently, each on its own software card, and alternate with each workload, so that changes in the
+//! All VMs run concurrently, each on its own software card. They take turns for each workload, so that changes in the
 //! host's speed affect all of them equally.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// Set if the targets apply to this kind.
+    /// True if the targets apply to this kind.
     is_default: bool,
 }
 
@@ -74,7 +74,7 @@ struct Measured {
     counts: BTreeMap<String, f64>,
 }
 
-/// Runs the benchmark. Its parts are the mediation modes, each measured together with the baseline.
+/// Runs the benchmark. Its parts are the mediation modes. Each one is measured together with the baseline.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
@@ -160,7 +160,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[
         for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
             let measured = of(kind.name)?;
             let rounds = measured.seconds.len();
-            // Compare equal numbers of rounds.
+            // Compare the same number of rounds.
             let [ours, theirs] = [&measured.seconds, &base.seconds].map(|of| milliseconds(&of[..rounds.min(of.len())]));
             times.entry(kind.name).or_default().push([ours.clone(), theirs.clone()]);
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };
@@ -195,7 +195,7 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of the given
-/// rounds. Round indices wrap around for a workload with fewer rounds.
+/// rounds. For a workload with fewer rounds, round indices wrap around.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

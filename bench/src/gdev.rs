@@ -1,9 +1,9 @@
-//! Gdev's figures 3 and 4: copies between guest memory and the card with the library `gdev`, by chunk size, and through
-//! the aperture or with the copy engine. Also measures the library's cost: the papers' workloads with the library, and
-//! with a driver that issues the same ioctls without it.
+//! Gdev's figures 3 and 4: copies between guest memory and the card with the `gdev` library, by chunk size, through the
+//! aperture and with the copy engine. Also measures the library's cost with the papers' workloads, which run with the
+//! library and with a driver that issues the same ioctls without it.
 //!
-//! The link is modelled for copies: a copy engine is as fast as the guest's CPU, which is measured on a first machine.
-//! Therefore, both stages of a large copy take equally long, as on the papers' hosts.
+//! The link is modelled for copies. A copy engine is as fast as the guest's CPU, which is measured on a first machine.
+//! Both stages of a large copy therefore take the same time, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
 //! figure 3.
@@ -34,13 +34,13 @@ const PIECES: [u64; 7] = [64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 2
 const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536, 262_144];
 /// Number of small copies per measurement.
 const SMALL_COUNT: u64 = 50;
-/// Sizes are not measured beyond the first one for which the aperture takes this many times as long as the copy engine.
-/// Each word through the aperture is a message, so a copy of 256 KiB takes a second.
+/// Limit on the aperture's time as a multiple of the copy engine's time. After the first size that exceeds it, no
+/// larger sizes are measured. Each word through the aperture is a message, so a copy of 256 KiB takes a second.
 const HOPELESS: f64 = 8.0;
 /// Both directions.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
-/// Number of runs per round of a workload with each driver, for the median.
-const RUNS: u64 = 4;
+/// Number of runs of a workload with each driver per round, for the median.
+const RUNS: u64 = 8;
 /// Maximum time with the library, as a multiple of the time with raw ioctls.
 const RAW_TARGET: f64 = 1.02;
 const PEER_PIECES: &str = "Gdev: 4 MiB are best";
@@ -52,7 +52,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Boots a guest on a card with a link speed of `bus` MiB/s; 0 means unlimited.
+    /// Boots a guest on a card with a link speed of `bus` MiB/s, or an unlimited speed if it is 0.
     fn boot(name: &str, bus: u64) -> Result<Self> {
         let time = format!("\n[card.time]\ncopy_mib_per_s = 100000\nbus_mib_per_s = {bus}\n");
         let daemon = Daemon::start(name, |paths| {
@@ -71,7 +71,7 @@ impl Machine {
     }
 }
 
-/// Reads a time in nanoseconds from a result line. Returns it in microseconds.
+/// Returns the time with the key `key` in a result line, converted from nanoseconds to microseconds.
 fn microseconds(line: &str, key: &str) -> Result<f64> {
     let value = line.split_whitespace().find_map(|word| word.strip_prefix(key));
     Ok(value.with_context(|| format!("{key} in {line}"))?.parse::<f64>()? / 1e3)
@@ -99,7 +99,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares all workloads with the library and with raw ioctls, alternating in one guest.
+/// Compares all workloads with the library and with raw ioctls, which alternate in one guest.
 fn raw(rounds: usize) -> Result<Vec<Metric>> {
     let machine = Machine::boot("gdev-raw", 0)?;
     let mut samples = vec![[Vec::new(), Vec::new()]; NAMES.len()];
@@ -149,7 +149,7 @@ fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures copies of pinned memory in both directions, sequentially, and concurrently on both copy engines.
+/// Measures copies of pinned memory in both directions, both sequentially and concurrently on the two copy engines.
 fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["", "--serial"];
     let mut samples = [Vec::new(), Vec::new()];
@@ -163,7 +163,7 @@ fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
     Ok(vec![Metric::ratio_of_samples("gdev.both".to_owned(), at_once, "us", serial, Target::AtMost(0.7))])
 }
 
-/// Compares copies through the aperture with the copy engine's copies, by size (figure 4).
+/// Compares copies through the aperture with copies by the copy engine, by size (figure 4).
 fn direct(machine: &Machine, direction: &str, rounds: usize) -> Result<Vec<Metric>> {
     let ways = ["--direct", ""];
     let mut metrics = Vec::new();

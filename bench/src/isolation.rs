@@ -1,5 +1,5 @@
-//! Measures a stock guest that computes next to an attacking guest. Compares its share of GPU time with its share next
-//! to a well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's
+//! Measures a stock guest that computes alongside an attacking guest. Compares its share of GPU time with its share
+//! alongside a well-behaved guest that always has work. Both shares are measured in the same run, with the mediator's
 //! accounting and the card's clock.
 
 use std::os::unix::net::UnixStream;
@@ -22,18 +22,18 @@ use crate::report::{Metric, Record, Target};
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of the neighbour's kernels, which take 10 ms of card time.
+/// Number of rounds of the other guest's kernels, which take 10 ms of card time.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
 const NEIGHBOUR: usize = 0;
-/// Index of the attacker or of the reference VM.
+/// Index of the attacker or the reference VM.
 const OTHER: usize = 1;
 /// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
-/// Maximum measured time of the neighbour, both alone and next to a well-behaved guest.
+/// Maximum measured time of the computing guest, both alone and alongside a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Admin API paths that are requested during an attack.
+/// Admin API paths to request during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 /// Pause after each request.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Target for the 99th percentile of the request latency in ms.
 const ANSWERED_MS: f64 = 50.0;
-/// Minimum fraction of its share that the neighbour must retain.
+/// Minimum fraction of its share that the computing guest must retain.
 const MIN_SHARE_KEPT: f64 = 0.96;
 
 /// Name of the benchmark that measures all policies.
@@ -49,7 +49,7 @@ pub const ALL: &str = "isolation";
 /// Policies under test.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures some policies with a single boot of the guests, and records each result immediately. Skips rows that are
+/// Measures several policies with a single boot of the guests, and records each result immediately. Skips rows that are
 /// already complete.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
@@ -74,7 +74,7 @@ pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<
     Ok(Vec::new())
 }
 
-/// Measures some attacks under one policy.
+/// Measures several attacks under one policy.
 fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
     let measured = request.seconds.map_or(MEASURED_TIME, Duration::from_secs);
     crowd.set(&["--policy", policy])?;
@@ -146,12 +146,12 @@ impl Asking {
     }
 }
 
-/// Returns the neighbour's number of completed submissions per second of card time.
+/// Returns the number of submissions that the computing guest completes per second of card time.
 fn rate(outcome: &Outcome) -> f64 {
     outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
 }
 
-/// Compares the neighbour's throughput during an attack with its share.
+/// Compares the computing guest's throughput during an attack with its share.
 fn attacked(crowd: &mut Crowd, row: &str, outcome: &Outcome, share: f64, answers: &[f64]) -> Result<Vec<Metric>> {
     let (before, after) = (&outcome.before[NEIGHBOUR], &outcome.after[NEIGHBOUR]);
     let shown = guest::show(crowd.daemon(), &name_of(NEIGHBOUR))?;

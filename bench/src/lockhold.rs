@@ -1,10 +1,10 @@
-//! Measures the hold times of the card lock and of the VM locks. Guests in this process work, are added and removed,
+//! Measures the hold times of the card lock and of the VM locks. Guests in this process do work, are added and removed,
 //! contend, and run short of memory, while another thread reads a card register. The longest hold is compared with the
 //! longest of these reads, which is a delay that the card or this host can cause at any time. Also measures the CPU
 //! time of each hold, which is the mediator's own contribution.
 //!
 //! All memory of the process is populated at the start. Otherwise, the first access to a page of the software card's
-//! VRAM would cause a page fault, which does not occur with a real card.
+//! VRAM would cause a page fault. With a real card, there is no such fault.
 
 use anyhow::{Result, anyhow};
 use locks::{Holds, Measured, holds, measure_work, worked};
@@ -37,10 +37,10 @@ const MOST_US: f64 = 50.0;
 const PLACES: usize = 6;
 /// Target for the longest hold in us, in excess of the longest single access.
 const LONGEST_US: f64 = 1000.0;
-/// Interval between measured accesses. A shorter interval would add load.
+/// Interval between measured accesses. A shorter interval would add too much load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A working VM.
+/// A VM that does work.
 struct Worker {
     driver: Driver,
     channel: Channel,

@@ -1,5 +1,5 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: runs benchmarks, each
-//! together with a baseline in the same run. Without a name, all benchmarks run; a name selects one benchmark, or all
+//! together with a baseline in the same run. Without a name, all benchmarks run. A name selects one benchmark, or all
 //! benchmarks with this prefix before a `-`. Results are written to the file immediately, and `--resume` continues an
 //! interrupted run after the last complete benchmark.
 //!
@@ -49,7 +49,7 @@ struct Request {
     seconds: Option<u64>,
     /// Number of rounds, for parts with a configurable number of rounds.
     rounds: Option<usize>,
-    /// Comma-separated words. In benchmarks with parts, only parts with a name that contains one of these words run.
+    /// Comma-separated words. In benchmarks with parts, only parts with a name that contains one of the words run.
     only: Option<String>,
 }
 

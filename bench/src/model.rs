@@ -2,12 +2,12 @@
 //! types.
 //!
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a real
-//! card. The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the
-//! guest's driver. This file contains the cost of each operation, as a range from public sources or from measurements
-//! of this project's software, and the operations that each platform incurs.
+//! card. The guest's operations are the same on both, because accesses, calls, flushes and interrupts depend only on
+//! the guest's driver. This file contains the operations that each platform incurs and the cost of each operation. A
+//! cost is a range from public sources or from measurements of this project's software.
 //!
 //! Costs that cannot be counted and are the same on all platforms are omitted: the guest's own CPU time, and the run
-//! time of kernels. Therefore, the ratio of two platforms is farther from 1 than the ratio of total times. The range of
+//! time of kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of
 //! a ratio spans its minimum and maximum over all choices of costs within their ranges, with the same choice for both
 //! platforms.
 
@@ -154,9 +154,9 @@ quantities! {
     register_reads: "register_reads",
     /// Register writes, including PRAMIN writes.
     register_writes: "register_writes",
-    /// Reads through BAR1 and BAR3, except in memory that the guest accesses directly.
+    /// Reads through BAR1 and BAR3, except for reads of memory that the guest accesses directly.
     aperture_reads: "aperture_reads",
-    /// Writes through BAR1 and BAR3, except in memory that the guest accesses directly.
+    /// Writes through BAR1 and BAR3, except for writes to memory that the guest accesses directly.
     aperture_writes: "aperture_writes",
     /// Number of VRAM bytes that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
@@ -208,7 +208,7 @@ pub enum Platform {
     Passthrough,
     /// Accesses of a VM are messages to the mediator.
     Mediated {
-        /// Set if the VM does not wait for writes.
+        /// True if the VM does not wait for writes.
         posted: bool,
     },
 }
@@ -219,7 +219,7 @@ pub struct Bill([f64; ITEMS]);
 
 impl Bill {
     /// Returns the operations that a platform incurs for a guest's operations. For [`Platform::Native`], pass the
-    /// counts of a guest for which all accesses are counted; the result is then the cost of its driver on the host.
+    /// counts of a guest for which all accesses are counted. The result is then the cost of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -277,11 +277,11 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms additionally
-    /// incur `common` us.
+    /// Returns the range of the ratio of this bill to `base` over all choices of costs. `common` is an additional cost
+    /// of both platforms in us.
     ///
-    /// The ratio of two sums is monotonic in each cost. Therefore, at the extremes of the ratio, every cost is at a
-    /// bound of its range.
+    /// The ratio of two sums is monotonic in each cost, so, at the extremes of the ratio, every cost is at a bound of
+    /// its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {
         let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();

@@ -1,6 +1,6 @@
 //! Measures the pauses of VMs during daemon upgrades, by memory size and number of channels. Two daemons, one with
-//! small VMs and one with large VMs, run concurrently and are upgraded in alternation while all VMs work. Also measures
-//! the pauses of VMs that move to another card ([`cards`]).
+//! small VMs and one with large VMs, run concurrently and are upgraded in turn while all VMs work. Also measures the
+//! pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -31,7 +31,7 @@ const MOST_MS: f64 = 300.0;
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
-/// Virtual address of the chunk that is copied. The destination is mapped directly after it.
+/// Virtual address of the source chunk of copies. The destination is mapped directly after it.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
 /// Default size of a chunk in bytes.
@@ -45,7 +45,7 @@ struct Load {
     channels: u8,
 }
 
-/// A working VM.
+/// A VM that does work.
 pub(super) struct Worker {
     driver: Driver<RemoteGuest>,
     channels: Vec<Channel>,
@@ -60,7 +60,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory must be on the card and nonzero, so write the first chunk, and copy it to the others.
+        // All memory must be on the card and nonzero, so write the first chunk and copy it to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {

@@ -1,9 +1,9 @@
-//! Compares a shared card with a passed-through card: counts the messages while the driver loads and during each
+//! Compares a shared card with a passed-through card by counting the messages while the driver loads and during each
 //! workload. In a machine with KVM and an IOMMU, also measures the cost of an exit with and without the server's reply,
-//! and the cost of mapping guest RAM. Also measures clearing PGRAPH between VMs.
+//! and the cost of mapping guest RAM. Also measures the cost of clearing PGRAPH between VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
-//! as an exit. The machine is emulated, so its times are only meaningful relative to each other.
+//! as an exit. The machine is emulated, so its times are only meaningful in comparison with each other.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ impl Values {
     }
 }
 
-/// Counts and times of each step, keyed by step name and count name.
+/// Counts and times of each step, by step name and count name.
 type Steps = BTreeMap<(&'static str, &'static str), Values>;
 
 /// Runs the benchmark.
@@ -142,7 +142,7 @@ impl Side {
     }
 }
 
-/// Counts the messages of a mediated card and of a passed-through card, alternating between them.
+/// Counts the messages of a mediated card and of a passed-through card, in alternation.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

@@ -1,14 +1,14 @@
-//! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
-//! with the stock driver under full virtualization (shadowing as published for GPUvm, with remapped apertures, with
-//! lazy shadowing, with both, and with the defaults), in guests with the modified driver (one call per entry, and
-//! batches), and in a guest with a passed-through card.
+//! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in three
+//! kinds of guests: guests with the stock driver under full virtualization (shadowing as published for GPUvm, with
+//! remapped apertures, with lazy shadowing, with both, and with the defaults), guests with the modified driver (one
+//! call per entry, and batches), and a guest with a passed-through card.
 //!
-//! All VMs run concurrently, each on its own software card, and alternate with each workload. The report shows the
-//! measured time next to the time of a model ([`crate::model`]), which multiplies the guest's operations in each phase
-//! by their cost on a real host.
+//! All VMs run concurrently, each on its own software card, and take turns for each workload. The report shows the
+//! measured time next to the time from a model ([`crate::model`]), which multiplies the guest's operations in each
+//! phase by their cost on a real host.
 //!
-//! Parts: [`counting`] counts a guest's operations in each phase; [`report`] computes the figures; [`dataflow`] is
-//! Gdev's figure 11; [`contexts`] is GPUvm's figure 6; [`picture`] draws charts from a results file.
+//! Parts: [`counting`] counts a guest's operations in each phase, [`report`] computes the figures, [`dataflow`] is
+//! Gdev's figure 11, [`contexts`] is GPUvm's figure 6, and [`picture`] draws charts from a results file.
 
 pub mod contexts;
 mod counting;
@@ -81,7 +81,7 @@ struct Measured {
     counts: Phases,
 }
 
-/// All measurements, keyed by workload and kind.
+/// All measurements, by workload and kind.
 type Table = BTreeMap<(&'static str, &'static str), Measured>;
 
 /// Runs the benchmark. Its parts are the workloads.

@@ -25,7 +25,7 @@ pub enum Target {
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Name, with its parts separated by dots.
+    /// Name. Its parts are separated by dots.
     pub name: String,
     /// Value.
     pub value: f64,
@@ -75,7 +75,7 @@ impl Metric {
         Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
-    /// Parses a metric from a row of a results file. Returns `None` if the row is not a metric.
+    /// Parses a row of a results file as a metric. Returns `None` if the row is not a metric.
     fn of_json(row: &Value) -> Option<Self> {
         let number = |key: &str| row[key].as_f64();
         let target = row["target"].as_str()?;
@@ -92,7 +92,7 @@ impl Metric {
             baseline: number("baseline"),
             target,
             interval: Interval::of_json(row),
-            // The benchmark sets this value after parsing.
+            // The benchmark sets this value later.
             peer: None,
         })
     }
@@ -119,8 +119,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval meets the target, or if the value does and the metric has no
-    /// interval. Returns `None` without a target.
+    /// Returns true if the target is met by the worse bound of the interval, or by the value if the metric has no
+    /// interval. Returns `None` if there is no target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns the quantile at the fraction `part` of the measurements (for example 0.99).
+/// Returns a quantile of the measurements, given as a fraction `part`, such as 0.99.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -198,7 +198,7 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     sorted.get(place.max(1) - 1).copied()
 }
 
-/// Returns the median, or for an even number of values, the lower of the two middle values.
+/// Returns the median. For an even number of values, returns the lower of the two middle values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -241,7 +241,7 @@ mod tests {
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are deliberately slow. The median hides them, but the interval does not.
+        // A few rounds are deliberately slow, which affects the interval but not the median.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// Returns the committed results files, with the rows that this program's benchmarks produced.
+    /// Returns the committed results files, with the rows produced by this program's benchmarks.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
         let paths = fs::read_dir(results).unwrap().map(|entry| entry.unwrap().path());

@@ -1,9 +1,9 @@
 //! Measures the scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of
 //! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
-//! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
+//! We assume that GPUvm's `madd` takes 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
 //! allocated in units of whole kernels, so the share in a window of 100 ms can be off by one kernel at each end.
-//! Because 3 % of the window is 3 ms, policies cannot meet the target if the longest kernel is much longer than 2.5 ms;
+//! Because 3 % of the window is 3 ms, policies cannot meet the target if the longest kernel is much longer than 2.5 ms.
 //! `sched.lengths` covers other lengths.
 //!
 //! `sched_guests` runs the same measurements with stock guests, and [`idle`] measures the effect of idle VMs.
@@ -26,7 +26,7 @@ const SECOND: u64 = 1_000 * MS;
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Duration of a run's start that is excluded from all figures, in ns.
+/// Initial part of a run that is excluded from all figures, in ns.
 const WARM_UP_NS: u64 = SECOND;
 /// Seeds of the runs. The report contains the worst result.
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -43,7 +43,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// Returns all policies. The papers' policies run one submission at a time, as published.
+/// Returns all policies. As published, the papers' policies run one submission at a time.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements according to their weights.
+/// Returns the VMs' entitlements, which depend on their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilization and the wait times of a run from `from` ns on.
+/// Returns Jain's index, the utilization and the wait times of a run, starting at `from` ns.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or only those with names that contain `only`.
+/// Measures all parts, or only those with a name that contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
@@ -148,7 +148,7 @@ fn worst(each: impl Fn(u64) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     all.into_iter().reduce(most).context("no seed")
 }
 
-/// Measures `madd` against `long-madd` on 2, 4 and 8 VMs.
+/// Measures `madd` against `long-madd` in 2, 4 and 8 VMs.
 fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for vms in [2, 4, 8] {
@@ -193,8 +193,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other durations of `madd`, to find windows that are too short, and kernels that are not worth a
-/// wait.
+/// Measures BAND with other durations of `madd`, to find windows that are too short, and kernels that are too short to
+/// wait for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -336,7 +336,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms next to a VM that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms, alongside a VM that always has work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -398,8 +398,8 @@ fn sixteen() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving VM. The figure is the
-/// lowest GPU time of the three, relative to their entitlements.
+/// Measures three well-behaved VMs (two with `madd`, one with `long-madd`) alongside a misbehaving VM. The figure is
+/// the minimum ratio between a well-behaved VM's GPU time and its entitlement.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -421,7 +421,7 @@ fn rogues() -> Result<Vec<Metric>> {
             let outcome = play(config, 20, guests, 1)?;
             let part = |vm| outcome.used(vm, Engine::Compute, WARM_UP_NS, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
-            // The target corresponds to one percent of the total time, for a share of 25 %.
+            // For a share of 25 %, the target corresponds to one percent of the total time.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };
             metrics.push(percent(format!("sched.rogue.{rogue}.{name}.neighbours"), least / 0.25).target(target));
         }
@@ -429,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, which is unaffected by other programs on the machine.
+/// Returns this thread's CPU time in seconds, which does not depend on other programs on the machine.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

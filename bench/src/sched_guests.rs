@@ -1,14 +1,14 @@
 //! The scheduler with stock guests (Linux 6.1, nouveau), in the scenarios of the [simulation](super::sched):
-//! [`competing`] measures share errors by policy, number of VMs and kernel duration; [`figures`] measures the other
-//! figures of GPUvm and Gdev; [`sharing`] measures weights, bursts, and a single VM; and [`rogues`] measures
+//! [`competing`] measures share errors by policy, number of VMs and kernel duration, [`figures`] measures the other
+//! figures of GPUvm and Gdev, [`sharing`] measures weights, bursts, and a single VM, and [`rogues`] measures
 //! misbehaving VMs.
 //!
 //! Shares are shares of completed work, as counted by the guests. Each guest reports the end of each of its kernels
-//! with a card timestamp, and the card's time model determines the kernel's duration. Therefore, fairness does not
+//! with a card timestamp, and the card's time model determines the kernel's duration. Fairness therefore does not
 //! depend on the mediator's accounting, and windows need not begin or end at kernel boundaries. Times are real: windows
-//! are 500 and 100 ms long, and the scheduler has its default settings. As in the papers' systems, the card does not
+//! are 500 and 100 ms long, and the scheduler uses its default settings. As in the papers' systems, the card does not
 //! clear residue between VMs, because the software card needs more time for the clearing kernel than for most of the
-//! measured kernels; [`competing::cleared`] measures the default for comparison.
+//! measured kernels. [`competing::cleared`] measures the default for comparison.
 
 mod competing;
 mod figures;
@@ -42,7 +42,7 @@ const TENTH: u64 = 100 * MS;
 const WINDOW_STEP_NS: u64 = 10 * MS;
 /// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
 const IN_FLIGHT: u32 = 16;
-/// Number of VMs booted if only some of them compete.
+/// Number of VMs to boot if only some of them compete.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Time before the measurement starts.
@@ -50,7 +50,7 @@ const WARM_UP: Duration = Duration::from_millis(700);
 /// Default measured time: twelve of the longer windows.
 const MEASURED_TIME: Duration = Duration::from_secs(6);
 
-/// A policy under test: its name in the report, and its settings.
+/// A policy under test: its name in the report and its settings.
 type Policy = (&'static str, &'static [&'static str]);
 
 const FIFO: Policy = ("fifo", &["--policy", "fifo"]);
@@ -58,7 +58,7 @@ const CREDIT: Policy = ("credit", &["--policy", "credit"]);
 const BAND: Policy = ("band", &["--policy", "band"]);
 const DIRECT: Policy = ("direct", &["--policy", "direct"]);
 
-/// The booted guests, and the measured time of each run.
+/// The booted guests and the measured time of each run.
 struct Stage {
     crowd: Crowd,
     measured: Duration,
@@ -113,7 +113,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Same as [`Self::play`], but measures for a time of `measured`.
+    /// Calls [`Self::play`] with the measured time `measured`.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =
@@ -189,7 +189,7 @@ impl Work {
 }
 
 /// Returns the utilization according to completed work and according to the mediator's charges, Jain's index, and the
-/// wait times, rounded up to the mediator's buckets.
+/// wait times, which are rounded up to the mediator's buckets.
 fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;
@@ -203,7 +203,7 @@ fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metr
     ]
 }
 
-/// Returns the share errors in both window lengths, with the targets of a policy.
+/// Returns the share errors for both window lengths, with the targets of a policy.
 fn errors(row: &str, work: &Work, policy: Policy, wanted: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match policy.0 {
         "band" => (Target::AtMost(1.0), Target::AtMost(3.0)),

@@ -1,5 +1,5 @@
 //! Measures shadow page tables without a VM: the cost of a TLB flush by size of the change, and the speed of table
-//! scans compared with a plain copy of the same bytes.
+//! scans in comparison with a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages, in eight 256 KiB tables in guest VRAM. Guest memory is an array, so
 //! the measured time consists of the mediator's own work and the reads.
@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
-/// Guest VRAM address of the directory, which is followed by the tables.
+/// Guest VRAM address of the directory. The tables follow it.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
@@ -43,7 +43,7 @@ impl GuestMemory for Guest {
     }
 }
 
-/// Grants access to all guest VRAM, at different card addresses.
+/// Grants for all guest VRAM, at different card addresses.
 struct All;
 
 impl Frames for All {
@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds, excluding the preceding `prepare`.
+/// Returns the duration of `each` in microseconds. The time for the preceding `prepare` is not included.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {
@@ -159,7 +159,7 @@ pub fn run() -> Result<Vec<Metric>> {
         last.set(done);
     };
 
-    // A changed entry requires reading and comparing at least one page of a table.
+    // After a change, at least one page of a table must be read and compared.
     let mut page = vec![0u8; PAGE as usize];
     let read = timed(
         |_| Ok(()),

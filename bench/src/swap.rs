@@ -1,10 +1,10 @@
 //! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's figures 12 and 13 on this system, and quanta as a
-//! remedy for thrashing. Guests run in this process ([`rig::in_process_vm`]), so no VM boots.
+//! remedy for thrashing. Guests run in this process ([`rig::in_process_vm`]), without booting a VM.
 //!
-//! The card's engines transfer card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card.
-//! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are low enough for the
-//! software card to keep up. The measured times include this machine's work for guest drivers and kernels, so ratios to
-//! modelled times are upper bounds.
+//! The card's engines transfer data from and to card and host memory at fixed rates with a ratio of 25 to 1, as on
+//! GPUswap's card. Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are low
+//! enough for the software card to keep up. The measured times include this machine's work for guest drivers and
+//! kernels, so ratios to modelled times are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -29,9 +29,9 @@ use super::Request;
 use crate::report::Metric;
 use rig::in_process_vm::{MIB, timing};
 
-/// Rate at which an engine transfers card memory, in bytes per second.
+/// Rate at which an engine transfers data from or to card memory, in bytes per second.
 const VRAM_RATE: u64 = 800 * MIB;
-/// Rate at which an engine transfers data to or from host memory, in bytes per second.
+/// Rate at which an engine transfers data from or to host memory, in bytes per second.
 const BUS_RATE: u64 = 32 * MIB;
 /// Number of copy engines.
 const LANES: f64 = 2.0;
@@ -73,7 +73,7 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
 /// A part of the benchmark and its name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Runs the benchmark. Writes charts of figures 4 and 5 next to the results file.
+/// Runs the benchmark. Writes charts of figures 4 and 5 to the folder of the results file.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));

@@ -1,5 +1,5 @@
-//! Cost of a trapped access, compared with an echo server on the same type of socket in the same VM; and the number of
-//! messages that loading nouveau causes.
+//! Measures the cost of a trapped access, in comparison with an echo server on the same type of socket in the same VM,
+//! and the number of messages caused by loading nouveau.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -16,7 +16,7 @@ const ROUNDS: usize = 7;
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 
-/// An echo server on its own thread, which is stopped on drop.
+/// An echo server in its own thread. It is stopped on drop.
 struct Echo {
     stop: StopHandle,
     thread: Option<std::thread::JoinHandle<()>>,

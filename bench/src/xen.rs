@@ -17,7 +17,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// Names and commands of the workloads. Each workload runs equally often in both modes.
+/// Names and commands of the workloads. Each workload runs the same number of times in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -50,7 +50,7 @@ impl Exits {
     }
 }
 
-/// Cost of a step: its number of exits, and its duration in seconds by this host's clock.
+/// Cost of a step: its number of exits and its duration in seconds by this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -64,7 +64,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
-/// Runs the steps with a shared or a passed-through card: first loads the driver, and then runs the workloads.
+/// Runs the steps with a shared or a passed-through card: loads the driver and then runs the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {

@@ -1,4 +1,4 @@
-//! Checks the figures in the documentation against their raw files.
+//! Compares the figures in the documentation with their raw files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,8 +9,8 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files that predate the rule that each results file must name its commit and host. Do not add files to this list;
-/// repeat the measurement instead.
+/// Files that predate the rule that each results file must name its commit and host. Do not add files to this list.
+/// Repeat the measurement instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
@@ -28,7 +28,7 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
 /// Pictures that predate the rule to keep raw files. Do not add pictures to this list.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
-/// Pictures in README.md that `cargo xtask docs` generates from code; tests of `doc-pages` and `mediatorctl` compare
+/// Pictures in README.md that `cargo xtask docs` generates from code. Tests of `doc-pages` and `mediatorctl` compare
 /// them.
 const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
 

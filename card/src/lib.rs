@@ -2,12 +2,12 @@
 //!
 //! [`Card`] declares the functions used by `channels`, `mediator` and the passthrough path. A real card behind VFIO can
 //! provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the trait in
-//! software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
+//! software, and `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not included: PCI configuration space (the host's PCI core manages the card's, and `devmodel` manages a vGPU's),
+//! Not included: PCI configuration space (the card's is managed by the host's PCI core, and a vGPU's by `devmodel`),
 //! power states, and features that need a driver.
 
 use std::collections::BTreeMap;
@@ -40,10 +40,10 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Page tables written by the driver translate their offsets.
+/// The two memory BARs. Their offsets are translated by page tables that the driver writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
-    /// BAR1: general VRAM access, and the doorbells (USERD).
+    /// BAR1: general VRAM access and the doorbells (USERD).
     Bar1,
     /// BAR3 (BAR2 in NVIDIA's numbering): instance memory.
     Bar3,
@@ -52,9 +52,9 @@ pub enum Aperture {
 /// Interrupt signalling mode of the card. In both modes, the event descriptor is signalled on edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge. The driver permits the next message by writing the card's re-arm register.
+    /// One MSI message per edge. The driver permits the next message by writing to the card's rearm register.
     Msi,
-    /// A level interrupt, signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt, which is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
@@ -63,8 +63,8 @@ pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`. Must be called before each access, because the
-    /// first access to untouched memory charges its allocation to this process instead of the memory's owner.
+    /// Returns true if the card may access `len` bytes at `offset`. Must be called before each access. Otherwise, the
+    /// first access to untouched memory would charge its allocation to this process instead of the memory's owner.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -119,7 +119,7 @@ impl DmaMemory {
         self.writable
     }
 
-    /// Returns the `len` bytes at `offset` of this range.
+    /// Returns the `len` bytes at `offset` in this range.
     ///
     /// # Errors
     /// Returns an error if the bytes are outside the range, or if the card may not access them.
@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Reasons why host memory cannot be mapped for the card or unmapped.
+/// Reason why host memory cannot be mapped for the card or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Part of the range is already mapped.
@@ -202,7 +202,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The process is not permitted to pin this much memory.
+    /// The process is not permitted to pin this amount of memory.
     #[error(
         "{len:#x} bytes for I/O address {iova:#x} cannot be pinned: this process may pin {limit:#x} bytes; raise \
          RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
@@ -234,8 +234,8 @@ pub enum DmaError {
 }
 
 /// Per-block counts of accesses to card memory and host memory by the card's engines and kernels. An access is a burst
-/// of at most [`AccessCounts::BURST_BYTES`] bytes. CPU accesses through the BARs are not counted; neither are the
-/// card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
+/// of at most [`AccessCounts::BURST_BYTES`] bytes. CPU accesses through the BARs are not counted. The same applies to
+/// the card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
     /// One count per VRAM block, in address order.
@@ -245,9 +245,9 @@ pub struct AccessCounts {
 }
 
 impl AccessCounts {
-    /// Size of a block in bytes, equal to the card's large page size. Blocks are aligned to their size.
+    /// Size of a block in bytes, which equals the card's large page size. Blocks are aligned to their size.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Maximum burst size in bytes: the transfer size of the memory.
+    /// Maximum burst size in bytes, which is the transfer size of the memory.
     pub const BURST_BYTES: u64 = 128;
 }
 
@@ -256,18 +256,18 @@ pub trait Card: Send + Sync {
     /// Returns the function's identity and BAR sizes, which never change.
     fn identity(&self) -> Identity;
 
-    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; reads at other
-    /// offsets return all ones, like an unclaimed access.
+    /// Reads the 32-bit register at byte offset `offset` in BAR0. `offset` must be a multiple of 4 within BAR0. Reads
+    /// at other offsets return all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
-    /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
-    /// any other offset has no effect.
+    /// Writes the 32-bit register at byte offset `offset` in BAR0. `offset` must be a multiple of 4 within BAR0. A
+    /// write at any other offset has no effect.
     fn write32(&self, offset: u32, value: u32);
 
-    /// Reads bytes at `offset` of a memory BAR. Unmapped pages read as all ones.
+    /// Reads bytes at `offset` in a memory BAR. Unmapped pages read as all ones.
     fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]);
 
-    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages are dropped.
+    /// Writes bytes at `offset` in a memory BAR. Writes to unmapped pages are dropped.
     fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
 
     /// Maps `memory` for the card at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
@@ -282,14 +282,14 @@ pub trait Card: Send + Sync {
     /// Returns a [`DmaError`] if the mapping cannot be removed.
     fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError>;
 
-    /// Signals subsequent interrupts on `event`; `None` disables interrupts.
+    /// Signals subsequent interrupts on `event`. `None` disables interrupts.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
     /// Unmasks the INTx line. Immediately signals an interrupt if the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are disabled.
-    /// DMA mappings persist. VRAM contents are undefined afterwards.
+    /// Resets the function. Registers return to their power-on values, work is abandoned, and interrupts are disabled.
+    /// DMA mappings persist. After the reset, VRAM contents are undefined.
     fn reset(&self);
 
     /// Returns a reason if the card must no longer be used, because the host needs it back or because it has failed on
@@ -298,8 +298,8 @@ pub trait Card: Send + Sync {
         None
     }
 
-    /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects: those reserved by the host's IOMMU, for
-    /// example for interrupts, and those beyond the card's address width. They never change.
+    /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects. These are the addresses reserved by the host's
+    /// IOMMU, for example for interrupts, and those beyond the card's address width. They never change.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
@@ -311,7 +311,7 @@ pub trait Card: Send + Sync {
     }
 
     /// Returns per-block counts of accesses by engines and kernels since the last call with `reset`, or `None` if the
-    /// card does not count accesses. Real cards do not; an offline profile replaces the counts.
+    /// card does not count accesses. Real cards do not count them, so an offline profile replaces the counts.
     ///
     /// Counts are stored by address, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {

@@ -1,4 +1,4 @@
-//! Card commands: one function for each step in a channel's life. No function waits.
+//! Card commands, with one function for each step in a channel's life. No function waits.
 
 use crate::Host;
 use crate::block::{BLOCK, CONTEXTS};
@@ -11,13 +11,13 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Maximum number of polls after a request for a channel to leave its engines. A register read takes about a
-/// microsecond on hardware, and a channel without work in progress leaves within a few microseconds. Waiting for a
-/// channel with work would block other channels.
+/// Maximum number of polls after a request for a channel to leave its engines. On hardware, a register read takes about
+/// a microsecond, and a channel without work in progress leaves within a few microseconds. Waiting for a channel with
+/// work would delay other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
-/// Number of attempts to read both halves of a USERD address consistently. The high half changes once every 4 GiB.
+/// Number of attempts to read both halves of a USERD address consistently. The high half changes only once every 4 GiB.
 const WIDE_READS: u32 = 4;
 
 impl Layout {
@@ -95,7 +95,7 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Starts removing a channel from its engines, and polls a few times for completion.
+/// Starts removing a channel from its engines, and polls a few times until it has left.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
@@ -103,7 +103,7 @@ pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck
 
 /// Writes a runlist to `page` and submits it. The card reports the list as pending while a removed channel is still
 /// working. This function does not wait for completion.
-// GUESS: the card fetches a submitted list even while the previous list is pending, like the software card.
+// GUESS: the card fetches a submitted list even while the previous list is pending, as the software card does.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
         .iter()
@@ -123,8 +123,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Updates the context pointers in the channel's block after the guest has changed its own pointers, which only
-/// determine which contexts exist. A context at a new address is treated as a new one.
+/// Updates the context pointers in the channel's block after the guest has changed its own pointers. The guest's
+/// pointers only determine which contexts exist. A context at a new address is treated as a new one.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -164,8 +164,7 @@ pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// Returns an address that is stored in two dwords of a channel's USERD, which the card may change between the two
-/// reads.
+/// Returns an address that is stored in two dwords of a channel's USERD. The card may change it between the two reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);
     let mut below = 0;

@@ -1,9 +1,9 @@
-//! Completion: detects the end of submissions, and determines the VMs to notify.
+//! Detects the end of submissions, and determines which VMs must be notified.
 //!
 //! A submission has ended when the card has fetched its record and the record's semaphore contains the submission's
 //! sequence number. The first condition is based on the card's own GP_GET, which no guest can write. Both conditions
-//! are needed: GP_GET is ahead of the card's work, and the semaphore is in the guest's address space, where the guest's
-//! work can write it. Therefore, if the caller does not trust the VM, a channel's last submission does not count as
+//! are needed: GP_GET is ahead of the card's work, and the guest's work can write the semaphore, because it is in the
+//! guest's address space. If the caller does not trust the VM, a channel's last submission therefore does not count as
 //! ended while an engine is running the channel. A guest can still make one of its submissions appear to end within
 //! another. The protection of other VMs' memory must not rely on completions.
 
@@ -18,21 +18,22 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum number of a VM's channels polled per interrupt. If more channels have work in flight, they are polled in
-/// rotation, so that other VMs do not wait for all of them.
+/// Maximum number of channels polled per VM and interrupt. If a VM has more channels with work in flight, they are
+/// polled in rotation, so that other VMs do not wait for all of them.
 pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 /// Mask of all engines.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
     /// Returns the submissions that have ended since the last call, in order per channel. Channels without work in
-    /// flight cause no register reads. If a VM has many channels, each call polls only some of them
-    /// ([`Self::is_deferred`]). If `doubt` is true, also polls the engines.
+    /// flight cause no register reads. If a VM has many channels, each call polls only some of them (see
+    /// [`Self::is_deferred`]). If `doubt` is true, also polls the engines.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // The VM was already notified of these completions, so discard them for engines that raised no interrupt.
+            // The VM has already been notified of these completions, so discard them for engines that raised no
+            // interrupt.
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
@@ -84,15 +85,16 @@ impl Channels {
         completions
     }
 
-    /// Returns true if [`Self::completed`] must be called again soon, without waiting for an interrupt: the last call
-    /// skipped channels, or found a record that reports an end although an engine is still running the channel.
+    /// Returns true if [`Self::completed`] must be called again soon, without waiting for an interrupt. This is the
+    /// case if the last call skipped channels, or found a record that reports an end while an engine is still running
+    /// the channel.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
     }
 
-    /// Returns the VMs whose work in flight has progressed since the last call, or is now in a PBDMA or an engine. The
-    /// work of such a VM may have raised the engine's non-stall interrupt in the middle of a submission. Work that
+    /// Returns the VMs with work in flight that has progressed since the last call, or is now in a PBDMA or an engine.
+    /// The work of such a VM may have raised the engine's non-stall interrupt in the middle of a submission. Work that
     /// starts later cannot have raised it, so call this before [`Self::completed`].
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
@@ -103,7 +105,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // The next interrupt or the next poll for completions handles channels skipped here.
+        // Channels that are skipped here are handled by the next interrupt or the next poll for completions.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -127,7 +129,7 @@ impl Channels {
         told
     }
 
-    /// Returns the number of a channel's pulled submissions in flight, including those that have not started.
+    /// Returns the number of a channel's submissions in flight, including those that have not started.
     #[must_use]
     pub fn in_flight(&self, vm: TenantId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -135,8 +137,8 @@ impl Channels {
     }
 
     /// Returns true if a channel of the shadow `directory` has work in flight or entries to be pulled. Reads the card
-    /// only if work is in flight. As with completions, a guest can make this return false too early, but only for its
-    /// own channels.
+    /// only if work is in flight. A guest can make this function return false too early, as with completions, but only
+    /// for its own channels.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
@@ -158,8 +160,7 @@ impl Channels {
 }
 
 /// Returns the channels with work in flight that must be polled now: at most [`MAX_POLLED_PER_VM`] per VM, starting
-/// with the first channel that the last call skipped. Also returns the first skipped channel of each VM with skipped
-/// channels.
+/// with the first channel that the last call skipped. Also returns each VM's first skipped channel, if any.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -176,8 +177,9 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
     (due, left_out)
 }
 
-/// Returns how many of the oldest records have certainly ended: all up to the newest one with a released semaphore. The
-/// card executes a channel's methods in order, so earlier records have ended even if their own release was swallowed.
+/// Returns the number of oldest records that have certainly ended: all up to the newest one with a released semaphore.
+/// The card executes a channel's methods in order, so earlier records have ended even if their own release was
+/// swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();
@@ -192,8 +194,8 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
     semaphore(&bytes)
 }
 
-/// Returns true if the card has no work left for a channel that it may schedule. A guest can turn the last record's
-/// methods into the data of its own method, so that the card never executes them.
+/// Returns true if the card has no work left for a channel that it may schedule. This check is needed because a guest
+/// can turn the last record's methods into the data of its own method, in which case the card never executes them.
 // GUESS: if GET is at the end of the last range, all earlier work has been executed or passed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));

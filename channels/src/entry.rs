@@ -15,7 +15,7 @@ pub(crate) struct Entry {
 impl Entry {
     /// Keeps the address, length, level and sync bits, and clears all others. The resulting entry is unprivileged and
     /// unconditional, and does not prevent channel switches. Returns `None` for unsupported entries: ranges that extend
-    /// into the host's addresses, and control entries other than NOP (CRCs would be wrong in the host's ring).
+    /// into the host's addresses, and control entries other than NOP. CRC entries would be wrong in the host's ring.
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);
         if entry.dwords() == 0 {

@@ -6,8 +6,8 @@ pub(crate) use saved::SavedEpisode;
 
 use nvspec::fifo::{ChannelId, engine};
 
-/// Maximum time that a channel may keep an engine busy without progress, in ns, unless its VM has its own limit.
-// TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
+/// Time limit for a channel to keep an engine busy without progress, in ns. Applies to VMs without their own limit.
+// TIMEOUT: nouveau abandons its own work after 15 seconds, and the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
 /// State of a channel that changes while the channel makes progress.
@@ -31,7 +31,7 @@ pub(crate) struct Episode {
     reported: bool,
 }
 
-/// Tracks, for each engine, the time since which its current work has made no progress.
+/// Tracks the start of each engine's current period without progress.
 #[derive(Debug)]
 pub struct Watchdog {
     limit_ns: u64,
@@ -51,8 +51,8 @@ impl Watchdog {
         self.limit_ns
     }
 
-    /// Records that engine `unit` is running `signature`, or no channel, at `now_ns`. Returns the time without
-    /// progress, once per stall, when it exceeds `limit_ns`.
+    /// Records that engine `unit` is running `signature`, or no channel, at `now_ns`. Once per stall, when the time
+    /// without progress exceeds `limit_ns`, returns that time.
     pub(crate) fn sample(
         &mut self,
         unit: u32,
@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Same as [`Watchdog::sample`]for a single episode.
+    /// Like [`Watchdog::sample`] for a single episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

@@ -13,7 +13,7 @@ use crate::tests::model::{Op, Rig};
 const OPS: usize = 256;
 
 /// Decodes `data` as a sequence of actions by two guests (instance blocks, ring contents, runlists, doorbells), the
-/// card and the host. Checks the invariants after each action, and at the end checks that all work completes.
+/// card and the host. Checks the invariants after each action, and finally checks that all work completes.
 ///
 /// # Panics
 /// Panics if a check fails.
@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// Rest of the input, which reads as zeros past its end.
+/// Rest of the input. Bytes beyond its end read as zeros.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -67,7 +67,7 @@ impl Bytes<'_> {
 
     fn op(&mut self) -> Op {
         let what = self.byte();
-        // Use few channels in most cases, so that operations affect the same channel, but occasionally any channel.
+        // Use few channels in most cases, so that operations affect the same channel. Occasionally, use any channel.
         let who = self.byte();
         let (second, channel) = (who & 0x80 != 0, if who & 0x40 == 0 { who % 6 } else { self.byte() });
         match what % 24 {

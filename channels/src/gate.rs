@@ -1,7 +1,7 @@
-//! Admission of VMs to PGRAPH: either all VMs, or one at a time.
+//! Admission of either all VMs or one VM at a time to PGRAPH.
 //!
-//! PGRAPH's multiprocessors retain data from kernels. To prevent such residue from reaching another VM, a host admits
-//! another VM's channels only after it has cleared the data. A channel without a PGRAPH context always runs.
+//! PGRAPH's multiprocessors retain data from kernels. To protect this residue from other VMs, a host clears it before
+//! admitting another VM's channels. A channel without a PGRAPH context always runs.
 
 use crate::card;
 use crate::image::image_vas;
@@ -21,8 +21,8 @@ impl Gate {
 }
 
 impl Channels {
-    /// Makes the card schedule channels with a PGRAPH context only if they belong to `vm`, or not at all if `vm` is
-    /// `None`. Running work continues until it ends or its channel is [asked to leave](Self::ask_to_leave).
+    /// Makes the card schedule channels with a PGRAPH context only if they belong to `vm`, or no such channels if `vm`
+    /// is `None`. Running work continues until it ends or its channel is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -67,8 +67,8 @@ impl Channels {
     }
 
     /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller must
-    /// have no record of work in flight; the card is checked here. Returns false if the channel is on an engine, in
-    /// which case the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
+    /// have no record of work in flight. This function checks the card. Returns false if the channel is on an engine,
+    /// in which case the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // The pointer that the card uses for a running channel may differ from the one in the block.
+        // For a running channel, the card may use a pointer that differs from the one in the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -89,7 +89,7 @@ impl Channels {
 
     /// Withdraws the PGRAPH context of a channel that a copy engine is running, because another VM is about to be
     /// admitted. The channel gets the context back when its own VM is admitted. Cancels the request for the channel to
-    /// leave. PGRAPH already holds another context.
+    /// leave. PGRAPH must already hold another context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);
@@ -98,8 +98,8 @@ impl Channels {
         }
     }
 
-    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent. The
-    /// card's next owner does not support such channels.
+    /// Restores the PGRAPH contexts of all channels that are running without them, because the card's next owner does
+    /// not support such channels. The card must be quiescent.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {

@@ -1,8 +1,8 @@
-//! Context images: channel state that an engine's firmware saves while other channels use the engine.
+//! Context images: channel state that an engine's firmware saves while the engine is used by other channels.
 //!
-//! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, as listed in the image. Therefore, the host
+//! To load a context, PGRAPH's firmware writes registers anywhere in BAR0, as listed in the image. The host therefore
 //! owns the images, and a guest's pointer only indicates that a context exists. The card's pointer refers to the
-//! channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping is for
+//! channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping permits only
 //! privileged accesses, which a channel's work cannot make.
 
 use crate::block::{BLOCK, CONTEXTS};
@@ -15,11 +15,11 @@ use nvspec::mmu::Rights;
 
 /// Maximum size of PGRAPH's image in bytes, which is the remainder of a channel's span.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
-/// First small page of PGRAPH's image in a channel's span. The image is last, because the card determines its length.
+/// First small page of PGRAPH's image in a channel's span. This image is last, because the card determines its size.
 const GRAPH_PAGE: u32 = 6;
 /// First small page of each engine's image in a channel's span, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
-/// Size of a copy engine's image in bytes. The firmware saves 256 of them.
+/// Size of a copy engine's image in bytes. The firmware saves 256 bytes.
 const COPY_IMAGE: u64 = SMALL_PAGE;
 const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64);
 
@@ -32,7 +32,7 @@ impl Golden {
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
-        // Images that the host provides never list registers.
+        // Images provided by the host never list registers.
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }

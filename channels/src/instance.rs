@@ -101,7 +101,7 @@ impl GuestInstance {
 
     /// Returns the card's instance block. It contains constants, the host's USERD, ring and directory, and the host's
     /// image for each engine for which the guest has a context. The address limit covers all virtual addresses, because
-    /// the host's addresses are at the end. The saved PBDMA state is zero.
+    /// the host's addresses are at the end. The saved PBDMA state is all zeros.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
@@ -129,7 +129,7 @@ pub(crate) fn context_words(pointer: Option<GpuVa>) -> u64 {
     pointer.map_or(0, |va| va.0 | u64::from(context::VALID))
 }
 
-/// Returns the context pointers in `bytes`, a copy of the instance block from [`CONTEXTS_FIRST`] on.
+/// Returns the context pointers in `bytes`, a copy of the instance block starting at [`CONTEXTS_FIRST`].
 pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
     CONTEXTS.map(|at| context_at(bytes, at.wrapping_sub(CONTEXTS_FIRST)))
 }

@@ -1,11 +1,11 @@
-//! Virtual channels of guests on a card's physical channels.
+//! Virtual channels for guests on a card's physical channels.
 //!
 //! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
 //! running channels belong to the host, which builds an instance block field by field from the guest's block. The USERD
 //! pages, the runlist and the GPFIFO rings that the card fetches are in VRAM that no guest can write.
 //!
-//! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] validates the guest's ring entries
-//! up to the doorbell, and copies them to the host's ring, followed by a completion record. The record is a push buffer
+//! A guest's doorbell does not itself start work on the card. [`Channels::pull`] validates the guest's ring entries up
+//! to the doorbell, and copies them to the host's ring, followed by a completion record. The record is a push buffer
 //! range. Once all earlier work has ended, it releases a semaphore with a number and the card's time, and raises the
 //! non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
 //! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in terms of its own
@@ -13,7 +13,7 @@
 //!
 //! The GPU reads a channel's work area (ring, records), so the pages of [`Layout::work_pages`] are mapped at
 //! [`work_va`] in the channel's address space. Only the semaphores are writable there. A work area must be mapped only
-//! where its channel is bound. Otherwise, another VM could write its semaphores.
+//! in the address space to which its channel is bound. Otherwise, another VM could write its semaphores.
 //!
 //! Context images also belong to the host. Guest work must never access them, because they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
@@ -24,23 +24,23 @@
 //! - [`GuestInstance`]: the validated fields of a guest's instance block, and the card's block;
 //! - [`RunState`]: the states of a channel, and their transitions;
 //! - [`Watchdog`]: detects engines without progress;
-//! - `gate`: access to PGRAPH ([`Channels::admit`]);
-//! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
+//! - `gate`: controls access to PGRAPH ([`Channels::admit`]);
+//! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
 //! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
 //! its engine context pointers at enable, disable, runlist submission, preemption, and doorbell. Linux 6.1 writes those
-//! pointers to the block of a running channel and then rings its doorbell; Linux 6.12 stops and preempts the channel,
-//! writes the pointers, and enables it again. Other guest writes to the block after bind have no effect.
+//! pointers to the block of a running channel and then rings its doorbell. Linux 6.12 stops and preempts the channel,
+//! writes the pointers, and enables the channel again. Other guest writes to the block after bind have no effect.
 //!
 //! Limits:
-//! - of the PBDMA's state, only the ring indices survive an unbind; the position within a fetched range is lost;
+//! - only the ring indices of the PBDMA's state survive an unbind, so the position within a fetched range is lost;
 //! - a record's methods are inserted between a guest's methods, so each submission must set the address and payload for
-//!   its own host semaphore methods, and must not end within a method's data (or after 510 entries); drivers comply
-//!   with this;
+//!   its own host semaphore methods, and must not end within a method's data or after 510 entries (drivers comply with
+//!   this);
 //! - control entries other than NOPs are rejected.
 //!
-//! The crate does not decide when to pull or poll for completions, or how to handle a hang.
+//! The crate does not decide when to pull or to poll for completions, or how to handle a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner retries
 //! ([`Channels::kick`]). The crate uses no locks or threads, and callers pass the time.
@@ -107,7 +107,7 @@ use nvspec::fifo::ChannelId;
 
 pub use tenant::TenantId;
 
-/// Interface to the card for channels. The implementer must record card failures.
+/// Interface to the card for channels. Implementers must record card failures.
 pub trait Host {
     /// Reads a BAR0 register.
     fn read32(&mut self, offset: u32) -> u32;
@@ -125,14 +125,14 @@ pub trait Host {
     /// data.
     fn vram_flush(&mut self);
 
-    /// Reads the dword at byte `offset` of a physical channel's USERD page.
+    /// Reads the dword at byte offset `offset` in a physical channel's USERD page.
     fn userd_read(&mut self, channel: ChannelId, offset: u64) -> u32;
 
-    /// Writes the dword at byte `offset` of a physical channel's USERD page, as a doorbell.
+    /// Writes the dword at byte offset `offset` in a physical channel's USERD page, as a doorbell.
     fn userd_write(&mut self, channel: ChannelId, offset: u64, value: u32);
 }
 
-/// Error for guest memory that cannot be read.
+/// Error for unreadable guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest has no memory at this address")]
 pub struct Unreadable;
@@ -146,21 +146,21 @@ pub trait GuestMemory {
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
-/// Error for a GPU virtual address that the guest has not mapped, or whose memory cannot be read.
+/// Error for a GPU virtual address that is unmapped, or that is mapped to unreadable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no readable memory is mapped at this GPU virtual address")]
 pub struct Unmapped;
 
 /// Access to a guest's GPFIFO ring by its virtual address in the channel's address space.
 pub trait GuestRing {
-    /// Fills `data` from `va`. A read never crosses a 4 KiB page.
+    /// Fills `data` from `va`. A read never crosses a 4 KiB page boundary.
     ///
     /// # Errors
     /// Returns an error if nothing is mapped at this address or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
-    /// Records that a push buffer range of `dwords` dwords at `va` was pulled. Implementers can use this to track the
-    /// memory that work refers to.
+    /// Records that a push buffer range of `dwords` dwords at `va` was pulled. Implementers can use this to track
+    /// memory to which work refers.
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let _ = (va, dwords);
     }

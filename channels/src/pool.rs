@@ -60,11 +60,11 @@ pub(crate) struct Bound {
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) requested: RequestedState,
     pub(crate) permit: Permit,
-    /// State that the card was given: [`RunState::Running`] or [`RunState::Stopped`].
+    /// Last state reported to the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
     /// True if the channel's number must not be reused after the channel has ended.
     pub(crate) stranded: bool,
-    /// Period without progress for an unknown reason.
+    /// Current period without progress, if its reason is unknown.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -86,11 +86,11 @@ pub(crate) struct Vm {
     pub(crate) refused: BTreeMap<u8, Refused>,
     /// Saved ring state of unbound channels, by guest channel number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Mask of engines on which work has ended without a notification of the VM.
+    /// Mask of engines on which work has ended without notifying the VM.
     pub(crate) news: u32,
-    /// True if the VM has been notified for some engine since work last ended.
+    /// True if the VM has been notified, for any engine, since work last ended.
     pub(crate) told: bool,
-    /// Maximum time that the VM's channels may keep an engine busy without progress, in ns.
+    /// Time limit for the VM's channels to keep an engine busy without progress, in ns.
     pub(crate) hang_limit: Option<u64>,
     /// Guest channel at which the next poll for completions starts.
     pub(crate) next_look: u8,
@@ -105,7 +105,7 @@ pub struct Channels {
     pub(crate) vms: BTreeMap<TenantId, Vm>,
     /// Index of the next of the two runlist pages to be written.
     next_page: usize,
-    /// Number at which the search for a free channel starts, so that freed numbers are reused as late as possible.
+    /// Number from which to search for a free channel, so that freed numbers are reused as late as possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
@@ -157,8 +157,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and removes the VM. Returns the channels that are still on their engines. As long as
-    /// there are any, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and removes the VM. Returns the channels that are still on their engines. Until all
+    /// of them have left, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -243,8 +243,8 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Remove the channel from its engines first, because the card takes a runlist only after removed channels have
-        // left.
+        // Remove the channel from its engines first, because the card accepts a runlist only after removed channels
+        // have left.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -256,7 +256,7 @@ impl Channels {
         kicked
     }
 
-    /// Permits the card to schedule the channel, or prevents this. Returns `false` if the channel is not bound.
+    /// Permits or prevents the scheduling of the channel by the card. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -274,8 +274,8 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
-    /// channels that are no longer listed from their engines. If some of them have not left when this returns,
-    /// [`Self::runlists_taken`] reports later that they have.
+    /// unlisted channels from their engines. If some of them have not left when this function returns,
+    /// [`Self::runlists_taken`] reports their departure later.
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -333,8 +333,8 @@ impl Channels {
         }
     }
 
-    /// Prevents a physical channel from running, even if its guest enables it, or lets it run again. Its started work
-    /// is kept, and the channel leaves its engine as if its guest had requested a preemption.
+    /// Prevents a physical channel from running, even if its guest enables it, or lets it run again. Work that it has
+    /// started is kept, and the channel leaves its engine as if its guest had requested a preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -359,7 +359,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel whose instance block is at a VRAM address, and the location of the guest's block, for MMU
+    /// Returns the channel with an instance block at a VRAM address, and the location of the guest's block, for MMU
     /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
@@ -368,7 +368,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest channel whose instance block is at `instance`, even if its bind was rejected.
+    /// Returns the guest channel with an instance block at `instance`, even if its bind was rejected.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -400,7 +400,7 @@ impl Channels {
     }
 
     /// Frees a stuck channel after it has left the card, as reported by [`Self::kick`]. Returns `false` if the channel
-    /// was not stuck, or stays stuck because it is [stranded](Self::strand).
+    /// was not stuck, or remains stuck because it is [stranded](Self::strand).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -410,9 +410,9 @@ impl Channels {
         true
     }
 
-    /// Prevents a bound channel's number from being reused after its end, until [`Self::card_reset`], because the
-    /// card's TLBs may still translate the addresses of its work area. [`Self::has_stuck`] reports the channel even
-    /// after its VM has ended.
+    /// Prevents the reuse of a bound channel's number after its end, until [`Self::card_reset`], because the card's
+    /// TLBs may still translate the addresses of its work area. [`Self::has_stuck`] reports the channel even after its
+    /// VM has ended.
     pub fn strand(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -467,12 +467,12 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Re-reads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As
-    /// on hardware, the guest may change a running channel, and the card sees the change when it next loads the
-    /// context. The guest's images are never read, because the host provides the images.
+    /// Rereads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As on
+    /// hardware, the guest may change a running channel, and the card sees the change when it next loads the context.
+    /// The guest's images are never read, because the host provides the images.
     ///
-    /// If work is in flight, the change is deferred until this work has ended. It is still made before the next pull,
-    /// because work is charged to the engine that the channel's contexts selected at submission.
+    /// If work is in flight, the change is deferred until this work has ended. The change is still made before the next
+    /// pull, because work is charged to the engine that the channel's contexts selected at submission.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -493,7 +493,7 @@ impl Channels {
             return false;
         }
         if bound.graphics != Graphics::Attached {
-            // The channel must wait for its VM to be admitted before it gets the new contexts.
+            // The channel may get the new contexts only after its VM is admitted.
             card::stop(host, physical);
             self.set_graphics(host, physical, Graphics::Attached);
         }
@@ -542,8 +542,8 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs whose last runlist has taken effect since [`Self::submit_runlist`] reported that it had not.
-    /// Call this periodically, and when the card reports an accepted runlist.
+    /// Returns the VMs with a last runlist that has taken effect since [`Self::submit_runlist`] reported that it had
+    /// not. Call this periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
@@ -554,7 +554,8 @@ impl Channels {
     fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // A channel that has been unbound since has left the card, and its number may belong to another channel.
+        // A channel that has been unbound in the meantime has left the card, and its number may belong to another
+        // channel.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))
@@ -603,7 +604,7 @@ impl Channels {
     }
 }
 
-/// Panics on an illegal state transition. It would be a bug in this crate, because guests cannot cause one.
+/// Panics on an illegal state transition, which would be a bug in this crate, because guests cannot cause one.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot change from {from:?} to {to:?}", channel.0);
 }

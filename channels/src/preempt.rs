@@ -11,8 +11,8 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
 /// Maximum number of consecutive polls for one channel while other channels wait.
-// TIMEOUT: a guest that waits polls every 20 us, so this number of polls takes about a millisecond. A channel without
-// work in progress leaves within this time, and a hung channel blocks the others for at most this long at a time.
+// TIMEOUT: a waiting guest polls every 20 us, so this number of polls takes about a millisecond. A channel without work
+// in progress leaves within this time, and a hung channel delays the others by at most this time per turn.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
@@ -26,7 +26,7 @@ pub(crate) struct Preemptions {
 }
 
 impl Preemptions {
-    /// Removes a channel that was ended from the list.
+    /// Removes an ended channel from the list.
     pub(crate) fn forget(&mut self, channel: ChannelId) {
         self.asked &= self.waiting.front() != Some(&channel);
         self.waiting.retain(|waiting| *waiting != channel);
@@ -97,9 +97,9 @@ impl Channels {
     /// [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // A channel without a PBDMA may still have its context on an engine. The engine saves it, to the old address of
-        // the channel's memory, only when another channel needs the engine. The card does not report such contexts, so
-        // send a request for each channel; an unnecessary one is cheap.
+        // A channel without a PBDMA may still have its context on an engine. The engine saves this context, to the old
+        // address of the channel's memory, only when another channel needs the engine. The card does not report such
+        // contexts, so send a request for each channel. Unnecessary requests are cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }

@@ -18,11 +18,11 @@ use nvspec::mmu::HOST_VA_BASE;
 
 /// Number of guest entries read at a time.
 const CHUNK: usize = 64;
-/// Number of free entries from which a pull is worthwhile even if not all guest entries fit.
+/// Minimum number of free entries that justifies a pull even if not all guest entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Copies the guest's ring entries up to a doorbell into the host's ring as one submission, as far as they fit, and
+    /// Copies as many of the guest's ring entries up to a doorbell as fit in the host's ring, as one submission, and
     /// appends a completion record. The card does not fetch the submission before [`Self::start`]. `now` is the time in
     /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
     /// was validated.
@@ -78,8 +78,8 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Suppresses the interrupt of a submission's record. The submission's end is then detected by a poll or at the end
-    /// of the next submission. If the card has already fetched the record, the interrupt is still raised. Returns
+    /// Suppresses the interrupt of a submission's record. The end of the submission is then detected by a poll or when
+    /// the next submission ends. If the card has already fetched the record, the interrupt is still raised. Returns
     /// `false` if the submission does not exist.
     pub fn suppress_completion_irq(
         &mut self,
@@ -113,8 +113,8 @@ impl Channels {
         true
     }
 
-    /// Writes the card's fetch limit for each ring again, because an earlier owner that was still running may have
-    /// changed it after this state was saved.
+    /// Rewrites the card's fetch limit for each ring, because an earlier owner that was still running may have changed
+    /// it after this state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -123,9 +123,9 @@ impl Channels {
         }
     }
 
-    /// Returns the channels with entries that may be pulled and fit. Call this after completions, and after a channel
-    /// is enabled that had work when its guest unbound it. Omits channels that the card does not schedule, and channels
-    /// in which only a few of many entries fit, because each pull costs a record and an interrupt.
+    /// Returns the channels with entries that may be pulled and that fit. Call this after completions, and after
+    /// enabling a channel that had work when its guest unbound it. Omits channels that the card does not schedule. Also
+    /// omits channels if only a few of many entries fit, because each pull costs a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
@@ -174,15 +174,15 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns how many of the `wanted` entries at `va` fit into a single read, which ends at the page boundary or after
-/// `to_end` entries, at the end of the ring. Returns at least 1, because a page contains a whole number of entries and
-/// the ring is aligned to an entry.
+/// Returns the number of the `wanted` entries at `va` that fit in a single read. A read ends at the page boundary or
+/// after `to_end` entries, at the end of the ring. Returns at least 1, because a page contains a whole number of
+/// entries and the ring is aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)
 }
 
-/// Writes a submission to the work area: the entries from ring index `at` on, the record's entry, and the record.
+/// Writes a submission to the work area: the entries (starting at ring index `at`), the record's entry, and the record.
 fn give(
     host: &mut impl Host,
     layout: &Layout,

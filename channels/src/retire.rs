@@ -1,7 +1,7 @@
 //! First half of ending a channel: the channel does no more work, but its number is not reused yet.
 //!
 //! Between the two halves, the channel's work area is removed from its address space. If the number were reused
-//! earlier, other channels of the old address space could write the new channel's semaphores.
+//! earlier, other channels in the old address space could write the new channel's semaphores.
 
 use crate::card;
 use crate::state::Permit;
@@ -13,7 +13,7 @@ impl Channels {
     /// doorbells, and cannot be enabled or listed. [`Self::unbind`] frees it. Does nothing if the channel is not bound.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel is still on its engines. The channel starts no new work on them.
+    /// Returns [`Stuck`] if the channel is still on its engines. It starts no new work on them.
     pub fn retire(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {

@@ -1,6 +1,6 @@
-//! Positions of a channel in the guest's and the host's ring, and its submissions in flight. This module does no I/O.
+//! A channel's positions in the guest's and the host's ring, and its submissions in flight. This module does no I/O.
 //!
-//! A position is the number of host ring entries since bind, and never wraps; an index is a position modulo the ring
+//! A position is the number of host ring entries since bind, and never wraps. An index is a position modulo the ring
 //! size. Positions in the guest's ring are stored as indices.
 
 mod saved;
@@ -81,12 +81,12 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read any further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last check for progress. GET is `None` if no check was made since the card was idle.
+    /// Position and GET at the last check for progress. GET is `None` if there was no check since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 
 impl Ring {
-    /// Creates the rings of a newly bound channel: the host's ring is empty, and the guest's ring continues at its
+    /// Creates the rings of a newly bound channel. The host's ring is empty, and the guest's ring continues at its
     /// saved position.
     pub(crate) fn new(guest: &GuestInstance) -> Self {
         let entries = guest.gp_entries();
@@ -113,7 +113,7 @@ impl Ring {
         }
     }
 
-    /// Accepts a doorbell. Returns its number.
+    /// Accepts a doorbell, and returns its number.
     pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
         self.gp_put = gp_put;
         self.doorbells = self.doorbells.wrapping_add(1);
@@ -133,12 +133,12 @@ impl Ring {
         self.target
     }
 
-    /// Returns the number of entries that may be pulled but have not been.
+    /// Returns the number of entries that may be pulled but have not been pulled yet.
     pub(crate) fn left(&self) -> u32 {
         self.distance(self.next, self.target.0)
     }
 
-    /// Returns the number of guest entries that fit into a submission now.
+    /// Returns the number of guest entries that fit in a submission now.
     pub(crate) fn room(&self) -> u32 {
         if self.records.len() >= RECORDS {
             return 0;
@@ -165,7 +165,7 @@ impl Ring {
         self.get
     }
 
-    /// Returns true if the card had fetched all work passed to it at the last poll.
+    /// Returns true if, at the last poll, the card had fetched all work passed to it.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
@@ -180,8 +180,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Lets the card fetch a submission and all earlier ones. Returns the new GP_PUT index, or `None` if the submission
-    /// may already run or does not exist.
+    /// Lets the card fetch a submission and all earlier ones. Returns the new GP_PUT index, or `None` if the card may
+    /// already run the submission or if it does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();

@@ -21,8 +21,8 @@ pub(crate) enum Permit {
 
 /// Permitted use of a channel's PGRAPH context.
 ///
-/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
-/// ends the channel.
+/// A channel without a pointer to a PGRAPH context in its block cannot use PGRAPH: a PGRAPH method causes a fault,
+/// which ends the channel.
 // GUESS: real hardware also faults, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
@@ -37,7 +37,7 @@ pub(crate) enum Graphics {
     Withdrawn,
 }
 
-/// VMs whose channels with a PGRAPH context may be scheduled by the card. The host's own channels always may.
+/// VMs from which the card may schedule channels with a PGRAPH context. The host's own channels are always permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// All VMs.
@@ -70,8 +70,8 @@ pub enum RunState {
     Stopped,
     /// Bound, and schedulable while it is in the runlist.
     Running,
-    /// The channel has no owner but is still on the card. It stays out of use until it leaves the card or the card is
-    /// reset.
+    /// The channel has no owner but is still on the card. It is not reused until it has left the card or the card has
+    /// been reset.
     Stuck,
 }
 

@@ -12,8 +12,8 @@ use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
 
 impl Channels {
-    /// Validates a guest's write to GP_PUT, and adopts the engine context pointers that the guest has set.
-    /// [`Self::pull`] then copies the work.
+    /// Validates a guest's write to GP_PUT, and uses the engine context pointers that the guest has set. [`Self::pull`]
+    /// then copies the work.
     ///
     /// # Errors
     /// Returns a [`DoorbellError`] if the doorbell is rejected.
@@ -39,9 +39,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset within it. Must be called for
-    /// every trapped access to guest VRAM, whatever its path. If several channels share the page, returns the lowest
-    /// bound channel, or else the lowest rejected one.
+    /// Returns the channel with a USERD that contains a guest VRAM address, and the byte offset within it. This
+    /// function must be called for every trapped access to guest VRAM, on any path. If several channels share the page,
+    /// returns the lowest bound channel, or the lowest rejected one if none is bound.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -51,9 +51,9 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of the dword at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
-    /// GP_PUT reads as the guest wrote it, and GP_GET reads as an index in the guest's ring. While the card executes
-    /// one of the host's completion records, GET reads as the end of the guest range before the record.
+    /// Handles a guest's read of the dword at byte offset `offset` in its USERD. Returns 0 for a channel that is not
+    /// bound. GP_PUT reads as the guest wrote it, and GP_GET reads as an index in the guest's ring. While the card
+    /// executes one of the host's completion records, GET reads as the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -81,10 +81,10 @@ impl Channels {
         }
     }
 
-    /// Returns the dwords that the card would have saved in a guest's instance block, with which a later bind continues
-    /// at the channel's position. For a bound channel, they are valid after it was disabled and preempted. For an
-    /// unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was never
-    /// bound.
+    /// Returns the dwords that the card would have saved in a guest's instance block, which allow a later bind to
+    /// continue at the channel's position. For a bound channel, they are valid after it was disabled and preempted. For
+    /// an unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was
+    /// never bound.
     ///
     /// All fetched work counts as completed, so the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
@@ -100,8 +100,8 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
-    /// Returns true if a physical channel should run, immediately or in its slice: its guest has enabled and listed it,
-    /// and the host has not paused its VM.
+    /// Returns true if a physical channel should run, immediately or in its slice. This is the case if its guest has
+    /// enabled and listed it, and the host has not paused its VM.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()
@@ -121,8 +121,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Returns a physical channel's presence on the card. The guest's settings do not matter, because work that an
-    /// engine has started continues even if its channel is stopped or removed from the runlist.
+    /// Returns a physical channel's presence on the card. This is independent of the guest's settings, because work
+    /// that an engine has started continues even if its channel is stopped or removed from the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -138,8 +138,8 @@ impl Channels {
         }
     }
 
-    /// Returns true if a physical channel waits for a semaphore while it is on the card, where it may block the method
-    /// unit for other channels.
+    /// Returns true if a physical channel waits for a semaphore on the card, where it may block the method unit for
+    /// other channels.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
@@ -167,7 +167,7 @@ impl Channels {
         [graphics && bound.graphics != Graphics::Unused, ce0, ce1]
     }
 
-    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use it now.
+    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use it at the moment.
     #[must_use]
     pub fn has_graphics(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))

@@ -11,11 +11,13 @@ pub struct Layout {
     pub instances: VramAddr,
     /// Address of the USERD pages of the 128 physical channels, a multiple of 4 KiB.
     pub userd: VramAddr,
-    /// Addresses of two runlist pages, used alternately; multiples of 4 KiB.
+    /// Addresses of two runlist pages, which are used alternately. They are multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
-    /// Address of the 128 physical channels' work areas of [`WORK_BYTES`](crate::WORK_BYTES) each, a multiple of 4 KiB.
+    /// Address of the work areas of the 128 physical channels, a multiple of 4 KiB. Each work area has
+    /// [`WORK_BYTES`](crate::WORK_BYTES) bytes.
     pub work: VramAddr,
-    /// Address of the 128 physical channels' context images of [`Self::images_stride`] each, a multiple of 4 KiB.
+    /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. Their distance is
+    /// [`Self::images_stride`].
     pub images: VramAddr,
     /// Size of PGRAPH's context image in bytes, as reported by its firmware. At most
     /// [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
@@ -40,7 +42,7 @@ pub enum Pause {
     Guest,
     /// The host is moving memory that the channels may use.
     Memory,
-    /// Another VM has the card's memory for a quantum.
+    /// Another VM is using the card's memory for a quantum.
     Turn,
     /// The VM has exceeded its interrupt rate limit.
     InterruptRateLimit,
@@ -48,7 +50,7 @@ pub enum Pause {
     Standstill,
 }
 
-/// Reason why a channel may not run.
+/// Reason for not running a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// The guest has not enabled or listed the channel.
@@ -84,7 +86,7 @@ impl Pause {
     }
 }
 
-/// Reason why a channel is not bound.
+/// Reason for not binding a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// The VM is unknown.
@@ -102,7 +104,7 @@ pub enum BindError {
     /// All of the card's channels are in use.
     #[error("all channels of the card are in use")]
     Full,
-    /// The channel that was bound under this number cannot be ended.
+    /// The channel that was bound to this number cannot be ended.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
@@ -120,13 +122,13 @@ pub struct Stuck {
 pub struct Submitted {
     /// Number of this VM's channels in the runlist.
     pub listed: u32,
-    /// Number of entries that do not refer to a bound channel, or that repeat a channel.
+    /// Number of entries that do not refer to a bound channel or that repeat a channel.
     pub ignored: u32,
-    /// True if no removed channel is on an engine. If false, `Channels::runlists_taken` reports when this is the case.
+    /// True if no removed channel is on an engine. Otherwise, `Channels::runlists_taken` reports when this is the case.
     pub taken: bool,
 }
 
-/// A validated doorbell: entries up to `gp_put` may be pulled.
+/// A validated doorbell, which permits pulls of entries up to `gp_put`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbell {
     /// VM that owns the channel.
@@ -160,7 +162,7 @@ pub struct Pulled {
     pub left: u32,
 }
 
-/// Error that prevents a guest's ring from being read any further. The channel pulls no more entries.
+/// Error that makes the rest of a guest's ring unreadable. The channel pulls no more entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
     /// Cause of the error.
@@ -169,7 +171,7 @@ pub struct PullError {
     pub pulled: Pulled,
 }
 
-/// Reason why a guest's ring cannot be read any further.
+/// Reason for not reading a guest's ring any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped.
@@ -244,11 +246,11 @@ pub enum DoorbellError {
     /// The channel is not bound.
     #[error("the channel is not bound")]
     Unbound,
-    /// The channel's bind was rejected. The error is returned for the first doorbell; later doorbells find the channel
-    /// unbound.
+    /// The channel's bind was rejected. This error is returned only for the first doorbell. Later doorbells find the
+    /// channel unbound.
     #[error("the channel's bind was rejected")]
     Refused,
-    /// The index is beyond the end of the ring, which causes the PBDMA error GP_PTR on hardware.
+    /// The index is beyond the end of the ring. On hardware, this causes the PBDMA error GP_PTR.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
     BeyondRing {
         /// Index written by the guest.

@@ -10,8 +10,8 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
 impl Channels {
-    /// Sets the maximum time that a VM's channels may keep an engine busy without progress, in ns, or `None` for no
-    /// limit.
+    /// Sets the time limit for a VM's channels to keep an engine busy without progress, in ns, or removes it with
+    /// `None`.
     pub fn set_hang_limit(&mut self, vm: TenantId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;
@@ -19,8 +19,8 @@ impl Channels {
     }
 
     /// Polls each engine, and returns the channels that have kept an engine busy for too long without progress. Each
-    /// channel is returned once. Channels that wait for a semaphore are included, because the host interface runs ahead
-    /// of the engine, which may still be busy. Call this several times within the time limit.
+    /// channel is returned once. Channels that wait for a semaphore are included, because the host unit runs ahead of
+    /// the engine, which may still be busy. Call this function several times within the time limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -38,8 +38,8 @@ impl Channels {
 
     /// Returns channels that have work in flight, may run, do not wait for a semaphore, and have made no progress for
     /// longer than the hang limit, although no engine was running another channel. Each channel is returned once. The
-    /// card can report only one fetch fault at a time, so this check finds channels whose fault was lost because
-    /// another one was pending. Call this as often as [`Self::look`].
+    /// card can report only one fetch fault at a time, so a fault can be lost while another one is pending. This check
+    /// finds the affected channels. Call this function as often as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

@@ -1,5 +1,5 @@
-//! Work area that the host keeps for a physical channel: a GPFIFO ring, and a completion record for each submission in
-//! flight. A record consists of a push buffer and the semaphore that it releases.
+//! The host's work area for a physical channel: a GPFIFO ring, and a completion record for each submission in flight. A
+//! record consists of a push buffer and the semaphore that it releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -32,12 +32,12 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore, in bytes.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of dwords in a record's push buffer. One less than fits, so that the end of one range is not the start of the
-/// next.
+/// Number of dwords in a record's push buffer. One less than the maximum, so that the end of one range is not the start
+/// of the next one.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods. The host interface executes these on any subchannel.
+/// Subchannel of the records' methods. The host unit executes these on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -51,8 +51,8 @@ const _: () = assert!(
 );
 
 /// Index of a bound channel's virtual address range, which is above the guest's addresses and contains the work area
-/// and images. Unique among its VM's channels. It equals the physical channel number if that index is free, and does
-/// not change if the channel moves to another card.
+/// and images. Each channel of a VM has a different index. The index equals the physical channel number if that index
+/// is free, and does not change if the channel moves to another card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 
@@ -83,8 +83,9 @@ impl Layout {
     }
 
     /// Returns the pages that a physical channel's address space must map in its `span`, in addition to
-    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each item contains the index of the
-    /// small page, counted from [`HOST_VA_BASE`], the VRAM address of the page, and its permissions.
+    /// [`Self::image_pages`]. They must be mapped before the channel is enabled and while it is bound. Each item
+    /// contains the index of the small page, counted from [`HOST_VA_BASE`], the VRAM address of the page, and its
+    /// permissions.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -151,14 +152,14 @@ pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
-/// Returns the slot of the record whose push buffer contains `va` or ends at `va`.
+/// Returns the slot of the record with a push buffer that contains `va` or ends at `va`.
 pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }
 
-/// Returns the contents of a semaphore: its payload, and its time in ns.
+/// Returns the contents of a semaphore: its payload and its time in ns.
 pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
     let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
     let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));

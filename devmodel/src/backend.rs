@@ -1,4 +1,4 @@
-//! Interface to the card's owner: a trait that the mediator implements, as does a mock in tests.
+//! Interface to the card's owner: a trait implemented by the mediator, and by a mock in tests.
 //!
 //! All addresses and numbers are the guest's: guest VRAM addresses, guest bus addresses, and virtual channel and engine
 //! numbers. The implementation translates them, checks bounds, and ensures isolation. The vGPU only decodes accesses
@@ -45,7 +45,7 @@ pub enum WriteFailure {
     NoMemory(#[from] NoMemory),
 }
 
-/// No memory is available for the guest's write. A later retry may succeed.
+/// No memory is available for the guest's write. A retry may succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no memory is available for the guest's write")]
 pub struct NoMemory;
@@ -55,18 +55,18 @@ pub struct NoMemory;
 pub struct ChannelState {
     /// True if the guest has enabled the channel.
     pub enabled: bool,
-    /// True if the channel waits for a semaphore.
+    /// True if the channel is waiting for a semaphore.
     pub acquire_pending: bool,
     /// True if the channel's context is loaded on a PBDMA or an engine.
     pub loaded: bool,
-    /// True if the channel has work that has not been fetched.
+    /// True if the channel has work that has not been fetched yet.
     pub pending: bool,
 }
 
 /// Engine state shown in the engine's register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// Channel on the engine, if the channel belongs to this guest.
+    /// Channel on the engine, if it belongs to this guest.
     pub channel: Option<VirtualChannelId>,
     /// True if the engine is executing work of this guest.
     pub busy: bool,
@@ -110,7 +110,7 @@ pub trait Backend {
     /// memory is available for the write.
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
-    /// Handles the guest's binding of an aperture to an instance block, or its unbinding if `instance` is `None`.
+    /// Handles the guest binding an aperture to an instance block, or unbinding it if `instance` is `None`.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
     /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. Necessary
@@ -118,16 +118,16 @@ pub trait Backend {
     /// [`Self::vram_write`] with the VRAM address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
-    /// Handles a guest TLB flush for one page directory, or for all of them if `directory` is `None`.
+    /// Handles a guest TLB flush for one page directory, or for all directories if `directory` is `None`.
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 
-    /// Handles a guest flush of posted aperture writes. On return, the GPU observes all previous writes.
+    /// Handles a guest flush of posted aperture writes. On return, all previous writes are visible to the GPU.
     fn flush_apertures(&mut self) {}
 
     /// Handles the start of a virtual falcon with this code and data, which are not executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
-    /// Handles the guest's binding of a channel to an instance block, or its unbinding if `instance` is `None`.
+    /// Handles the guest binding a channel to an instance block, or unbinding it if `instance` is `None`.
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>);
 
     /// Handles the guest's request to enable or disable a channel.
@@ -139,7 +139,7 @@ pub trait Backend {
     /// Submits a runlist with `length` entries. The mediator reports its completion through `VGpu::runlist_done`.
     fn submit_runlist(&mut self, list: Place, length: u32);
 
-    /// Starts the removal of a channel from its engines.
+    /// Starts removing a channel from its engines.
     fn preempt(&mut self, channel: VirtualChannelId);
 
     /// Returns true while the channel is still on an engine after [`Self::preempt`].
@@ -148,7 +148,8 @@ pub trait Backend {
     /// Returns the state of an engine for this guest. `engine` is less than `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
-    /// Stops scheduling the guest's channels on the engines in the mask if `blocked` is true, otherwise resumes it.
+    /// Stops scheduling the guest's channels on the engines in the mask if `blocked` is true. Otherwise, resumes
+    /// scheduling.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 
     /// Resets an engine for the guest. Only the guest's channels on this engine lose their state. `engine` is less than

@@ -1,8 +1,8 @@
 //! Register blocks of a vGPU, in address order. Each module contains the state of a block, `read`, `write`, `reset`,
 //! and tests.
 //!
-//! Blocks are independent of each other. They affect other parts only through `Cx`, and the interrupt line reads the
-//! level of each block.
+//! Blocks are independent of each other. They affect other parts only through `Cx`. The interrupt line reads the level
+//! of each block.
 
 pub mod board;
 pub mod falcon;
@@ -63,8 +63,8 @@ impl Cx<'_> {
         self.denials.write(Site::Register(at.offset), reason, u64::from(value));
     }
 
-    /// Decodes the address of a structure of `bytes` bytes. Structures in VRAM must be within the guest's VRAM, while
-    /// the backend checks those in RAM. Counts an invalid encoding as a denied write of `written` at `at`.
+    /// Decodes the address of a structure of `bytes` bytes. Structures in VRAM must be within the guest's VRAM. The
+    /// backend checks structures in RAM. Counts an invalid encoding as a denied write of `written` at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -80,7 +80,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Same as [`Cx::place`] for an instance block whose address is in units of 4 KiB.
+    /// Calls [`Cx::place`] for an instance block whose address is in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
@@ -92,7 +92,7 @@ pub(crate) fn page_address(page: u32) -> u64 {
 }
 
 /// Queue of unacknowledged events in addition to the visible one. If the queue is full, further events are dropped and
-/// counted. Real hardware, which has a single set of registers, drops the second event.
+/// counted. Real hardware has a single set of registers, and drops even the second event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -123,7 +123,7 @@ impl<T> Backlog<T> {
         self.waiting.remove(at)
     }
 
-    /// Validates a restored queue. Its length must be within the limit, and `sound` must return true for all events.
+    /// Validates a restored queue. Its length must be within the limit, and `sound` must return true for every event.
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
         Invalid::unless(waiting.len() <= Self::MAX_WAITING && waiting.iter().all(sound), || {

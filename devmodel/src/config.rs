@@ -6,7 +6,7 @@ use nvspec::fifo::CHANNELS;
 use nvspec::regs::windows;
 use std::sync::Arc;
 
-/// Minimum size of VRAM in bytes that drivers support.
+/// Minimum VRAM size that drivers support, in bytes.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
 /// Size of the card's address space in bytes.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
@@ -23,9 +23,9 @@ pub struct VGpuConfig {
     pub vram_bytes: u64,
     /// Maximum number of channels that the guest can bind at the same time. The guest always sees 128 channels.
     pub channels: u32,
-    /// VBIOS image, which is the contents of PROM.
+    /// VBIOS image, which PROM contains.
     pub vbios: Arc<[u8]>,
-    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`], empty if there is
+    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`]. Empty if there is
     /// none.
     pub vendor_capability: Vec<u8>,
 }

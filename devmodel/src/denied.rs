@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// Maximum number of combinations of register and reason that are counted separately. All other combinations share a
-/// counter, which bounds the memory and the log messages that a guest can cause.
+/// counter. This bounds the memory and the log messages that a guest can cause.
 const DISTINCT: usize = 512;
 
 /// Reason why an access was denied.
@@ -52,8 +52,8 @@ impl fmt::Display for Reason {
 /// Location of a denied access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4. For accesses through a window, this is the offset of the register that
-    /// positions the window.
+    /// Byte offset in BAR0, a multiple of 4. For accesses through a window, the offset of the register that sets the
+    /// window's location.
     Register(u32),
     /// BAR1.
     Bar1,

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 /// An access of this guest that the GPU's MMU rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
-    /// Fault unit, a value of `nvspec::mmu::fault::unit` less than 32.
+    /// Fault unit, a value in `nvspec::mmu::fault::unit` less than 32.
     pub unit: u32,
     /// Guest address of the instance block of the channel or aperture.
     pub instance: Option<Place>,
     /// Faulting GPU virtual address.
     pub va: GpuVa,
-    /// Fault reason, a value of `nvspec::mmu::fault`.
+    /// Fault reason, a value in `nvspec::mmu::fault`.
     pub reason: u32,
     /// Client number within the hub or GPC.
     pub client: u32,
@@ -27,7 +27,7 @@ pub struct MmuFault {
 }
 
 impl MmuFault {
-    /// Creates the fault that a driver triggers to recover a hung engine. There is no faulting access.
+    /// Creates the fault that a driver triggers to recover a hung engine, for which there is no faulting access.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
@@ -37,9 +37,9 @@ impl MmuFault {
 /// An error in a push buffer of this guest, which has stopped a PBDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
-    /// PBDMA number, less than the number of PBDMAs of the chip.
+    /// PBDMA number, less than the chip's number of PBDMAs.
     pub unit: u32,
-    /// Guest's channel.
+    /// Channel number in the guest.
     pub channel: VirtualChannelId,
     /// Interrupt cause in the format of `pbdma::INTR_0`.
     pub intr: u32,
@@ -101,12 +101,12 @@ pub struct GraphError {
 /// An error in a kernel of this guest, which has stopped a multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// GPC number. If the guest's GPU does not have this GPC, the error is shown for the first one.
+    /// GPC number. If the guest's GPU does not have this GPC, the error is shown for its first GPC.
     pub gpc: u32,
-    /// TPC number within the GPC. If the guest's GPU does not have this TPC, the error is shown for the first one.
+    /// TPC number within the GPC. If the guest's GPU does not have this TPC, the error is shown for its first TPC.
     pub tpc: u32,
-    /// Warp error, a value of `compute90c0::warp_error`.
+    /// Warp error, a value in `compute90c0::warp_error`.
     pub warp: u32,
-    /// Mask of errors that are not related to a warp.
+    /// Mask of errors that are unrelated to a warp.
     pub global: u32,
 }

@@ -1,6 +1,6 @@
 //! Interrupt line: converts pending interrupts of all units to MSI messages or an INTx level.
 //!
-//! After an MSI message, the card sends no further message until the driver has rearmed MSI. If an interrupt is still
+//! After an MSI message, the card sends no further message until the driver rearms MSI. If an interrupt is still
 //! pending when the driver rearms MSI or unmasks the line, the card sends another message. INTx is level-triggered.
 
 use crate::backend::{Backend, InterruptLine};
@@ -64,7 +64,7 @@ impl Interrupts {
         self.armed = true;
     }
 
-    /// Signals pending interrupts again the next time, because previous signals may have been lost.
+    /// Makes the next evaluation signal pending interrupts again, because previous signals may have been lost.
     pub fn forgotten(&mut self) {
         let Self { armed, intx, messages: _, intx_rises: _ } = self;
         *armed = true;

@@ -2,7 +2,7 @@
 //!
 //! The vGPU is a pure model that has no threads, performs no I/O, and does not access other VMs. It accesses memory,
 //! channels, engines, the clock and the interrupt line through [`Backend`], using guest addresses and numbers. The
-//! card's events are reported as [`events`]. This crate cannot access registers of the physical card.
+//! mediator reports the card's events as [`events`]. This crate cannot access registers of the physical card.
 //!
 //! Modules:
 //! - [`backend`]: interface to the mediator
@@ -11,9 +11,9 @@
 //! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with side effects; [`storage`]: registers without
 //!   side effects; [`interrupt`]: MSI with rearming, and INTx; [`access`]: byte lanes
 //!
-//! The crate does not model: the display; video decoding; thermal sensors and clocks, whose registers only store
-//! values; performance counters; falcon code; zero-bandwidth clears and compression tags, which are stored but unused;
-//! the peephole; 64 KiB large pages; MMIO access faults (denied accesses are counted for the operator, but raise no
+//! The crate does not model: the display; video decoding; thermal sensors and clocks (their registers only store
+//! values); performance counters; falcon code; zero-bandwidth clears and compression tags, which are stored but unused;
+//! the peephole; 64 KiB large pages; and MMIO access faults (denied accesses are counted for the operator, but raise no
 //! interrupt in the guest).
 //!
 //! Sources: see [`nvspec`], and the register accesses of nouveau in Linux 6.1 and 6.12.

@@ -1,10 +1,10 @@
-//! PCI configuration space of a vGPU or a passed-through card, which is a PCI Express endpoint with three memory BARs,
-//! power management, and MSI with one 64-bit vector. An expansion ROM, function-level resets and a vendor-specific
-//! capability are optional.
+//! PCI configuration space of a vGPU or a passed-through card. The function is a PCI Express endpoint with three memory
+//! BARs, power management, and MSI with one 64-bit vector. An expansion ROM, function-level resets and a
+//! vendor-specific capability are optional.
 //!
-//! The VMM emulates much of configuration space itself and forwards writes (in the case of QEMU, BAR addresses and MSI
-//! delivery). Therefore, this module maintains only the state that the device needs: the command register, the MSI
-//! enable bit, and the BAR sizes.
+//! The VMM emulates much of configuration space itself and forwards writes (QEMU: BAR addresses and MSI delivery). This
+//! module therefore maintains only the state that the device needs: the command register, the MSI enable bit, and the
+//! BAR sizes.
 //!
 //! Not included: the contents of the expansion ROM, I/O BARs, and extended capabilities.
 //!
@@ -110,7 +110,7 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// Effects of a configuration space write on the device. `None` means unchanged.
+/// Effects of a configuration space write on the device. A field that is `None` is unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
     /// True if the function may perform DMA.
@@ -121,7 +121,7 @@ pub struct PciEvents {
     pub intx_disabled: Option<bool>,
     /// True if the function signals interrupts with MSI.
     pub msi: Option<bool>,
-    /// True if the function and its configuration space must be reset. In this case, the other fields are `None`.
+    /// True if the function and its configuration space must be reset. The other fields are then `None`.
     pub reset: bool,
 }
 
@@ -196,11 +196,12 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Appends a vendor-specific capability. Sets the first three bytes of `body`, which are the capability's ID, link
-    /// and length.
+    /// Appends a vendor-specific capability. Sets the first three bytes of `body`: the capability's ID, link and
+    /// length.
     ///
     /// # Errors
-    /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` has fewer than three bytes.
+    /// Returns an error if the capability does not fit in the first 256 bytes, or if `body` is shorter than three
+    /// bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -223,7 +224,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Adds an expansion ROM with a size of `bytes` bytes.
+    /// Adds an expansion ROM of `bytes` bytes.
     ///
     /// # Errors
     /// Returns an error if the size is not a power of two from 2 KiB to 16 MiB.
@@ -277,7 +278,7 @@ impl PciConfig {
         if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
     }
 
-    /// Returns true if a reset was requested, and clears the request. Read-only bits do not request a reset.
+    /// Returns true if a reset was requested, and clears the request. Writes to read-only bits do not request a reset.
     fn take_reset(&mut self) -> bool {
         let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
         byte.is_some_and(|byte| {
@@ -376,7 +377,7 @@ impl Image {
         self.set(h::INTERRUPT_LINE, &[0], &[0xff]);
         self.read_only(h::INTERRUPT_PIN, &[1]);
 
-        // Memory BARs: BAR0 is 32-bit, BAR1 and BAR3 are 64-bit and prefetchable.
+        // Memory BARs: BAR0 is 32-bit. BAR1 and BAR3 are 64-bit and prefetchable.
         let address_mask = |bytes: u64| !bytes.wrapping_sub(1);
         let low = address_mask(identity.bar0_bytes).to_le_bytes();
         self.set(h::BAR0, &[0; 4], low.split_at(4).0);

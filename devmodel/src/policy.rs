@@ -1,8 +1,8 @@
 //! Policy for register accesses: types and lookup. `table` contains the policy of each register.
 //!
 //! Accesses are denied by default: a dword is accessible only if it belongs to a declared register listed in the table,
-//! or to a listed range. A policy cannot refer to the physical card. Accesses that need the card become calls of
-//! [`crate::Backend`], which validates them in its own terms.
+//! or to a listed range. A policy cannot refer to the physical card. Accesses that need the card become calls to
+//! [`crate::Backend`], which validates them using its own addresses and numbers.
 
 mod table;
 
@@ -11,11 +11,11 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: stored value in this vGPU, with the register's access mode.
+    /// Virtual: a value stored in this vGPU, with the register's access mode.
     Store,
-    /// Virtual: state with side effects in this vGPU.
+    /// Virtual: state of this vGPU, with side effects.
     Model,
-    /// Translated: operation on channels, page tables, memory or the clock.
+    /// Translated: an operation on channels, page tables, memory or the clock.
     Translate,
     /// Denied and counted.
     Deny,
@@ -51,9 +51,9 @@ pub struct Line {
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
-    /// Byte offset in BAR0 of the start.
+    /// Byte offset of the start in BAR0.
     pub base: u32,
-    /// Byte offset in BAR0 of the end, which is exclusive.
+    /// Byte offset of the end in BAR0, exclusive.
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,
@@ -75,11 +75,11 @@ pub enum RangeKind {
 /// Target of an access to BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Declared register, its array index, and its policy.
+    /// A declared register, its array index, and its policy.
     Register(Register, u32, Policy),
-    /// Dword in a range.
+    /// A dword in a range.
     Range(RangeKind),
-    /// No accessible register.
+    /// There is no accessible register.
     Nothing,
 }
 

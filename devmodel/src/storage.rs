@@ -1,5 +1,5 @@
-//! Storage for plain registers, which read as the value last written. It covers all of BAR0, and allocates pages on
-//! demand.
+//! Storage for plain registers, which read as the value last written. The storage covers all of BAR0, and allocates
+//! pages on demand.
 
 mod saved;
 
@@ -11,8 +11,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// Values of all plain registers. The storage never exceeds the size of BAR0. With the writable registers of the policy
-/// table, it needs less than 1 MiB.
+/// Values of all plain registers. The storage never exceeds the size of BAR0, and needs less than 1 MiB for the
+/// writable registers of the policy table.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,

@@ -139,8 +139,8 @@ impl VGpu {
     /// Writes BAR0 with any size and alignment. A partial write to a register does not modify its other bytes.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. In this case, no
-    /// register was written, and the write may be retried.
+    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. No register is
+    /// then written, and the write may be retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -204,7 +204,7 @@ impl VGpu {
             // PROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // If no memory is available, the dword is dropped. Therefore, callers use this function only for
+                // If no memory is available, the dword is dropped. Callers therefore use this function only for
                 // registers, and `bar0_write` otherwise.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
@@ -227,7 +227,7 @@ impl VGpu {
     /// Writes through an aperture. Writes to unmapped addresses are dropped.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if no memory is available for the write. In this case, the write may be retried.
+    /// Returns [`NoMemory`] if no memory is available for the write. The write may then be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,
@@ -285,8 +285,9 @@ impl VGpu {
     }
 
     /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed. As on hardware,
-    /// the guest sees an interrupt, and an engine whose context switch does not complete until the guest resets the
-    /// engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a time.
+    /// the guest sees an interrupt, and sees that the engine's context switch does not complete until the guest resets
+    /// the engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a
+    /// time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
@@ -308,14 +309,14 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Returns the card's time in ns at which [`VGpu::tick`] must be called, if an alarm is set.
+    /// Returns the card time in ns at which [`VGpu::tick`] must be called, if an alarm is set.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if the window is in VRAM. The end of the guest's VRAM may be before the
-    /// end of the window.
+    /// Returns the start of the PRAMIN window if it is in VRAM. The end of the guest's VRAM may be before the end of
+    /// the window.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -327,9 +328,9 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved when the card's time was `then`. The client and the clock may be different now.
-    /// The guest's time must not go back, and pending interrupts are signalled again, because the previous client may
-    /// not have delivered them.
+    /// Resumes a vGPU that was saved at card time `then`. The client and the clock may be different now. The guest's
+    /// time must not go back. Pending interrupts are signalled again, because the previous client may not have
+    /// delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
@@ -390,7 +391,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// If an access starts in the VRAM window, returns the number of its bytes that are within the window.
+/// Returns the number of bytes of an access that are within the VRAM window, if the access starts there.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

@@ -13,13 +13,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of allocations of this thread. Counted per thread because the test harness has other threads.
+    /// Number of allocations of this thread. Counted per thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: all requests are forwarded to `System` unchanged, which upholds the trait's contract. Counting does not
+// SAFETY: all requests are forwarded unchanged to `System`, which upholds the trait's contract. Counting does not
 // allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

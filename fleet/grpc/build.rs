@@ -1,4 +1,4 @@
-//! Compiles the protocol definitions; the host does not need a protocol compiler.
+//! Compiles the protocol definitions. The host does not need a protocol compiler.
 
 use std::error::Error;
 

@@ -66,7 +66,7 @@ pub trait Backend: Send {
     /// Returns an error if the image is for another device type, if no memory is left, or on a driver error.
     fn load(&mut self, image: Image<'_>) -> Result<Module>;
 
-    /// Submits a kernel. `uses` lists the memory that the kernel accesses; other memory is not guaranteed to be
+    /// Submits a kernel. `uses` lists the memory that the kernel accesses. Other memory is not guaranteed to be
     /// resident.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ pub trait Backend: Send {
     /// Returns [`crate::Error::Lost`] if an operation did not complete, or any other driver error.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
-    /// Returns the address in this process of memory in RAM. The address is valid until the memory is freed.
+    /// Returns the address of memory in RAM in this process. The address is valid until the memory is freed.
     ///
     /// # Errors
     /// Returns an error if the memory is on the card.

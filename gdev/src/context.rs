@@ -8,7 +8,7 @@ use crate::{
     Target, Tuning,
 };
 
-/// A pinned bounce buffer for large copies, with the fence of the last copy that uses it.
+/// A pinned bounce buffer for large copies, and the fence of the last copy that uses it.
 #[derive(Clone, Copy, Debug)]
 struct Bounce {
     memory: Memory,
@@ -123,7 +123,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.tuning
     }
 
-    /// Sets the copy settings of later copies.
+    /// Sets the copy settings for later copies.
     ///
     /// # Errors
     /// Returns an error if a value is outside its limits, or if the driver fails. The old settings then remain in
@@ -207,7 +207,7 @@ impl<B: Backend + ?Sized> Context<B> {
                 result => return result,
             }
         }
-        // The chunk that was last submitted for copying into a bounce buffer.
+        // The last chunk submitted for copying to a bounce buffer.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
             let slot = self.take_bounce()?;
@@ -239,7 +239,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.copy(copy)
     }
 
-    /// Executes two copies concurrently on both copy engines, after all earlier work, and waits for both. Usually one
+    /// Executes two copies concurrently on both copy engines, after all earlier work, and waits for both. Usually, one
     /// copies to the card and the other from it. A device with a single copy engine executes the copies sequentially.
     ///
     /// # Errors
@@ -268,7 +268,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.load(image)
     }
 
-    /// Submits a kernel, without waiting. `uses` lists the memory that the kernel accesses; other memory is not
+    /// Submits a kernel without waiting. `uses` lists the memory that the kernel accesses. Other memory is not
     /// guaranteed to be resident.
     ///
     /// # Errors
@@ -315,7 +315,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
     }
 
-    /// Returns the address in this process of memory in RAM. The address is valid until the memory is freed. The caller
+    /// Returns the address of memory in RAM in this process. The address is valid until the memory is freed. The caller
     /// must use fences to order its accesses with the card's.
     ///
     /// # Errors
@@ -332,7 +332,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.share(memory)
     }
 
-    /// Maps another context's memory into this context. The memory exists until all references are freed;
+    /// Maps another context's memory into this context. The memory exists until all references are freed.
     /// [`Self::free`] frees this reference. The contexts' work is not ordered: wait for one context before the other
     /// uses the memory.
     ///
@@ -426,7 +426,7 @@ impl<B: Backend + ?Sized> Context<B> {
         Ok(slot)
     }
 
-    /// Waits for a copy into a bounce buffer, and reads the buffer.
+    /// Waits for a copy to a bounce buffer, and reads the buffer.
     fn collect(&mut self, slot: usize, piece: &mut [u8]) -> Result<()> {
         let Bounce { memory, busy_until } = self.bounces[slot];
         if let Some(fence) = busy_until {
@@ -436,7 +436,7 @@ impl<B: Backend + ?Sized> Context<B> {
     }
 }
 
-/// One side of a copy: the memory, and the byte range in it.
+/// One side of a copy: the memory, and the byte range in this memory.
 type Range = (Memory, std::ops::Range<u64>);
 
 fn source(copy: &Copy) -> Range {

@@ -1,10 +1,10 @@
 //! The backend for the CUDA driver API: NVIDIA's library, or the mediator's stand-in for tenants.
 //!
 //! A context is the device's primary context with one stream. Memory in RAM is pinned memory. The driver itself decides
-//! how to copy small ranges; no aperture is used. Segments are not supported, because CUDA's shared memory has no keys.
+//! how to copy small ranges. No aperture is used. Segments are not supported, because CUDA's shared memory has no keys.
 //!
 //! UNSAFETY: passes addresses to the driver. Each address refers to a local variable, to memory that the caller lends
-//! for the call, or to memory of this context; ranges are checked first.
+//! for the call, or to memory of this context. Ranges are checked first.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 
@@ -25,7 +25,7 @@ use library::Library;
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 64 << 10, direct_read_bytes: 64 << 10, piece_bytes: 4 << 20, overlap: true };
 
-/// Maximum number of operations in flight before the next one waits for the oldest.
+/// Maximum number of operations in flight. The next operation then waits for the oldest one.
 const MAX_IN_FLIGHT: usize = 256;
 /// `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -38,7 +38,7 @@ const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: i32 = 600;
 /// Result codes of a context that has lost its work: ECC and NVLink errors, illegal address, launch timeout, assertion,
-/// hardware stack error, illegal instruction, misaligned address, invalid address space, invalid PC, failed launch.
+/// hardware stack error, illegal instruction, misaligned address, invalid address space, invalid PC, and failed launch.
 const LOST: [i32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
 
 /// Magic number of a cubin.
@@ -88,7 +88,7 @@ pub struct Cuda {
     memory: HashMap<usize, Arc<Allocation>>,
     next_memory: usize,
     modules: Vec<u64>,
-    /// Operations in flight: their numbers and events.
+    /// Numbers and events of the operations in flight.
     in_flight: VecDeque<(u64, u64)>,
     /// Unused events, for later operations.
     free_events: Vec<u64>,
@@ -170,7 +170,7 @@ impl Cuda {
         known.ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the [`Place`] of memory, and the address of a range of it.
+    /// Returns the [`Place`] of memory, and the address of a range in it.
     fn range(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(Place, u64)> {
         let held = self.held(memory)?;
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= held.bytes);
@@ -233,7 +233,7 @@ impl Cuda {
         Ok(Fence::new(self.submitted))
     }
 
-    /// Removes the operations up to `number`, which have completed, and recycles their events.
+    /// Retires the operations up to `number`, which have completed, and recycles their events.
     fn retire(&mut self, number: u64) {
         while let Some((_, event)) = self.in_flight.pop_front_if(|(operation, _)| *operation <= number) {
             self.free_events.push(event);
@@ -403,7 +403,7 @@ impl Backend for Cuda {
         let Image::Cuda(bytes) = image else {
             return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, but not programs for sm_20".into()));
         };
-        // The driver reads the size of a binary from its header, and PTX up to the NUL.
+        // The driver reads a binary's size from its header, and reads PTX up to the NUL.
         let printable = |letter: char| !letter.is_control() || letter.is_ascii_whitespace() || letter == '\0';
         let text = std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(printable));
         let known = text && !bytes.is_empty() || bytes.starts_with(ELF) || bytes.starts_with(FAT_BINARY);
@@ -411,7 +411,7 @@ impl Backend for Cuda {
             return Err(Error::Image("it is neither PTX text, nor a cubin, nor a fat binary".into()));
         }
         self.enter()?;
-        // PTX is a NUL-terminated string; the driver reads a binary's size from its header.
+        // PTX is a NUL-terminated string. The driver reads a binary's size from its header.
         let mut bytes = bytes.to_vec();
         bytes.push(0);
         let mut module = 0;
@@ -441,7 +441,7 @@ impl Backend for Cuda {
         }
         let start = words.as_mut_ptr().cast::<u8>();
         let Grid { blocks: [x, y, z], threads: [threads_x, threads_y, threads_z] } = grid;
-        // SAFETY: each offset is within `words`, which outlives the call; the driver copies the parameters.
+        // SAFETY: each offset is within `words`, which outlives the call. The driver copies the parameters.
         unsafe {
             let mut pointers: Vec<*mut c_void> =
                 offsets.iter().map(|offset| start.add(*offset).cast::<c_void>()).collect();

@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a target is not in any known form.
+    /// The name of a target does not have a known form.
     #[error("{0:?} is not a target; use nouveau, nouveau:/dev/dri/renderD128, vgpu:/SOCKET, cuda, or cuda:NUMBER")]
     Target(String),
     /// A device cannot be opened.
@@ -77,7 +77,7 @@ pub enum Error {
     /// A module has no kernel with this name.
     #[error("the module has no kernel {0:?}")]
     Kernel(String),
-    /// The parameters do not have the size that the kernel declares.
+    /// The size of the parameters differs from the size that the kernel declares.
     #[error("kernel {kernel:?} has {expected} bytes of parameters, not {given}")]
     Parameters {
         /// Name of the kernel.

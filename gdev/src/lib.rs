@@ -10,7 +10,7 @@
 //!
 //! The crate does not include a kernel compiler or graphics support, and does not order the work of different contexts.
 //!
-//! The C interface with Gdev's names is the library `libgdev.so` of the crate `gdev-c`. `docs/guides/gdev.md` describes
+//! The C interface with Gdev's names is the library `libgdev.so` of the `gdev-c` crate. `docs/guides/gdev.md` describes
 //! both.
 
 mod backend;

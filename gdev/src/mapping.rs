@@ -81,7 +81,7 @@ impl Mapping {
         self.length
     }
 
-    /// Returns a pointer to the first byte, valid as long as the mapping.
+    /// Returns a pointer to the first byte, which is valid as long as the mapping exists.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.base
@@ -93,10 +93,10 @@ impl Mapping {
         self.base.as_ptr() as usize
     }
 
-    /// Performs one load of the given width; `offset` may be unaligned.
+    /// Performs one load of the given width. `offset` may be unaligned.
     ///
     /// # Panics
-    /// Panics if the access exceeds the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if the access exceeds the mapping, which is a bug, because offsets come from this program itself.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
@@ -113,10 +113,10 @@ impl Mapping {
         value
     }
 
-    /// Performs one store of the given width; `offset` may be unaligned.
+    /// Performs one store of the given width. `offset` may be unaligned.
     ///
     /// # Panics
-    /// Panics if the access exceeds the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if the access exceeds the mapping, which is a bug, because offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
         // SAFETY: `checked` has verified that all bytes are in the mapping, which exists as long as `self` and is not
@@ -190,7 +190,7 @@ mod tests {
     use std::os::fd::FromRawFd;
 
     fn memory(length: usize) -> Mapping {
-        // SAFETY: the name is a C string; the descriptor is new and has no other owner.
+        // SAFETY: the name is a C string. The descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"access".as_ptr(), 0)) };
         file.set_len(length as u64).expect("set_len");
         Mapping::new(&file, 0, length).expect("mmap")

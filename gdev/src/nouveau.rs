@@ -2,14 +2,14 @@
 //!
 //! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. The CPU maps buffers in
 //! VRAM through BAR1. Each submission ends with a stamp that contains its number. If the stamp is missing after the
-//! kernel has reported completion, the work was aborted. On request ([`Nouveau::measure_launches`]), timestamps before
-//! and after each launch measure its GPU time.
+//! kernel has reported completion, the work was aborted. On request ([`Nouveau::measure_launches`]), the GPU time of
+//! each launch is measured by timestamps before and after it.
 //!
-//! Launches are asynchronous until all of the channel's pushbuffers are in flight.
+//! Launches are asynchronous until all of the channel's push buffers are in flight.
 //!
-//! [`device`], [`push`] and [`uapi`] are the lower layer: device files, buffers, channels, and pushbuffers. These
-//! modules support the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, without relocations, tiled buffers and
-//! `VM_BIND`.
+//! [`device`], [`push`] and [`uapi`] are the lower layer: device files, buffers, channels, and push buffers. These
+//! modules support the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card, without relocations, tiled
+//! buffers and `VM_BIND`.
 
 mod both;
 pub mod device;
@@ -45,7 +45,7 @@ const STAMPED: u64 = 128;
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the submissions' stamp in the stamp buffer, after the launches' pairs of stamps.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
-/// Offset in the stamp buffer of the staging area, through which small programs are loaded.
+/// Offset of the staging area in the stamp buffer. Small programs are loaded through this area.
 const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
 /// Size of the staging area in bytes.
 const STAGING_BYTES: u64 = 16 << 10;
@@ -61,7 +61,7 @@ pub struct Done {
     pub cpu_bytes: u64,
     /// Number of bytes that the card copied between its own memory and RAM.
     pub link_bytes: u64,
-    /// GPU time of the measured launches, by the GPU's clock.
+    /// GPU time of the measured launches, according to the GPU's clock.
     pub gpu_time: Duration,
 }
 
@@ -76,7 +76,7 @@ struct Loaded {
 enum Held {
     /// A buffer of the guest kernel. Every submission that uses the buffer must list it.
     Own(Buffer),
-    /// A segment that is attached to the channel.
+    /// A segment attached to the channel.
     Segment { address: u64, id: u32 },
     /// Other memory, at a virtual address that the guest kernel did not allocate.
     Foreign { address: u64 },
@@ -116,7 +116,7 @@ impl<'a> From<&'a Buffer> for Spot<'a> {
 pub struct Nouveau {
     device: Arc<Device>,
     channel: Channel,
-    /// Memory and its size in bytes, keyed by index.
+    /// Memory and its size in bytes, by index.
     memory: HashMap<usize, (Held, u64)>,
     next_memory: usize,
     modules: Vec<Loaded>,
@@ -140,7 +140,7 @@ pub struct Nouveau {
     /// Number of measured launches whose timestamps have been read.
     collected: u64,
     done: Done,
-    /// Recorded end times of launches, in ns of the card's clock; `None` while not recording.
+    /// Recorded end times of launches in ns of the card's clock, or `None` while not recording.
     ends: Option<Vec<u64>>,
 }
 
@@ -283,7 +283,7 @@ impl Nouveau {
         if inside { Ok((buffer, offset as usize)) } else { Err(Error::Range { offset, bytes: bytes as u64, size }) }
     }
 
-    /// Appends the stamp with the submission's number to a pushbuffer, and submits the pushbuffer.
+    /// Appends the stamp with the submission's number to a push buffer, and submits the push buffer.
     fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<Fence> {
         let number = self.channel.submitted() + 1;
         methods::wait_for_idle(&mut push);
@@ -313,7 +313,7 @@ impl Nouveau {
         format!("channel {} accepts no more work: see the kernel log", self.channel.number())
     }
 
-    /// Ensures that local memory has at least `bytes` bytes per thread.
+    /// Ensures that there are at least `bytes` bytes of local memory per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
@@ -338,7 +338,7 @@ impl Nouveau {
         Ok((low as u32, high))
     }
 
-    /// Adds the GPU times of the completed launches before number `until`.
+    /// Adds the GPU times of the launches before number `until`, all of which have completed.
     fn collect_times(&mut self, until: u64) -> Result<()> {
         for number in self.collected..until {
             let at = stamps_at(number);
@@ -471,7 +471,7 @@ impl Backend for Nouveau {
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
         let number = self.measured;
         if self.measures && number - self.collected == STAMPED {
-            // The previous submission waited for its pushbuffer, so all launches before `number - in_flight` have
+            // The previous submission waited for its push buffer, so all launches before `number - in_flight` have
             // completed.
             self.collect_times(number - self.in_flight)?;
         }

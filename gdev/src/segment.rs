@@ -19,13 +19,13 @@ pub struct SegmentRequest {
     pub key: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Set to create the segment if the key is unused.
+    /// True to create the segment if the key is unused.
     pub create: bool,
-    /// Set to share the segment with the group's other machines.
+    /// True to share the segment with the group's other machines.
     pub group: bool,
     /// File-style permissions in this machine: 0o600 for the owner, 0o006 for others.
     pub mode: u32,
-    /// Set to give the group's other machines write access; otherwise they have read-only access.
+    /// True to give the group's other machines write access. Otherwise, they have read-only access.
     pub group_writes: bool,
 }
 

@@ -13,15 +13,15 @@ const FIRST_NODE: &str = "/dev/dri/renderD128";
 pub enum Target {
     /// Path of a nouveau render node, in a guest or on a host.
     Nouveau(PathBuf),
-    /// Socket of a vGPU that the operator assigned to this process, which drives the vGPU itself.
+    /// Socket of a vGPU that the operator has assigned to this process, which drives the vGPU itself.
     Vgpu(PathBuf),
     /// Number of a CUDA driver API device.
     Cuda(i32),
 }
 
 impl Target {
-    /// Returns the machine's first device: the first CUDA device if `libcuda.so.1` reports one, otherwise the first
-    /// render node.
+    /// Returns the machine's first device, which is the first CUDA device if `libcuda.so.1` reports one, or the first
+    /// render node otherwise.
     #[must_use]
     pub fn first() -> Self {
         #[cfg(feature = "cuda")]

@@ -5,23 +5,23 @@ use crate::{Error, Result};
 /// Settings of copies between CPU memory and card memory (Gdev, section 4.1). `bench gdev` measures good values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Maximum size in bytes of a write that the CPU performs through the aperture; 0 disables such writes.
+    /// Maximum size in bytes of a write that the CPU performs through the aperture. 0 disables such writes.
     pub direct_write_bytes: u64,
-    /// Maximum size in bytes of a read that the CPU performs through the aperture; 0 disables such reads.
+    /// Maximum size in bytes of a read that the CPU performs through the aperture. 0 disables such reads.
     pub direct_read_bytes: u64,
     /// Chunk size of larger copies in bytes. While a copy engine copies one chunk, the CPU copies the next.
     pub piece_bytes: u64,
-    /// Set if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk complete
-    /// before the next chunk begins.
+    /// True if the CPU and the copy engine work on larger copies concurrently. If false, both copies of a chunk
+    /// complete before the next chunk begins.
     pub overlap: bool,
 }
 
 impl Tuning {
-    /// Maximum of [`Self::direct_write_bytes`] and [`Self::direct_read_bytes`].
+    /// Maximum value of [`Self::direct_write_bytes`] and [`Self::direct_read_bytes`].
     pub const DIRECT_BYTES_MAX: u64 = 1 << 20;
-    /// Minimum of [`Self::piece_bytes`].
+    /// Minimum value of [`Self::piece_bytes`].
     pub const PIECE_BYTES_MIN: u64 = 4 << 10;
-    /// Maximum of [`Self::piece_bytes`].
+    /// Maximum value of [`Self::piece_bytes`].
     pub const PIECE_BYTES_MAX: u64 = 64 << 20;
 
     /// Checks the values.

@@ -130,7 +130,7 @@ impl Params {
         self.word(value.to_bits())
     }
 
-    /// Appends a memory's 64-bit GPU virtual address, aligned to eight bytes.
+    /// Appends the 64-bit GPU virtual address of memory, aligned to eight bytes.
     #[must_use]
     pub fn buffer(self, memory: Memory) -> Self {
         self.address(memory.address)
@@ -178,7 +178,7 @@ impl Params {
 /// Kernels to load.
 #[derive(Clone, Copy, Debug)]
 pub enum Image<'a> {
-    /// A program for Fermi cards, created by the crate `sm20` from assembly, a cubin or raw code.
+    /// A program for Fermi cards, created by the `sm20` crate from assembly, a cubin or raw code.
     Sm20(&'a sm20::Program),
     /// PTX, a cubin or a fat binary for the CUDA driver.
     Cuda(&'a [u8]),

@@ -5,9 +5,10 @@
 //! to the process, and the device accesses it without messages. Only doorbells, page table updates, small copies and
 //! interrupts need messages.
 //!
-//! One channel with M2MF and compute objects executes all work of a context in order. Each submission ends with a stamp
-//! in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page tables),
-//! `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an allocator).
+//! One channel with M2MF and compute objects executes all work of a context in order. Each submission ends by writing a
+//! stamp to pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page
+//! tables), `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an
+//! allocator).
 //!
 //! Segments need the paravirtual interface, which the operator enables in the VM's configuration. All contexts of the
 //! process act as the same user of the machine.
@@ -119,7 +120,7 @@ enum Held {
 }
 
 impl Held {
-    /// Returns the GPU virtual address, and the size in bytes.
+    /// Returns the GPU virtual address and the size in bytes.
     fn range(&self) -> (u64, u64) {
         match self {
             Self::Own(mapped) => (mapped.address, mapped.bytes),
@@ -157,7 +158,8 @@ impl Vgpu {
         Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))
     }
 
-    /// Initializes the vGPU behind `bus`, and creates a context on it. `msi` is the eventfd of the device's interrupt.
+    /// Initializes the vGPU that `bus` accesses, and creates a context on it. `msi` is the eventfd of the device's
+    /// interrupt.
     ///
     /// # Errors
     /// Returns an error if the device does not behave like a GF100, or if no channel or memory is available.
@@ -194,7 +196,7 @@ impl Vgpu {
         }
     }
 
-    /// Submits a pushbuffer, followed by its stamp.
+    /// Submits a push buffer, followed by its stamp.
     fn submit(&mut self, mut push: Push) -> Result<Fence> {
         methods::wait_for_idle(&mut push);
         methods::stamp(&mut push, self.channel.fence_address(), (self.channel.submitted() + 1) as u32);
@@ -285,7 +287,7 @@ impl Vgpu {
         Ok(())
     }
 
-    /// Ensures that local memory has at least `bytes` bytes per thread.
+    /// Ensures that there are at least `bytes` bytes of local memory per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let multiprocessors = u64::from(self.channel.device().multiprocessors());
         let wanted = methods::local_area(multiprocessors, bytes);
@@ -304,7 +306,7 @@ impl Vgpu {
     }
 }
 
-/// Returns the VRAM size in bytes of the vGPU at a socket.
+/// Returns the VRAM size of the vGPU at a socket, in bytes.
 ///
 /// # Errors
 /// Returns an error if the socket cannot be opened, or if the daemon rejects the connection.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* Channels: their state in the device, and their owners. */
+/* State of channels in the device, and the owners of channels. */
 
 #include <linux/sched.h>
 #include <linux/slab.h>
@@ -71,7 +71,7 @@ void gmpv_channel_bind(struct gmpv *pv, u32 number, u64 instance)
 }
 EXPORT_SYMBOL_GPL(gmpv_channel_bind);
 
-/* Makes the device release the channel; the caller holds users_lock. */
+/* Makes the device release the channel. The caller must hold users_lock. */
 static void destroy(struct gmpv *pv, struct gmpv_channel *channel)
 {
 	if (!channel->created)
@@ -130,7 +130,7 @@ int gmpv_runlist(struct gmpv *pv, const u32 *channels, u32 count)
 }
 EXPORT_SYMBOL_GPL(gmpv_runlist);
 
-/* The device has lost all channels; they are created again when they are bound. */
+/* Records that the device has lost all channels, which are created again when they are bound. */
 void gmpv_channels_forget(struct gmpv *pv)
 {
 	struct gmpv_channel *channel;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * gpu_mediator_pv: the guest's side of gpu-mediator's paravirtual interface.
+ * gpu_mediator_pv: the guest's part of gpu-mediator's paravirtual interface.
  *
- * It finds the interface of a virtual GPU through its PCI capability, speaks the protocol (queue.c), and offers it to
- * a GPU driver as page tables (tables.c) and channels (channels.c), and to programs as a device node (node.c).
+ * Finds the interface of a virtual GPU through its PCI capability, and implements the protocol (queue.c). Provides page
+ * tables (tables.c) and channels (channels.c) to a GPU driver, and a device node (node.c) to programs.
  */
 
 #include <linux/debugfs.h>
@@ -63,7 +63,7 @@ static int find_capability(struct pci_dev *pdev, struct gmpv_capability *capabil
 	     at = pci_find_next_capability(pdev, at, PCI_CAP_ID_VNDR)) {
 		for (i = 0; i < sizeof(*capability); i += sizeof(word)) {
 			pci_read_config_dword(pdev, at + i, &word);
-			/* Configuration space is little-endian, as the capability is. */
+			/* Configuration space and the capability are little-endian. */
 			((__le32 *)capability)[i / sizeof(word)] = cpu_to_le32(word);
 		}
 		if (capability->length >= sizeof(*capability) &&
@@ -163,7 +163,7 @@ void gmpv_detach(struct gmpv *pv)
 	gmpv_channels_free(pv);
 	gmpv_tables_free(pv);
 	writel(GMPV_STATUS_RESET, pv->regs + GMPV_REGISTER_STATUS);
-	/* The write returns when the reset is complete, so the queue's memory is free. */
+	/* The write returns when the reset is complete. The queue's memory is then no longer in use. */
 	readl(pv->regs + GMPV_REGISTER_STATUS);
 	gmpv_queue_free(pv);
 	gmpv_put(pv);

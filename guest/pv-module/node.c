@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * /dev/gpu-mediator: segments that channels share, questions, and priorities, for programs.
+ * /dev/gpu-mediator: segments shared by channels, queries, and priorities, for programs.
  *
- * The device knows virtual machines; this file decides the rights of users in this guest. A segment belongs to the
- * user that got it first in this guest, and a channel to the process that made it.
+ * The device distinguishes only virtual machines. This file determines the rights of users in this guest. A segment
+ * belongs to the first user that got it in this guest, and a channel belongs to the process that created it.
  */
 
 #include <linux/compat.h>
@@ -20,7 +20,7 @@
 #define MODE_MASK	0606
 #define MODE_READ	4
 #define MODE_WRITE	2
-/* Maximum segments per user, and maximum attachments per file. */
+/* Maximum number of segments per user, and maximum number of attachments per file. */
 #define MAX_OWNED	256
 #define MAX_ATTACHED	256
 
@@ -28,7 +28,7 @@ struct segment {
 	u32 id;
 	u32 mode;
 	kuid_t owner;
-	/* The segment has no key, and is freed when no channel has it attached. */
+	/* Set if the segment has no key. It is then freed when no channel has it attached. */
 	bool removed;
 	unsigned int attached;
 };
@@ -46,7 +46,7 @@ struct file_state {
 	unsigned int attached;
 };
 
-/* Runs one operation by itself; the caller handles a refusal. */
+/* Runs a single operation. The caller must handle a rejection. */
 static int run_one(struct gmpv *pv, u16 code, u32 handle, const void *body, size_t bytes, u64 *value)
 {
 	struct gmpv_batch *batch = gmpv_begin(pv);
@@ -94,7 +94,7 @@ static void drop(struct file_state *state, struct attachment *attachment)
 	kfree(attachment);
 }
 
-/* The caller holds users_lock. */
+/* The caller must hold users_lock. */
 static struct segment *lookup(struct gmpv *pv, u32 id)
 {
 	return xa_load(&pv->segments, id) ?: ERR_PTR(-ENOENT);
@@ -225,7 +225,7 @@ static int share_control(struct file_state *state, struct gpu_mediator_share_con
 	if (asks ? !may(segment, MODE_READ) : !owns(segment))
 		return -EACCES;
 	ret = run_one(pv, GMPV_OP_SHARE_CONTROL, segment->id, &body, sizeof(body), &args->value);
-	/* Or its owner, in another virtual machine, has removed it. */
+	/* The segment's owner in another virtual machine may also have removed it. */
 	if (args->command == GMPV_SHARE_CONTROL_REMOVE ? !ret : ret == -ENOENT)
 		remove(pv, segment);
 	return ret;
@@ -301,7 +301,7 @@ static int gmpv_open(struct inode *inode, struct file *file)
 
 	if (!state)
 		return -ENOMEM;
-	/* The node exists while it is being opened: misc_deregister() waits for that. */
+	/* The node exists while it is being opened, because misc_deregister() waits for the open to complete. */
 	gmpv_get(pv);
 	state->pv = pv;
 	INIT_LIST_HEAD(&state->attachments);
@@ -380,7 +380,7 @@ void gmpv_node_remove(struct gmpv *pv)
 	xa_for_each(&pv->segments, index, segment)
 		remove(pv, segment);
 	xa_destroy(&pv->segments);
-	/* Calls on open files then return ENODEV. */
+	/* From now on, calls on open files return ENODEV. */
 	pv->number = 0;
 	mutex_unlock(&pv->users_lock);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* The virtqueue: batches of operations, their submission and the wait for them. */
+/* The virtqueue: submits batches of operations, and waits for their end. */
 
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
@@ -80,11 +80,11 @@ static void kill_queue(struct gmpv *pv, const char *why)
 			readl(pv->regs + GMPV_REGISTER_STATUS));
 }
 
-/* Collects ended batches; the caller holds the lock. */
+/* Collects ended batches. The caller must hold the lock. */
 static void collect(struct gmpv *pv)
 {
 	u16 used = le16_to_cpu((__force __le16)READ_ONCE(pv->vring.used->idx));
-	/* The entries that the index covers were written before it. */
+	/* The entries before the index were written before the index. */
 	dma_rmb();
 	while (pv->last_used != used) {
 		u32 id = le32_to_cpu((__force __le32)pv->vring.used->ring[pv->last_used % GMPV_QUEUE].id);
@@ -115,7 +115,7 @@ static struct gmpv_batch *take(struct gmpv *pv)
 	return NULL;
 }
 
-/* Submits a batch; the caller holds the lock. */
+/* Submits a batch. The caller must hold the lock. */
 static void publish(struct gmpv_batch *batch)
 {
 	struct gmpv *pv = batch->pv;
@@ -138,7 +138,7 @@ static void publish(struct gmpv_batch *batch)
 	desc[1].flags = le16(VRING_DESC_F_WRITE);
 	desc[1].next = 0;
 	pv->vring.avail->ring[next % GMPV_QUEUE] = le16(head);
-	/* The device reads the entries that the index covers. */
+	/* The device reads the entries before the index, so they must be written before the index. */
 	dma_wmb();
 	WRITE_ONCE(pv->vring.avail->idx, le16(next + 1));
 	writel(0, pv->regs + GMPV_REGISTER_DOORBELL);
@@ -171,7 +171,7 @@ static int wait(struct gmpv_batch *batch)
 		cpu_relax();
 	} while (ktime_get_mono_fast_ns() - begin < gmpv_spin_us * NSEC_PER_USEC);
 	do {
-		/* The read returns when all batches that were submitted before have ended. */
+		/* The read returns when all batches that were submitted earlier have ended. */
 		readl(pv->regs + GMPV_REGISTER_ENDED);
 		atomic64_inc(&pv->counters.polls);
 		if (ended(batch))
@@ -202,8 +202,8 @@ static struct gmpv_op_header *nth(struct gmpv_batch *batch, u32 n)
 }
 
 /*
- * Waits for a submitted batch, and frees it. Without @rest the operations after a failed one are not done; with it
- * they are submitted again, because they may unmap memory that is about to be freed.
+ * Waits for a submitted batch, and frees it. If @rest is true, the operations after a failed one are submitted again,
+ * because they may unmap memory that is about to be freed. Otherwise, they are not executed.
  *
  * The result and @value are those of the last operation.
  */
@@ -219,7 +219,7 @@ static int finish(struct gmpv_batch *batch, bool rest, u64 *value)
 	for (;;) {
 		ret = wait(batch);
 		if (ret)
-			/* The device may still write to its memory: the slot is lost. */
+			/* The slot is lost, because the device may still write to its memory. */
 			return ret;
 		status = le32_to_cpu(batch->answer->status);
 		done = le32_to_cpu(batch->answer->done);
@@ -320,7 +320,7 @@ int gmpv_run(struct gmpv_batch *batch, u64 *value)
 }
 EXPORT_SYMBOL_GPL(gmpv_run);
 
-/* Submits the open batch, if it has operations; the caller holds the lock. */
+/* Submits the open batch if it has operations. The caller must hold the lock. */
 static struct gmpv_batch *close_open(struct gmpv *pv)
 {
 	struct gmpv_batch *batch = pv->open;
@@ -332,7 +332,7 @@ static struct gmpv_batch *close_open(struct gmpv *pv)
 	return batch;
 }
 
-/* Calls @add with an open batch, under the lock, which is held on return if and only if the result is 0. */
+/* Calls @add with an open batch while holding the lock. On return, the lock is held if and only if the result is 0. */
 static int with_open(struct gmpv *pv, int (*add)(struct gmpv_batch *, void *), void *data, unsigned long *flags)
 {
 	struct gmpv_batch *fresh, *full;

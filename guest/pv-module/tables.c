@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* Page tables that the device keeps: entries are combined into as few operations as possible. */
+/* Page tables maintained by the device. Entries are combined into as few operations as possible. */
 
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
@@ -19,11 +19,11 @@
 #define PTE_ADDRESS(entry)	((u64)((u32)((entry) >> 4) & HANDLE_MASK) << ADDRESS_SHIFT)
 
 #define SPACE_BITS	40
-#define SPAN_SHIFT	27	/* of an entry of a directory */
+#define SPAN_SHIFT	27	/* of a directory entry */
 #define LARGE_SHIFT	17
 #define SMALL_SHIFT	12
 
-/* From this length on, a run is shorter than a list of its entries, and worth a separate operation. */
+/* Minimum length of a run that is shorter than a list of its entries, and thus justifies a separate operation. */
 #define RUN_MIN		3
 
 static u32 entries_of(u32 kind)
@@ -61,7 +61,7 @@ static int add_zero(struct gmpv_batch *batch, const struct run *run)
 	return gmpv_append(batch, GMPV_OP_ENTRIES_ZERO, run->table->handle, &body, sizeof(body));
 }
 
-/* Turns the last operation, a run of few entries, into a list of them with one more. */
+/* Converts the last operation, which is a run of few entries, to a list of these entries and one more entry. */
 static int make_list(struct gmpv_batch *batch, struct gmpv_op_header *tail, u64 entry)
 {
 	struct gmpv_entries_run was = *(struct gmpv_entries_run *)(tail + 1);
@@ -295,7 +295,7 @@ int gmpv_instance_bind(struct gmpv *pv, u64 instance, struct gmpv_table *directo
 }
 EXPORT_SYMBOL_GPL(gmpv_instance_bind);
 
-/* Looks up @address: its entry and the shift of its page, or 0 and the shift of the hole that it is in. */
+/* Looks up @address. Returns its entry and the shift of its page, or 0 and the shift of the hole that contains it. */
 static u64 walk(struct gmpv *pv, struct gmpv_table *directory, u64 address, u32 *shift)
 {
 	u64 pde = gmpv_table_read(directory, address >> SPAN_SHIFT), pte = 0;
@@ -382,7 +382,7 @@ int gmpv_priority(struct gmpv *pv, struct gmpv_table *directory, u64 address, u6
 	return ret ?: last;
 }
 
-/* Writes the whole state to a device that has lost it. */
+/* Writes the complete state to a device that has lost it. */
 void gmpv_tables_restore(struct gmpv *pv)
 {
 	struct gmpv_table *table;

@@ -1,4 +1,4 @@
-//! A private apt: its lists, cache, status and configuration are all in the cache folder.
+//! A private apt with its lists, cache, status and configuration in the cache folder.
 //!
 //! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt considers no
 //! package installed, so a resolved package includes all of its dependencies down to the C library.
@@ -39,7 +39,7 @@ impl HostProblem {
     }
 }
 
-/// Settings adopted from the host: network access and the strictness of date checks.
+/// Settings adopted from the host: network access, and the strictness of date checks.
 const KEPT: [&str; 7] = [
     "Acquire::http",
     "Acquire::https",
@@ -90,7 +90,7 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and small mirrors may lack it. In both cases, use the older package in the main
+        // Sid has no security suite, and small mirrors may lack one. In both cases, use the older package in the main
         // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
@@ -122,7 +122,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Same as [`Self::fetch_closure`], but without the packages in `unneeded`.
+    /// Fetches `packages` and all their dependencies except for the packages in `unneeded`.
     pub fn fetch_closure_without(
         &self,
         packages: &[String],
@@ -150,7 +150,7 @@ impl Apt {
         listed.iter().map(|one| fetched(&folder.join(&one.file))).collect()
     }
 
-    /// Fetches `package` only, in the target suite's version.
+    /// Fetches only `package`, in the target suite's version.
     pub fn fetch_one(&self, package: &str, progress: &Progress) -> Result<Fetched> {
         let folder = self.root.join("cache/single");
         crate::cache::remove(&folder)?;
@@ -223,8 +223,8 @@ impl Apt {
         set("APT::Architecture", "amd64");
         set("APT::Architectures::", "amd64");
         set("APT::Install-Recommends", "false");
-        // Without root privileges, apt cannot switch to another user. With root privileges, that other user may not
-        // have access to the cache folder.
+        // Without root privileges, apt cannot switch to another user. With root privileges, the other user may not have
+        // access to the cache folder.
         set("APT::Sandbox::User", "");
         set("Debug::NoLocking", "true");
         set("Acquire::Languages", "none");
@@ -243,7 +243,7 @@ impl Apt {
     }
 }
 
-/// Calls `make` for each suite until a call succeeds, and returns its result. Stops at a problem with the host, because
+/// Calls `make` for each suite until a call succeeds, and returns its result. Stops on a problem with the host, because
 /// it would affect all suites.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();

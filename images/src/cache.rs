@@ -31,7 +31,7 @@ pub fn workspace() -> PathBuf {
     })
 }
 
-/// Returns the cache folder: `GPU_MEDIATOR_CACHE`, or `.cache` in the workspace.
+/// Returns the cache folder, which is `GPU_MEDIATOR_CACHE` or `.cache` in the workspace.
 pub fn folder() -> PathBuf {
     env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| workspace().join(".cache"), PathBuf::from)
 }
@@ -146,7 +146,7 @@ pub fn hash_file(path: &Path) -> Result<String> {
     }
 }
 
-/// Returns a short key for an item made from `inputs`.
+/// Returns a short key for an item created from `inputs`.
 pub fn key(inputs: &[&str]) -> String {
     let mut hasher = Sha256::new();
     for input in inputs {

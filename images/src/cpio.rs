@@ -1,4 +1,5 @@
-//! Writes archives in the `newc` cpio format, which the kernel unpacks as its initramfs, and unpacks them into folders.
+//! Writes archives in the `newc` cpio format, which the kernel unpacks as its initramfs. Also unpacks them into
+//! folders.
 
 use std::fs;
 use std::io::{self, Read};

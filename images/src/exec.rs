@@ -14,10 +14,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of lines shown from the end of a failed child's output.
 const TAIL_LINES: usize = 12;
 
-/// Runs `command` until it exits and returns its output. If the exit code is not zero, returns an error with the last
+/// Runs `command` until it exits, and returns its output. If the exit code is not zero, returns an error with the last
 /// lines of the output.
 ///
-/// `package` is the Debian package named in the error if the program is missing. `detail` returns the progress of the
+/// `package` is the Debian package that the error names if the program is missing. `detail` returns the progress of the
 /// step.
 pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: impl Fn() -> String) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -66,7 +66,7 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child has exited. Its exit status gives the reason.
+        // A read error means that the child has exited. Its exit status indicates the reason.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

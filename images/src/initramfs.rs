@@ -49,7 +49,7 @@ pub fn build_programs(init: &str, others: &[String], progress: &Progress) -> Res
     Ok(programs)
 }
 
-/// Returns the cache key of the initramfs of `kernel`. The key is derived from the contents.
+/// Returns the cache key of `kernel`'s initramfs, which is derived from the contents.
 pub fn key_of(kernel: &Unpacked, programs: &[Program]) -> Result<String> {
     let hashes = programs.iter().map(|p| hash_file(&p.path)).collect::<Result<Vec<_>>>()?;
     let mut inputs = vec![RECIPE_VERSION, &kernel.key];

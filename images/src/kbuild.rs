@@ -1,4 +1,5 @@
-//! Builds out-of-tree kernel modules with the host's compiler and the headers and build tools from a kernel's packages.
+//! Builds out-of-tree kernel modules using the host's compiler and the headers and build tools from a kernel's
+//! packages.
 
 use std::fs;
 use std::io::Read;
@@ -17,8 +18,8 @@ const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of the wrapped programs, next to their wrappers.
 const WRAPPED: &str = ".elf";
-/// Compiler options that a kernel's configuration may require but older compilers lack, each with the make variable
-/// that disables it. If an option is disabled, the kernel uses a fallback.
+/// Compiler options that a kernel's configuration may require but that older compilers lack, each with the make
+/// variable that disables it. If an option is disabled, the kernel uses a fallback.
 const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
 
 /// The unpacked headers and build tools of one kernel.

@@ -4,12 +4,13 @@
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;
 //! - [`mirror`]: the host's source of Debian packages;
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
-//! - [`qemu`]: the host's QEMU if it is new enough, otherwise an unpacked QEMU run by its own dynamic loader;
+//! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
 //! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
-//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
+//! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
+//!   call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a system with cluster
 //!   software;
 //! - [`xen`]: a Xen host, with its own domains;
@@ -118,7 +119,7 @@ pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Same as [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in the
+/// Calls [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in the
 /// cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
@@ -139,7 +140,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep an existing paravirtual kernel, because otherwise every run with the stock kernel would remove it.
+        // Keep an existing paravirtual kernel. Otherwise, every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -162,8 +163,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// Same as [`ensure_with`], but also creates all other files that tests boot or start. Excludes the images of suites
-/// that run only on request, because these suites create their own images.
+/// Calls [`ensure_with`], and also creates all other files that tests boot or start. Excludes the images of suites that
+/// run only on request, because these suites create their own images.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -181,8 +182,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Same as [`ensure`], for the kernel called `name` with the paravirtual driver instead of the stock driver. The
-/// modules are built from the kernel's sources, which takes minutes the first time.
+/// Creates the missing images as [`ensure`] does, for the kernel called `name` with the paravirtual driver instead of
+/// the stock driver. The modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -197,7 +198,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Same as [`ensure_with`], but creates only the programs of a monitoring host.
+/// Creates the missing files as [`ensure_with`] does, but only the programs of a monitoring host.
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -1,4 +1,4 @@
-//! Lists the libraries of a program with the dynamic loader.
+//! Lists the libraries of a program, using the dynamic loader.
 //!
 //! Sources: `ld.so(8)`, in particular `LD_TRACE_LOADED_OBJECTS`.
 
@@ -12,11 +12,11 @@ use crate::exec;
 /// A file that is loaded with a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// The name requested by the program: a path for the dynamic loader, and a file name otherwise.
+    /// The name requested by the program: a path for the dynamic loader, or a file name for a library.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// Set for the dynamic loader.
+    /// True for the dynamic loader.
     pub is_loader: bool,
 }
 

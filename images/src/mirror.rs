@@ -12,7 +12,7 @@ pub const MIRROR_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_MIRROR";
 /// The environment variable that overrides the URI of the security archive.
 pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 
-/// Possible paths of the archive keyring from the package `debian-archive-keyring`. The first existing file is used.
+/// Possible paths of the archive keyring in the `debian-archive-keyring` package. The first existing file is used.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
@@ -37,7 +37,7 @@ struct Source {
     signed_by: String,
 }
 
-/// Finds the mirror in the environment or in the host's package sources, in this order. An error names the missing
+/// Finds the mirror in the environment or, failing that, in the host's package sources. An error names the missing
 /// setting.
 pub fn find() -> Result<Mirror> {
     if let Some(main) = variable(MIRROR_VARIABLE) {

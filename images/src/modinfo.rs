@@ -1,7 +1,7 @@
 //! Reads the `.modinfo` sections of kernel modules, and orders modules after their dependencies.
 //!
-//! The packages do not contain `modules.dep`, so dependencies are read from the modules. A dependency without a file is
-//! built into the kernel.
+//! The packages do not contain `modules.dep`, so the dependencies are read from the modules. A dependency without a
+//! file is built into the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use liblzma::read::XzDecoder;
 use object::{Object, ObjectSection};
 
-/// Maximum size of an uncompressed module.
+/// Maximum size of an uncompressed module in bytes.
 const MAX_MODULE_BYTES: u64 = 256 << 20;
 
 /// A module in a dependency closure.
@@ -23,7 +23,7 @@ pub struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// Reads `modules` and all their dependencies, dependencies first. `folder` is searched for `*.ko` and `*.ko.xz`.
+/// Reads `modules` and all their dependencies, dependencies first. Searches `folder` for `*.ko` and `*.ko.xz`.
 pub fn closure(folder: &Path, modules: &[&str]) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     collect(folder, &mut files)?;
@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name with underscores, because the kernel does not distinguish `-` and `_`.
+/// Returns a module's name with underscores, because the kernel does not distinguish between `-` and `_`.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -92,7 +92,7 @@ fn dependencies(elf: &[u8]) -> Result<Vec<String>> {
     Ok(parse(section.data().context("unreadable .modinfo section")?))
 }
 
-/// Returns the dependencies in a section of NUL-terminated strings: the modules in `depends=`, and the modules in
+/// Returns the dependencies in a section of NUL-terminated strings: the modules in `depends=`, and those in
 /// `softdep=pre:` before `post:`.
 fn parse(modinfo: &[u8]) -> Vec<String> {
     let mut names = Vec::new();

@@ -1,4 +1,4 @@
-//! Prometheus and the proxy between it and a daemon. Both are unpacked from Debian packages and run with the dynamic
+//! Prometheus, and the proxy between it and a daemon. Both are unpacked from Debian packages, and run with the dynamic
 //! loader from these packages.
 
 use std::path::{Path, PathBuf};

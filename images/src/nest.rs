@@ -1,8 +1,8 @@
 //! A machine that has a card behind an IOMMU and runs its own VMs. It boots a kernel with VFIO and KVM. Its initramfs
 //! contains our init, and QEMU with all files that QEMU reads.
 //!
-//! The machine contains the same QEMU as the host, so that both support the same devices. QEMU has a folder of its own
-//! for its dynamic loader and libraries, because they may come from a different system than the host's programs.
+//! The machine contains the same QEMU as the host, so that both support the same devices. QEMU has its own folder for
+//! its dynamic loader and libraries, because they may come from a different system than the host's programs.
 //!
 //! The machine does not contain a shell, test programs, or images of its VMs. Tests add these.
 
@@ -20,7 +20,7 @@ use crate::libraries;
 use crate::qemu::{self, Qemu};
 use crate::recipe::NestRecipe;
 
-/// Name, in the record of created items, of the kernel with these modules.
+/// Name of the kernel with these modules in the record of created items.
 pub const ENTRY: &str = "nest";
 /// QEMU's folder in the machine, without a leading slash.
 const FOLDER: &str = "qemu";

@@ -1,5 +1,5 @@
 //! Progress messages of image creation. On a terminal, each running step has a spinner. Otherwise, a line is printed
-//! when a step starts and every few seconds while it runs.
+//! when a step starts, and every few seconds while it runs.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ enum Sink {
 }
 
 impl Progress {
-    /// Creates a receiver that shows spinners on standard error if it is a terminal, and otherwise writes lines to it.
+    /// Creates a receiver that shows spinners on standard error if it is a terminal, or writes lines to it otherwise.
     /// Standard output remains parseable.
     pub fn stderr() -> Self {
         match io::stderr().is_terminal() {
@@ -91,7 +91,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Updates the spinner on a terminal. Otherwise, prints a line if one is due. Must be called often. `detail`
+    /// Updates the spinner on a terminal, or prints a line if one is due otherwise. Must be called often. `detail`
     /// returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {

@@ -199,7 +199,7 @@ impl Build<'_> {
     }
 }
 
-/// Feeds an archive to `tar`, which keeps only the driver's folder and drops the archive's top folder.
+/// Feeds an archive to `tar`, which keeps only the driver's folder and strips the archive's top folder.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     let mut tar = Command::new("tar")

@@ -105,8 +105,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`. QEMU uses the loader, libraries and firmware from
-/// `root`.
+/// Returns the command for a QEMU unpacked into `root`. QEMU uses the loader, libraries and firmware from `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))
@@ -162,7 +161,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds QEMU's executable file, even if QEMU is started by a loader.
+/// Finds QEMU's executable file, even if a loader starts QEMU.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

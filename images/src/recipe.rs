@@ -148,7 +148,7 @@ pub struct TreeRecipe {
 pub struct NestRecipe {
     /// The name of the kernel that boots the machine.
     pub kernel: String,
-    /// The modules that are packed together with all their dependencies.
+    /// The modules to pack, together with all their dependencies.
     pub modules: Vec<String>,
     /// Files that QEMU reads when it starts a VM.
     pub firmware: Vec<String>,
@@ -158,7 +158,7 @@ pub struct NestRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaGuestRecipe {
-    /// The modules to pack, together with all their dependencies, keyed by kernel name.
+    /// The modules to pack, together with all their dependencies, by kernel name.
     pub modules: BTreeMap<String, Vec<String>>,
     /// The package of the guest's init.
     pub init: String,
@@ -172,13 +172,13 @@ pub struct CudaGuestRecipe {
 pub struct XenRecipe {
     /// The name of the kernel that domain 0 runs.
     pub kernel: String,
-    /// The modules that are packed together with all their dependencies.
+    /// The modules to pack, together with all their dependencies.
     pub modules: Vec<String>,
     /// The package of the hypervisor.
     pub hypervisor: String,
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Programs to include in domain 0, together with the libraries that they are linked against.
+    /// Programs to include in domain 0, together with the libraries against which they are linked.
     pub programs: Vec<String>,
     /// Other files to include in domain 0.
     pub files: Vec<String>,
@@ -218,16 +218,16 @@ pub struct Made {
     pub packages: Vec<Package>,
 }
 
-/// The record of the manifest's resolution; `manifest.toml` in the cache.
+/// The record of the manifest's resolution, which is stored as `manifest.toml` in the cache.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// QEMU, unless the host's QEMU is used.
+    /// QEMU, or `None` if the host's QEMU is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels, including the kernel with VFIO, keyed by name.
+    /// The kernels by name, including the kernel with VFIO.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
-    /// The paravirtual modules, keyed by kernel name.
+    /// The paravirtual modules, by kernel name.
     #[serde(default)]
     pub paravirtual: BTreeMap<String, Made>,
     /// Prometheus and its proxy.

@@ -1,5 +1,5 @@
-//! Creates a QEMU with a patched emulation of AMD SVM. In this QEMU, virtual machines can run concurrently if each CPU
-//! is a thread.
+//! Creates a QEMU with a patched emulation of AMD SVM. In this QEMU, virtual machines can run concurrently even if each
+//! CPU is a thread.
 //!
 //! VMRUN can inject an interrupt into a guest. QEMU (up to at least version 11.1.3) records the vector as a pending
 //! exception and delivers it, but does not clear the record. If the CPU's thread leaves its loop before the guest's
@@ -7,9 +7,9 @@
 //! then delivers the interrupt a second time, at an arbitrary point. Between `swapgs` and `iretq`, this causes a triple
 //! fault. With a single CPU and thread, this is very rare.
 //!
-//! This module creates a copy of QEMU without the instruction that records the vector. The module finds the instruction
-//! by its effect, not by its address: the instruction is the only store of the value that becomes the second argument
-//! of the only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
+//! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
+//! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
+//! only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ const VERSION: &str = "1";
 const RUN: &str = "helper_vmrun";
 /// Function that `RUN` calls to deliver an interrupt.
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Number of bytes before the call to search for the store.
+/// Size of the range before the call that is searched for the store, in bytes.
 const SEARCHED_BYTES: usize = 96;
 /// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;
@@ -157,7 +157,7 @@ mod tests {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; SEARCHED_BYTES], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
-        // A store of EDI, and a store to an indexed address.
+        // Test a store of EDI, and a store to an indexed address.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
         for (code, called) in [none, far, two, other] {
             assert_eq!(store(&code, 0x1000, called), None);

@@ -1,8 +1,9 @@
 //! A Debian system with systemd. As on an operator's host, the Debian package is installed on it.
 //!
-//! The root file system is the initramfs. The packages are unpacked, not configured. This module replaces the necessary
-//! parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database. The database
-//! lists all packages as installed, so that dpkg checks the dependencies of packages that are installed later.
+//! The root file system is the initramfs. The packages are unpacked but not configured. This module replaces the
+//! necessary parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database.
+//! The database lists all packages as installed, so that dpkg checks the dependencies of packages that are installed
+//! later.
 //!
 //! The system has no udev, D-Bus, logins or network.
 //!
@@ -164,7 +165,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     archive.link("init", "usr/lib/systemd/systemd");
     archive.link("var/run", "/run");
     archive.file("etc/hostname", 0o644, b"host\n");
-    // An empty machine-id avoids the questions of a first boot; systemd generates an id.
+    // An empty machine-id avoids the questions of a first boot. systemd generates an ID.
     archive.file("etc/machine-id", 0o444, b"");
     for unit in &recipe.masked {
         archive.link(&format!("{UNITS}/{unit}"), "/dev/null");
@@ -176,8 +177,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     Ok(archive.finish())
 }
 
-/// Returns all files below `root`, keyed by their names in a system with a merged `/usr`. Folders precede their
-/// contents.
+/// Returns all files below `root`, by their names in a system with a merged `/usr`. Folders precede their contents.
 fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let mut names = BTreeMap::new();
     let mut folders = vec![root.to_owned()];

@@ -13,7 +13,7 @@ use crate::recipe::{Made, Suite, TreeRecipe};
 
 /// Version of the recipe. Must be incremented when the result changes.
 const VERSION: &str = "1";
-/// Folders that are links into `/usr`.
+/// Folders that are links to folders in `/usr`.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 /// Mount points for the kernel's file systems and for a test's files.
 const MOUNTED: [&str; 4] = ["proc", "dev", "tmp", "mnt"];

@@ -1,8 +1,8 @@
-//! A Xen host: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
+//! A Xen host: the hypervisor, and domain 0 in an initramfs with the toolstack and the domains' device model.
 //!
-//! The packages are unpacked, not installed. Only the programs and files that the manifest names are used, with the
-//! libraries that the programs are linked against. Domain 0 uses our init. The script [`START`] sets up the machine as
-//! a Xen host.
+//! The packages are unpacked but not installed. Only the programs and files that the manifest names are used, together
+//! with the libraries against which the programs are linked. Domain 0 uses our init. The script [`START`] sets up the
+//! machine as a Xen host.
 //!
 //! The host does not have a network, disks, Python, or the parts of the toolstack that need them.
 //!
@@ -38,7 +38,7 @@ pub const ENTRY: &str = "xen";
 ///
 /// Since version 9.1, QEMU's emulation treats a read of any control register as a read of CR0. Xen intercepts these
 /// reads and emulates the instruction with its own copy of CR2. This copy is not valid, because Xen lets domains read
-/// CR2 directly. As a result, every domain's kernel crashes at its first page fault. Reads of CR0 do not need to be
+/// CR2 directly. As a result, every domain's kernel crashes at its first page fault. Reads of CR0 need not be
 /// intercepted: a domain sees the CPU's TS bit.
 const INTERCEPTED: u32 = 0xfefb_fefb;
 /// The bit for reads of CR0 in the mask.

@@ -8,7 +8,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// Returns the address plus `bytes`; `None` on 64-bit overflow.
+            /// Returns the address plus `bytes`, or `None` on 64-bit overflow.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
@@ -36,7 +36,7 @@ address! {
     VramAddr;
     /// Byte address in a guest's VRAM, which starts at 0 in every vGPU.
     GuestVramAddr;
-    /// System memory bus address emitted by the card. In a guest, a guest physical address.
+    /// System memory bus address emitted by a card: in a guest, a guest physical address.
     Gpa;
     /// System memory bus address emitted by the physical card, 40 bits on Fermi.
     Iova;
@@ -51,8 +51,8 @@ pub const SMALL_PAGE: u64 = 4 << 10;
 /// Size of a large page in bytes (the default large-page size of 128 KiB).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory target of an address in an instance block, directory register or runlist register. Source: rnndb
-/// `memory/gf100_mem.xml`; the encoding differs from that of a directory entry.
+/// Memory target of an address in an instance block, directory register or runlist register. The encoding differs from
+/// that of a directory entry. Source: rnndb `memory/gf100_mem.xml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
@@ -100,14 +100,14 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// An address in the guest's VRAM, not bounds-checked.
+    /// An address in the guest's VRAM, without a bounds check.
     Vram(GuestVramAddr),
-    /// An address in the guest's RAM, not bounds-checked.
+    /// An address in the guest's RAM, without a bounds check.
     Ram(Gpa),
 }
 
 impl Place {
-    /// Combines a target and its byte address; `None` for the reserved target.
+    /// Combines a target and its byte address. Returns `None` for the reserved target.
     #[must_use]
     pub const fn new(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -126,7 +126,7 @@ impl Place {
         }
     }
 
-    /// Returns the address plus `bytes`; `None` on 64-bit overflow.
+    /// Returns the address plus `bytes`, or `None` on 64-bit overflow.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self {

@@ -4,7 +4,7 @@ pub mod ce90b5;
 pub mod compute90c0;
 pub mod m2mf9039;
 
-/// Class numbers. Source: NVIDIA's class headers; rnndb `fifo/nv_object.xml`.
+/// Class numbers. Source: NVIDIA's class headers and rnndb `fifo/nv_object.xml`.
 pub mod id {
     /// Host GPFIFO channel of Fermi.
     pub const GF100_CHANNEL_GPFIFO: u32 = 0x906f;
@@ -26,8 +26,8 @@ pub mod id {
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
 
-/// Error codes in PGRAPH's data error register: reasons for rejecting a method's data. Source: nouveau's table of data
-/// errors.
+/// Error codes in PGRAPH's data error register, which are reasons for rejecting a method's data. Source: nouveau's
+/// table of data errors.
 pub mod data_error {
     /// The operation is invalid in the current state.
     pub const INVALID_OPERATION: u32 = 0x03;

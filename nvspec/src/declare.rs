@@ -75,7 +75,7 @@ pub struct NamedField {
 pub struct RegInfo {
     /// Name in the manuals.
     pub name: &'static str,
-    /// BAR0 byte offset of the (first) register.
+    /// BAR0 byte offset of the register, or of the first element of an array.
     pub offset: u32,
     /// Number of elements.
     pub count: u32,
@@ -89,7 +89,7 @@ pub struct RegInfo {
     pub fields: &'static [NamedField],
 }
 
-/// Maps each dword of a block to its register: 0 for none, otherwise the register's table index plus one. Fails to
+/// Maps each dword of a block to its register: 0 for no register, or the register's table index plus one. Fails to
 /// compile if two registers have the same offset.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];
@@ -171,7 +171,7 @@ macro_rules! regs {
             }
 
             impl Reg {
-                /// Returns the name, offset, access, reset value and fields.
+                /// Returns the name, offset, access mode, reset value and fields.
                 #[must_use]
                 pub fn info(self) -> &'static RegInfo { &INFO[self as usize] }
             }
@@ -182,7 +182,7 @@ macro_rules! regs {
                 pub mod $name {
                     #[allow(unused_imports, reason = "not every register has fields")]
                     use crate::declare::Field;
-                    /// BAR0 byte offset (of the first element, for an array).
+                    /// BAR0 byte offset of the register, or of the first element of an array.
                     pub const OFFSET: u32 = $offset;
                     $(
                         /// Number of elements.

@@ -28,8 +28,8 @@ impl Falcon {
         }
     }
 
-    /// Returns the BAR0 offset of the falcon's registers. All falcons have the layout of
-    /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs) relative to it.
+    /// Returns the BAR0 offset of the falcon's registers. Relative to this offset, all falcons have the layout of
+    /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs).
     #[must_use]
     pub const fn base(self) -> u32 {
         match self {
@@ -47,11 +47,11 @@ impl core::fmt::Display for Falcon {
     }
 }
 
-/// Number of dwords per code memory page. A page has one tag.
+/// Number of dwords per code memory page. Each page has one tag.
 pub const CODE_PAGE_WORDS: usize = 64;
 /// Size of a code memory page in bytes.
 pub const CODE_PAGE_BYTES: u32 = 256;
-/// Maximum number of code dwords in an image. Source: the width of the size register's field; real Fermi falcons have
+/// Maximum number of code dwords in an image. Source: the width of the size register's field. Real Fermi falcons have
 /// less memory.
 pub const CODE_WORDS_MAX: usize = 0x4000;
 /// Maximum number of data dwords in an image.

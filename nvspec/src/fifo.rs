@@ -1,4 +1,4 @@
-//! Formats of a channel's input: runlist entries, GPFIFO entries, push buffer method headers, host methods.
+//! Formats of a channel's input: runlist entries, GPFIFO entries, push buffer method headers, and host methods.
 //!
 //! Source: rnndb `fifo/nv_objects.xml`, envytools `hwdocs/fifo`, NVIDIA's class header of 0x906f.
 
@@ -20,7 +20,7 @@ pub struct ChannelId(pub u8);
 pub struct VirtualChannelId(pub u8);
 
 impl VirtualChannelId {
-    /// Converts from a number; `None` if it exceeds the maximum.
+    /// Converts from a number. Returns `None` if it exceeds the maximum.
     #[must_use]
     pub const fn new(number: u32) -> Option<Self> {
         if number < CHANNELS { Some(Self(number as u8)) } else { None }
@@ -36,7 +36,7 @@ pub struct RunlistEntry {
     pub channel: u16,
     #[bits(20)]
     __: u32,
-    /// Flags; nouveau writes 4.
+    /// Flags. nouveau writes 4.
     pub flags: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct GpEntry {
     /// Number of dwords in the range.
     #[bits(21)]
     pub dwords: u32,
-    /// Set if the host waits for earlier work to complete before it fetches the range.
+    /// Set if the host unit waits for earlier work to complete before it fetches the range.
     pub sync: bool,
 }
 
@@ -100,7 +100,7 @@ pub enum HeaderOp {
     OldNonIncreasing,
     /// All dwords go to the same method.
     NonIncreasing,
-    /// The header itself contains a 13-bit datum.
+    /// The header itself contains 13 bits of data.
     Immediate,
     /// The first dword goes to the method, and all others to the next method.
     IncreaseOnce,
@@ -122,7 +122,7 @@ impl HeaderOp {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct MethodHeader {
-    /// Method address divided by 4.
+    /// Byte address of the method divided by 4.
     #[bits(12)]
     pub method_dwords: u16,
     #[bits(1)]
@@ -130,7 +130,7 @@ pub struct MethodHeader {
     /// Subchannel.
     #[bits(3)]
     pub subchannel: u8,
-    /// Number of data dwords after the header, or the datum of an immediate header.
+    /// Number of data dwords after the header, or the data of an immediate header.
     #[bits(13)]
     pub count: u16,
     /// Opcode.
@@ -139,8 +139,8 @@ pub struct MethodHeader {
 }
 
 impl MethodHeader {
-    /// Creates a header with `count` data dwords (for an immediate header, with the datum `count`) for the method at
-    /// byte address `method`.
+    /// Creates a header with `count` data dwords (in an immediate header, with the data `count`) for the method at byte
+    /// address `method`.
     #[must_use]
     pub const fn to(op: HeaderOp, subchannel: u8, method: u32, count: u16) -> Self {
         Self::new()
@@ -150,7 +150,7 @@ impl MethodHeader {
             .with_count(count)
     }
 
-    /// Returns the byte address of the (first) method.
+    /// Returns the byte address of the method, or of the first method.
     #[must_use]
     pub const fn method(self) -> u32 {
         (self.method_dwords() as u32) << 2
@@ -178,7 +178,7 @@ impl MethodHeader {
 pub struct OldMethodHeader {
     #[bits(2)]
     __: u8,
-    /// Method address divided by 4.
+    /// Byte address of the method divided by 4.
     #[bits(11)]
     pub method_dwords: u16,
     /// Subchannel.
@@ -196,7 +196,7 @@ pub struct OldMethodHeader {
 }
 
 impl OldMethodHeader {
-    /// Returns the byte address of the (first) method.
+    /// Returns the byte address of the method, or of the first method.
     #[must_use]
     pub const fn method(self) -> u32 {
         (self.method_dwords() as u32) << 2
@@ -215,9 +215,9 @@ pub mod sub_op {
     pub const USE_MASK: u8 = 3;
 }
 
-/// Methods that the host executes itself, on any subchannel. Source: class 0x906f.
+/// Methods that the host unit executes itself, on any subchannel. Source: class 0x906f.
 pub mod host_method {
-    /// Binds an object class to the subchannel; the class is in bits 15:0 and the engine in bits 20:16.
+    /// Binds an object class to the subchannel. The class is in bits 15:0 and the engine in bits 20:16.
     pub const SET_OBJECT: u32 = 0x00;
     /// Invalid by definition.
     pub const ILLEGAL: u32 = 0x04;
@@ -260,13 +260,13 @@ pub mod host_method {
         /// A release writes 4 bytes instead of 16.
         pub const RELEASE_SIZE_4: Field = Field::new(24, 24);
 
-        /// Acquires once memory equals the payload.
+        /// Acquires once the value in memory equals the payload.
         pub const ACQUIRE: u32 = 1;
         /// Writes the payload.
         pub const RELEASE: u32 = 2;
-        /// Acquires once memory is greater than or equal to the payload (by signed difference).
+        /// Acquires once the value in memory is greater than or equal to the payload (by signed difference).
         pub const ACQUIRE_GEQ: u32 = 4;
-        /// Acquires once memory and the payload have a set bit in common.
+        /// Acquires once the value in memory and the payload have a set bit in common.
         pub const ACQUIRE_AND: u32 = 8;
     }
 
@@ -304,7 +304,7 @@ pub mod engine {
     pub const CE1: u32 = 5;
     /// Software engine, whose methods the driver executes.
     pub const SOFTWARE: u32 = 0x1f;
-    /// Number of engines that the host schedules.
+    /// Number of engines that the host unit schedules.
     pub const COUNT: u32 = 6;
 }
 

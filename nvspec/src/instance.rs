@@ -11,13 +11,13 @@ pub const INSTANCE_BYTES: u64 = 0x1000;
 pub mod ramfc {
     /// Size of RAMFC in bytes.
     pub const BYTES: u64 = 0x200;
-    /// Index just past the last GPFIFO entry that the host has seen (saved state).
+    /// Index just past the last GPFIFO entry that the host unit has seen (saved state).
     pub const GP_PUT: u64 = 0x000;
     /// USERD's physical address, low dword: target in bits 1:0, address in bits 31:9.
     pub const USERD_LO: u64 = 0x008;
     /// USERD's physical address, bits 39:32.
     pub const USERD_HI: u64 = 0x00c;
-    /// Signature that the host expects (0xface).
+    /// Signature that the host unit expects (0xface).
     pub const SIGNATURE: u64 = 0x010;
     /// Index of the next GPFIFO entry to consume (saved state).
     pub const GP_GET: u64 = 0x014;
@@ -49,9 +49,9 @@ pub mod ramfc {
     pub const PB_PUT_LO: u64 = 0x05c;
     /// End address of the current push buffer range, high dword.
     pub const PB_PUT_HI: u64 = 0x060;
-    /// Push buffer header state; see [`pb_header`].
+    /// Push buffer header state. See [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
-    /// Number of data dwords that the current header still expects (saved state).
+    /// Number of data dwords still expected after the current header (saved state).
     pub const PB_COUNT: u64 = 0x088;
     /// Subdevice mask and device ID.
     pub const SUBDEVICE: u64 = 0x094;
@@ -90,17 +90,17 @@ pub mod ramfc {
         use crate::Field;
         /// Opcode, as in a method header.
         pub const TYPE: Field = Field::new(31, 29);
-        /// Set if no datum has been consumed since the header.
+        /// Set if no data has been consumed since the header.
         pub const FIRST: Field = Field::new(22, 22);
         /// Subchannel.
         pub const SUBCHANNEL: Field = Field::new(18, 16);
-        /// Method divided by 4.
+        /// Byte address of the method divided by 4.
         pub const METHOD: Field = Field::new(13, 2);
     }
     /// Objects bound to the subchannels, in the format of the binding method's data (saved state).
-    // GUESS: no public source gives the location of these dwords on GF100. Drivers do not use them.
+    // GUESS: no public source specifies the location of these dwords on GF100. Drivers do not use them.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the maximum number of entries in a GPFIFO ring; larger values are rejected.
+    /// Log2 of the maximum number of entries in a GPFIFO ring. Larger values are rejected.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 
@@ -142,13 +142,13 @@ pub mod context {
 
 /// PGRAPH context image, as read by nouveau's FECS program on a context load (`hub.fuc`, `ctx_mmio_exec`).
 pub mod graph_image {
-    /// Number of registers to write, one dword, which the program clears afterwards.
+    /// Number of registers to write. The program clears this dword afterwards.
     pub const REGISTERS: u64 = 0;
-    /// Address of the register list in units of 256 bytes, one dword.
+    /// Address of the register list in units of 256 bytes. This is one dword.
     pub const LIST: u64 = 4;
     /// Size of both dwords in bytes.
     pub const HEAD_BYTES: u64 = 8;
-    /// Size in bytes of a list entry, which consists of a register's BAR0 offset and its value.
+    /// Size of a list entry in bytes. An entry consists of a register's BAR0 offset and its value.
     pub const ENTRY_BYTES: u64 = 8;
 }
 
@@ -170,7 +170,7 @@ pub mod userd {
     pub const TOP_LEVEL_GET_HI: u64 = 0x5c;
     /// Address from which the PBDMA fetches, high dword.
     pub const GET_HI: u64 = 0x60;
-    /// Index of the next GPFIFO entry to be consumed by the host.
+    /// Index of the next GPFIFO entry that the host unit will consume.
     pub const GP_GET: u64 = 0x88;
     /// Doorbell: index just past the last GPFIFO entry written by the owner.
     pub const GP_PUT: u64 = 0x8c;

@@ -19,7 +19,7 @@ pub const PD_ENTRIES: u32 = 8192;
 pub const PD_BYTES: u64 = PD_ENTRIES as u64 * ENTRY_BYTES;
 /// Number of address bits covered by a directory entry.
 pub const PDE_SHIFT: u32 = 27;
-/// Size in bytes of the virtual range covered by a directory entry.
+/// Size of the virtual range covered by a directory entry, in bytes.
 pub const PDE_SPAN: u64 = 1 << PDE_SHIFT;
 /// Number of entries in a full small-page table.
 pub const SPT_ENTRIES: u32 = (PDE_SPAN / SMALL_PAGE) as u32;
@@ -31,7 +31,7 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address covered by the last directory entry, which a mediating host reserves for itself in every
-/// address space. This project chose the address; it is not a hardware constant.
+/// address space. This project chose the address. It is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
@@ -172,7 +172,7 @@ pub struct Pte {
     pub aperture: PteAperture,
     #[bits(1)]
     __: u8,
-    /// Storage kind; 0 is pitch-linear, and the others are block-linear, compressed or depth formats.
+    /// Storage kind. 0 is pitch-linear. The other kinds are block-linear, compressed or depth formats.
     pub kind: u8,
     /// Compression tag line.
     #[bits(17)]
@@ -216,8 +216,8 @@ pub mod kind {
     /// Generic block-linear, 16 bytes by 2 rows.
     pub const GENERIC_16BX2: u8 = 0xfe;
 
-    /// Returns the kind with the same memory layout as `kind` but without compression tags; `None` for a kind that does
-    /// not exist on GF100. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
+    /// Returns the kind with the same memory layout as `kind` but without compression tags, or `None` for a kind that
+    /// does not exist on GF100. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
     #[must_use]
     pub const fn uncompressed(kind: u8) -> Option<u8> {
         Some(match kind {
@@ -256,11 +256,11 @@ pub mod fault {
     pub const UNBOUND_INST: u32 = 0x4;
     /// The page is privileged.
     pub const PRIVILEGE: u32 = 0x5;
-    /// Write to a read-only page.
+    /// The access writes to a read-only page.
     pub const READ_ONLY: u32 = 0x6;
     /// A compressed page is in host memory.
     pub const COMPRESSED_SYSRAM: u32 = 0xa;
-    /// Unsupported kind.
+    /// The storage kind is not supported.
     pub const KIND: u32 = 0xc;
 
     /// Fault unit numbers, which index the fault registers.
@@ -273,7 +273,7 @@ pub mod fault {
         pub const BAR1: u32 = 0x04;
         /// BAR3 accesses.
         pub const BAR3: u32 = 0x05;
-        /// PBDMA and host accesses.
+        /// PBDMA and host unit accesses.
         pub const FIFO: u32 = 0x07;
         /// Copy engine 0.
         pub const CE0: u32 = 0x15;
@@ -291,7 +291,7 @@ pub mod fault {
         pub const DISPATCH: u32 = 0x04;
         /// PGRAPH's context switching.
         pub const CTXCTL: u32 = 0x05;
-        /// The host: PBDMA fetches and semaphores.
+        /// The host unit: PBDMA fetches and semaphores.
         pub const FIFO: u32 = 0x06;
         /// CPU reads through an aperture.
         pub const BAR_READ: u32 = 0x07;

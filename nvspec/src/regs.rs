@@ -1,8 +1,8 @@
 //! BAR0 registers, block by block.
 //!
 //! Modules follow the address map: [`host`] (master control, bus, FIFO, timer), [`memory`] (frame buffer, cache,
-//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, privileged ring, fuses, display as far as probed), [`graph`]
-//! (PGRAPH and the copy engines' falcons).
+//! windows), [`board`] (PCI mirror, thermal, clocks, PMU, privileged ring, fuses, and the display as far as drivers
+//! probe it), [`graph`] (PGRAPH and the copy engines' falcons).
 
 pub mod board;
 pub mod graph;
@@ -23,7 +23,7 @@ pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'stat
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }
 
-/// Returns the register at `offset` and its array index. For logs and tools; not fast enough for dispatch.
+/// Returns the register at `offset` and its array index. This is for logs and tools: it is too slow for dispatch.
 #[must_use]
 pub fn lookup(offset: u32) -> Option<(&'static str, &'static RegInfo, u32)> {
     let (block, _, _, info) = blocks().find(|(_, base, end, _)| (*base..*end).contains(&offset))?;

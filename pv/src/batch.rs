@@ -1,10 +1,10 @@
 //! Batches of operations: decodes bytes copied from shared memory into typed operations, and encodes the answers.
 //!
-//! There are two kinds of errors in a batch:
+//! A batch can contain two kinds of errors:
 //! - *Structure*: sizes and counts are inconsistent, or codes are not defined by version 1. [`Batch::parse`] first
 //!   checks the whole batch. If this check fails, the batch is [`Malformed`], and no operation is started.
-//! - *Values*: a reserved field is nonzero, a value is undefined, or a feature was not accepted. The error is the
-//!   answer to that operation ([`Batch::ops`]). Previous operations are completed, and subsequent operations are not
+//! - *Values*: a reserved field is nonzero, a value is undefined, or a feature was not accepted. The answer to the
+//!   operation reports the error ([`Batch::ops`]). Previous operations are completed, and subsequent operations are not
 //!   started.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
@@ -76,7 +76,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress, which can be suspended between two operations and then resumed. Contains the bytes and the
+/// A batch in progress, which can be suspended between two operations and resumed later. Contains the bytes and the
 /// current position.
 #[derive(Clone, Debug)]
 pub struct Begun {
@@ -87,7 +87,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// Same as [`Batch::parse`], but takes ownership of the bytes.
+    /// Parses bytes like [`Batch::parse`], but takes ownership of them.
     ///
     /// # Errors
     /// See [`Batch::parse`].
@@ -231,7 +231,7 @@ impl Answers {
         self.done
     }
 
-    /// Encodes the answers for the device-writable part of a chain of at most `room` bytes. Includes as many whole
+    /// Encodes the answers for the device-writable part of a chain, of at most `room` bytes. Includes as many whole
     /// answers as fit. Returns no bytes if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {

@@ -96,7 +96,7 @@ impl Structure {
     }
 }
 
-/// Converts camel case to snake case. Upper-case names are not changed.
+/// Converts camel case to snake case. Does not change upper-case names.
 fn snake(name: &str) -> String {
     if !name.contains(char::is_lowercase) {
         return name.to_owned();
@@ -121,7 +121,7 @@ fn c_type(ty: &str) -> &'static str {
     }
 }
 
-/// Returns the first sentence of a doc comment in `module`, in which names are converted to C names.
+/// Returns the first sentence of a doc comment in `module`, with its names converted to C names.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));

@@ -1,16 +1,16 @@
 //! Page tables that the mediator maintains for a virtual machine.
 //!
 //! Invariants, which hold for all guest requests:
-//! - A directory entry is either empty, or refers to a small-page table, a large-page table, or both, in the fields of
+//! - A directory entry is either empty or refers to a small-page table, a large-page table, or both, in the fields of
 //!   the same type. Only [`Tables::set`] writes these entries. Directories are never used as tables, so a chain of
 //!   references consists of at most two links.
 //! - A table exists as long as a handle, a directory entry, or the address space of an instance block refers to it. A
 //!   new table is empty. A removed table is unreadable, and is reported as written.
 //! - The total size of all tables is within the limit. It does not depend on their contents.
 //!
-//! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. Therefore, a page
-//! table walker (`shadow-pt`) reads and walks these tables in the same way as tables in guest VRAM, and validates all
-//! of their entries. This crate only checks types, and does not translate entries.
+//! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
+//! (`shadow-pt`) therefore reads and walks these tables in the same way as tables in guest VRAM, and validates all of
+//! their entries. This crate only checks types, and does not translate entries.
 
 mod contents;
 mod saved;
@@ -33,7 +33,7 @@ pub const SLOT_BYTES: u64 = SPT_BYTES;
 /// because instance blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// There is no table at this address.
+/// Error for an address that is not in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no table at this address")]
 pub struct NoTable;
@@ -67,7 +67,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates a state without tables. `base` is the end of guest VRAM; table space starts at the next multiple of
+    /// Creates a state without tables. `base` is the end of guest VRAM. Table space starts at the next multiple of
     /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
@@ -106,8 +106,8 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. In this
-    /// case, the entry is unchanged.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. The entry
+    /// is then unchanged.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -139,8 +139,8 @@ impl Tables {
     /// Writes `count` entries of a table. Each entry is greater than the preceding one by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. In this
-    /// case, no entry is written.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the arguments are invalid. No entry
+    /// is then written.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
@@ -162,7 +162,7 @@ impl Tables {
         self.write(table, first, count, |_| 0)
     }
 
-    /// Binds the address space of an instance block to a directory. Replaces a previous binding.
+    /// Binds the address space of an instance block to a directory, replacing any previous binding.
     ///
     /// # Errors
     /// Returns [`Status::NoObject`] or [`Status::WrongType`] if the directory is invalid, [`Status::Range`] if the
@@ -209,7 +209,7 @@ impl Tables {
     /// Reads table space.
     ///
     /// # Errors
-    /// Returns an error if the range is not within a single table. In this case, `data` is unchanged.
+    /// Returns an error if the range is not within a single table. `data` is then unchanged.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }
@@ -250,7 +250,7 @@ impl Tables {
         counts
     }
 
-    /// Returns the slot of a handle's table, if `wanted` returns true for its type.
+    /// Returns the slot of a handle's table if `wanted` returns true for its type.
     fn of_kind(&self, table: TableId, wanted: impl FnOnce(Kind) -> bool) -> Result<SlotId, Status> {
         let slot = *self.handles.get(&table).ok_or(Status::NoObject)?;
         let object = self.slots.get(slot).ok_or(Status::NoObject)?;

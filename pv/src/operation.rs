@@ -13,7 +13,7 @@ use nvspec::mmu::{LPT_BYTES, LPT_ENTRIES, PD_BYTES, PD_ENTRIES, SPT_BYTES, SPT_E
 use std::num::NonZeroU32;
 use zerocopy::little_endian::{U32, U64};
 
-/// Guest's handle of a page table.
+/// A guest's handle for a page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TableId(pub NonZeroU32);
 
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// Value that an [`Op::Query`] requests: a value of [`query`].
+/// A value requested by [`Op::Query`]: a value of [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "documented at the constants of the same names")]
@@ -120,8 +120,8 @@ pub enum Control {
     Remove,
 }
 
-/// An operation, as described at its code in [`op`]. Channel numbers are the guest's. The existence of channels and the
-/// bounds of guest VRAM have not been checked yet.
+/// An operation. Each one is described at its code in [`op`]. Channel numbers are the guest's. The existence of
+/// channels and the bounds of guest VRAM have not been checked yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(
     missing_docs,
@@ -152,7 +152,7 @@ pub enum Op<'a> {
     Query { question: Question },
 }
 
-/// Reason why an operation cannot be decoded.
+/// Reason for rejecting an encoded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The whole batch is malformed.
@@ -321,7 +321,7 @@ fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks that ranges consist of 32-bit words, and that their size is within the limit of an operation.
+/// Checks that ranges consist of 32-bit words, and that their size is within the limit for an operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);

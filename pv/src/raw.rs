@@ -1,4 +1,4 @@
-//! Encoded operations, and structural problems of batches.
+//! Encoded operations and structural problems of batches.
 
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -13,7 +13,7 @@ pub(crate) struct RawOp<'a> {
 }
 
 impl<'a> RawOp<'a> {
-    /// Removes the first operation from `bytes`, and returns it.
+    /// Removes the first operation from `bytes` and returns it.
     pub(crate) fn split(bytes: &mut &'a [u8]) -> Result<Self, Problem> {
         let (header, _) = OpHeader::read_from_prefix(bytes).map_err(|_| Problem::Missing)?;
         let size = usize::from(header.units).saturating_mul(UNIT as usize);
@@ -27,14 +27,14 @@ impl<'a> RawOp<'a> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body, which must consist of a `T` and elements, padded to whole units. `count` determines the number
-    /// of elements from the `T`.
+    /// Returns the body, which must consist of a `T` and elements, padded to whole units. `count` returns the number of
+    /// elements for a `T`.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
     ) -> Result<(T, &'a [E], &'a [u8]), Problem> {
         let (fixed, rest) = T::read_from_prefix(self.body).map_err(|_| self.size())?;
-        // A count that exceeds the address space also exceeds the body.
+        // A count that does not fit in `usize` also exceeds the body.
         let count = count(&fixed) as usize;
         let (entries, rest) = <[E]>::ref_from_prefix_with_elems(rest, count).map_err(|_| self.size())?;
         if rest.len() < UNIT as usize { Ok((fixed, entries, rest)) } else { Err(self.size()) }

@@ -18,7 +18,7 @@ const DIRECTORY: u32 = 1;
 const SMALL_TABLE: u32 = 2;
 const LARGE_TABLE: u32 = 3;
 
-/// Granted memory of a guest without RAM. Its VRAM is contiguous.
+/// Grants for a guest without RAM, with contiguous VRAM.
 struct Grants;
 
 impl Frames for Grants {
@@ -66,7 +66,7 @@ impl Card {
     }
 }
 
-/// A guest with an address space, and the code of a mediator that handles its flushes.
+/// A guest with an address space, and the mediator code that handles its flushes.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,
@@ -93,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// Handles a flush, and returns the number of denied entries by reason.
+    /// Handles a flush and returns the number of denied entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };

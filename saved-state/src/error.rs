@@ -17,7 +17,7 @@ pub enum WriteError {
     /// The file would have too many parts.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
-    /// The reader does not support the part, or supports only versions that this program cannot write.
+    /// The reader does not support the part, or it supports only versions that this program cannot write.
     #[error(
         "the reader supports version {reads:?} of `{name}`, but this program writes {version} and the previous one: replace the \
          daemon by one that is at most one version away"

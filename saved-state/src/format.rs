@@ -23,7 +23,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 
 /// Returns the checksum of a section in a file with this identity.
 pub(crate) fn sum(identity: &[u8; IDENTITY], name: &str, of: u32, version: u32, contents: &[u8]) -> [u8; SUM] {
-    // A name has at most 64 bytes, so its length fits one byte.
+    // A name has at most 64 bytes, so its length fits in one byte.
     let length = u8::try_from(name.len()).unwrap_or(u8::MAX);
     Sha256::new()
         .chain_update(identity)

@@ -1,6 +1,6 @@
 //! Saved state: the parts of a vGPU or card, serialized so that the vGPU or card can resume elsewhere.
 //!
-//! Each crate saves its own part, next to its state, as a [`Part`]: plain data with the crate's name and a version.
+//! Each crate saves its own part of the state as a [`Part`], which is plain data with the crate's name and a version.
 //! This crate combines parts into a file, and splits a file into its parts.
 //!
 //! # The file
@@ -24,17 +24,18 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! The file ends with the last section. A section's checksum covers the file's identity, so that a section of another
-//! file is rejected.
+//! The file ends with the last section. A section's checksum covers the file's identity, so that sections of other
+//! files are rejected.
 //!
 //! # Versions
-//! A program reads and writes each part in its current and previous versions: [`Part::Before`] is the previous version.
-//! Therefore, the newer of two consecutive programs performs all conversions, in both directions, and the older program
-//! need not know later versions. The older program announces the versions that it reads ([`Known`]).
+//! A program reads and writes each part in its current version and its previous version ([`Part::Before`]). The newer
+//! of two consecutive programs therefore performs all conversions, in both directions, and the older program need not
+//! know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: checksums detect corruption, not tampering. This crate never allocates more memory than
-//! the length of the file. Each crate must validate its part, value by value ([`Invalid`]), before using it.
+//! A file is untrusted input, because checksums detect corruption but not tampering. This crate never allocates more
+//! memory than the length of the file. Each crate must validate its part, value by value ([`Invalid`]), before using
+//! it.
 //!
 //! A VM's memory can follow its state in a [`stream`].
 //!

@@ -5,7 +5,7 @@ use crate::format::{FORMAT, IDENTITY, MAGIC, SECTIONS_MAX, SUM, is_name, sum};
 use crate::part::{Invalid, Known, Part};
 use std::collections::BTreeMap;
 
-/// A file whose sections are complete and known, indexed by name and owner.
+/// A file with sections that are complete and known, indexed by name and owner.
 #[derive(Debug)]
 pub struct SavedState<'a> {
     sections: BTreeMap<(&'a str, u32), (u32, &'a [u8])>,
@@ -15,7 +15,7 @@ impl<'a> SavedState<'a> {
     /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// Returns a [`ReadError`] if the file is invalid. In this case, no section is decoded.
+    /// Returns a [`ReadError`] if the file is invalid. No section is then decoded.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Same as [`Self::take`], but also converts the part to its crate's type.
+    /// Calls [`Self::take`], and converts the part to its crate's type.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::take`], or an error if the conversion fails.
@@ -157,7 +157,7 @@ impl<'a> Bytes<'a> {
         let version = u32::from_le_bytes(self.array("a section's head")?);
         let length = u64::from_le_bytes(self.array("a section's head")?);
         let sum = self.array("a section's sum")?;
-        // A length that overflows `usize` exceeds any file.
+        // A length that overflows `usize` exceeds the size of any file.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let contents = self.take(length, "a section's contents")?;
         Ok(Section { name, of, version, sum, contents })

@@ -21,7 +21,7 @@
 //! | 32 | SHA-256 of the previous checksum, and all of the above |
 //!
 //! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected where it occurs. As
-//! in [files](crate), this detects corruption, not tampering.
+//! in [files](crate), this detects corruption but not tampering.
 
 use sha2::{Digest, Sha256};
 
@@ -94,7 +94,7 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes, whose address must be above those of all earlier pieces.
+    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes. Its address must be above those of all earlier pieces.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -125,11 +125,11 @@ fn next(before: &Sum, bytes: &[u8]) -> Sum {
 pub enum Item<'a> {
     /// The head, which occurs once, at the start.
     Head(&'a [u8]),
-    /// A piece of memory: its address and contents.
+    /// A piece of memory, with its address and contents.
     Piece(u64, &'a [u8]),
 }
 
-/// A decoder for a stream. Accepts portions of any length.
+/// A decoder for a stream, which accepts portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     /// Bytes of an incomplete unit.
@@ -153,7 +153,7 @@ impl StreamReader {
     /// Accepts the next bytes. Verifies the checksum of each complete unit before passing it to `sink`.
     ///
     /// # Errors
-    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, no further data may be
+    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, no more data may be
     /// fed.
     pub fn feed<E: From<StreamError>>(
         &mut self,
@@ -185,7 +185,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Returns the size of the next unit in bytes, as far as it is known.
+    /// Returns the size of the next unit in bytes, to the extent that it is known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {

@@ -17,7 +17,7 @@ pub struct Writer {
 
 impl Writer {
     /// Creates a file for a program of this version. `identity` must be unique, because sections could be exchanged
-    /// undetected between files with the same identity.
+    /// between files with the same identity without being detected.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
@@ -32,7 +32,7 @@ impl Writer {
     /// Appends a part owned by `of`.
     ///
     /// # Errors
-    /// Returns a [`WriteError`] if the part cannot be written. In this case, the file is unchanged.
+    /// Returns a [`WriteError`] if the part cannot be written. The file is then unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is not a part name");
@@ -50,7 +50,7 @@ impl Writer {
             postcard::to_allocvec(&before)
         };
         let contents = encoded.map_err(|_| WriteError::Encoding { name, of })?;
-        // A name has at most 64 bytes, so its length fits one byte.
+        // A name has at most 64 bytes, so its length fits in one byte.
         self.sections.push(u8::try_from(name.len()).unwrap_or(u8::MAX));
         self.sections.extend(name.as_bytes());
         self.sections.extend(of.to_le_bytes());

@@ -67,7 +67,8 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of durations that are at most `ns`. The result may omit durations up to an eighth below `ns`.
+    /// Returns the number of durations that do not exceed `ns`. The result may omit durations up to an eighth below
+    /// `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -85,8 +86,8 @@ impl Histogram {
         self.max
     }
 
-    /// Returns a quantile in ns: the duration that `permille` of all durations do not exceed, or 0 without samples. The
-    /// error is at most +1/8.
+    /// Returns a quantile in ns, which is the duration that `permille` of all durations do not exceed, or 0 without
+    /// samples. The error is at most +1/8.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);

@@ -3,7 +3,7 @@
 use crate::types::TenantId;
 use saved_state::{Invalid, ascend};
 
-/// Maximum value of an event counter, which ensures that sums over many vGPUs fit into 64 bits.
+/// Maximum value of an event counter. It ensures that sums over many vGPUs fit in 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
 /// Checks that the keys of each map are exactly the vGPUs in `members`.

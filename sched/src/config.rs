@@ -15,12 +15,12 @@ pub enum PolicyKind {
     Direct,
     /// Runs the work of one vGPU at a time, in order of arrival.
     Fifo,
-    /// GPUvm's CREDIT: refills budgets in each period. A vGPU that has used up its budget runs after the others.
+    /// GPUvm's CREDIT, which refills budgets in each period. A vGPU that has used up its budget runs after the others.
     Credit,
-    /// Gdev's BAND: bandwidth-aware non-preemptive device scheduler, as used in GPUvm.
+    /// Gdev's BAND (bandwidth-aware non-preemptive device scheduler), as used in GPUvm.
     #[default]
     Band,
-    /// Measures use during a short interval, and then runs all vGPUs without restrictions, except those above their
+    /// Measures use during a short interval, and then runs all vGPUs without restrictions, except for those above their
     /// share.
     Disengaged,
 }
@@ -46,11 +46,11 @@ impl PolicyKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
-    /// One set per engine: Gdev's multiple resource queues (MRQ).
+    /// One set per engine, which corresponds to Gdev's multiple resource queues (MRQ).
     #[default]
     #[doc(alias = "MRQ")]
     Separate,
-    /// One set for all engines: Gdev's single device queue (SDQ). For comparison.
+    /// One set for all engines, which corresponds to Gdev's single device queue (SDQ). For comparison.
     #[doc(alias = "SDQ")]
     Single,
 }
@@ -61,15 +61,16 @@ pub enum Queues {
 pub struct BandParams {
     /// Interval at which budgets are refilled, in ns.
     pub period_ns: u64,
-    /// Maximum wait of BAND for the next submission of a vGPU below its share, in ns.
+    /// Time limit for BAND to wait for the next submission of a vGPU below its share, in ns.
     pub wait_ns: u64,
-    /// Carry a vGPU's surplus or deficit over to the next period instead of clearing it, measure it relative to the
-    /// competing vGPUs, and wait only for vGPUs that are due. The published BAND does not do this.
+    /// Carries a vGPU's surplus or deficit over to the next period instead of clearing it, measures it relative to the
+    /// competing vGPUs, and waits only for vGPUs that are due. The published BAND does not do this.
     pub correct: bool,
-    /// Charge the scheduler's own time and the engine's idle time as GPU time (GPUvm, section 3.5).
+    /// Charges the scheduler's own time and the engine's idle time as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: idle time that is free while the engine waits for a vGPU's next submission, in permille of the
-    /// GPU time that the vGPU has used since it got the engine. Longer waits delay other vGPUs, so they are charged.
+    /// With `correct`: idle time that is not charged while the engine waits for a vGPU's next submission, in permille
+    /// of the GPU time that the vGPU has used since it got the engine. Longer waits delay other vGPUs, so they are
+    /// charged.
     pub free_wait_permille: u32,
 }
 
@@ -104,8 +105,8 @@ impl Default for DisengagedParams {
     }
 }
 
-/// Maximum number of submissions in flight on an engine, all of the same vGPU. Does not apply to policies that start
-/// each submission immediately.
+/// Maximum number of submissions in flight on an engine, all of them from the same vGPU. Does not apply to policies
+/// that start each submission immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
@@ -114,7 +115,7 @@ pub struct Pipeline {
     /// Limit while only one vGPU has work.
     pub alone: u32,
     /// Maximum expected duration of the work in flight on an engine, in ns. Above this limit, no more work starts,
-    /// because it would delay others. A vGPU without competitors may have two submissions of any length.
+    /// because it would delay other vGPUs. A vGPU without competitors may have two submissions of any length.
     pub ahead_ns: u64,
 }
 
@@ -146,9 +147,9 @@ pub struct Config {
     /// Maximum difference between the card's completion time and the observation of the completion, in ns. Guests can
     /// forge the completion time, so an earlier time is clamped to this bound.
     pub stamp_slack_ns: u64,
-    /// Number of submissions that exceed their time limit before a vGPU is quarantined; 0 means never.
+    /// Number of submissions that exceed their time limit before a vGPU is quarantined, or 0 for no quarantine.
     pub strikes: u32,
-    /// Length of a quarantine, in ns; 0 means until the operator releases the vGPU.
+    /// Length of a quarantine in ns, or 0 for a quarantine that lasts until the operator releases the vGPU.
     pub quarantine_ns: u64,
 }
 
@@ -196,7 +197,7 @@ impl Config {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// Returns the first setting that is out of bounds as an error.
+    /// Returns an error with the first setting that is out of bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { policy: _, queues: _, band, disengaged, pipeline, stamp_slack_ns: _, strikes: _, quarantine_ns: _ } =
             self;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Engine of the card. An engine executes its work in order.
+/// An engine of the card. It executes its work in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {

@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the run time limit: the time at which the submission became the first in flight, according to the
-    /// accounts. The end of a later submission does not change it. Otherwise, a vGPU could submit short work during a
-    /// long submission, which would then never reach its limit.
+    /// Start of the run time limit. According to the accounts, this is the time at which the submission became the
+    /// first in flight. The end of a later submission does not change it. Otherwise, a vGPU could submit short work
+    /// during a long submission, which would then never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// True if the submission's channel is to be killed.
@@ -31,7 +31,7 @@ pub(crate) struct EngineState {
     last_end: Nanos,
     /// Engine's total busy time, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` charged to vGPUs that were removed since, in ns.
+    /// Part of `busy` charged to vGPUs that have been removed since then, in ns.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the run time limit of the first submission if it has just become the first.
+    /// Starts the run time limit of the first submission if the submission has just become the first one.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -57,7 +57,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Moves a channel's submission to the front, because the card reports that the engine now executes it. Returns
+    /// Moves a channel's submission to the front, because the card reports that the engine is now executing it. Returns
     /// `false` if the channel has no submission on this engine.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
@@ -71,22 +71,23 @@ impl EngineState {
         true
     }
 
-    /// Restarts the run time limit of the first submission at `since`, because it did not have the engine before.
+    /// Restarts the run time limit of the first submission at `since`, because it did not have the engine before that
+    /// time.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
         }
     }
 
-    /// Charges a deferred submission for the time from `since`, or from the last end of a submission on this engine,
-    /// whichever is later. Returns the submission and the charged time in ns.
+    /// Charges a deferred submission for the time starting at the later of `since` and the last end of a submission on
+    /// this engine. Returns the submission and the charged time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Charges the running submission for the time from `since` or the end of the previous submission, whichever is
-    /// later, to `now`. Returns the charged time in ns.
+    /// Charges the running submission for the time from the later of `since` and the end of the previous submission to
+    /// `now`. Returns the charged time in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -94,8 +95,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time from `since` or from the end of the last submission, whichever is later, to `now`, because no
-    /// submission could use the engine. Returns the skipped time in ns.
+    /// Skips the time from the later of `since` and the end of the last submission to `now`, because no submission
+    /// could use the engine. Returns the skipped time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -123,8 +124,8 @@ impl EngineState {
         }
     }
 
-    /// Ends a submission. Returns it and its engine time in ns, measured from its start or from the end of the previous
-    /// submission, whichever is later. An `ended` before this time is clamped to it.
+    /// Ends a submission. Returns it and its engine time in ns, measured from the later of its start and the end of the
+    /// previous submission. An `ended` before this time is clamped to it.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;

@@ -1,21 +1,22 @@
 //! Schedules groups of tenants. The tenants of a group use the card at the same time, and the group takes turns with
 //! other parties.
 //!
-//! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*: the members
-//! of a share group whose programs can run concurrently. A group competes with the total weight and guarantee of its
-//! active members. While the group has the turn, the gates of all its members are open. Three kinds of tenants take
-//! turns separately: tenants without a group, members with a program that cannot run concurrently, and all members of a
-//! group in the mode `turns`.
+//! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
+//! consists of the members of a share group with programs that can run concurrently. A group competes with the total
+//! weight and guarantee of its active members. While the group has the turn, the gates of all its members are open.
+//! Three kinds of tenants take turns separately: tenants without a group, members with a program that cannot run
+//! concurrently, and all members of a group in `turns` mode.
 //!
-//! Within a group, the accounts in `balance` decide which members may run. Each member is charged for its own work, so
-//! the charges of concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A
-//! member that is *ahead* waits: its lag is at least [`GroupConfig::lag_ns`] smaller than another member's lag. Only
-//! its gate closes, and reopens as soon as the member is no longer ahead. A member whose work does not end delays the
-//! others for at most [`GroupConfig::stall_ns`]; the run time limit of its tenant applies to the work.
+//! Within a group, the accounts in `balance` determine which members may run. Each member is charged for its own work,
+//! so the charges of concurrent members can exceed the elapsed time. [`Turns`] charges the group for the elapsed time.
+//! A member that is *ahead* waits. It is ahead if its lag is at least [`GroupConfig::lag_ns`] smaller than another
+//! member's lag. Only its gate closes, and the gate reopens as soon as the member is no longer ahead. A member with
+//! work that does not end delays the others for at most [`GroupConfig::stall_ns`]. The run time limit of its tenant
+//! applies to the work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
-//! The module has no I/O, like [`Turns`]: its inputs are events and the time, and its outputs are [`Order`]s.
+//! Like [`Turns`], this module has no I/O. Its inputs are events and the time, and its outputs are [`Order`]s.
 
 mod balance;
 mod trial;
@@ -33,7 +34,7 @@ use trial::Trial;
 const ENGINE: Engine = Engine::Compute;
 /// Bit in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than usual
+/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than typical
 /// pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
@@ -41,8 +42,8 @@ const ACTIVE_NS: u64 = 30_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
-/// Mode in which the members of a group share the card, strictest first. The strictest choice among the members applies
-/// to the group.
+/// Mode in which the members of a group share the card, strictest first. The strictest mode selected by a member
+/// applies to the group.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -53,7 +54,7 @@ pub enum Sharing {
     /// The group uses the mode in which its members' programs make more progress, as measured in trials.
     #[default]
     Auto,
-    /// Members whose programs can run concurrently use the card at the same time.
+    /// Members with programs that can run concurrently use the card at the same time.
     Together,
 }
 
@@ -107,7 +108,7 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member was requested to return the card, and has not returned it yet.
+    /// The member was asked to return the card, but has not returned it yet.
     Closing {
         since: Nanos,
         /// True if the member was reported for exceeding its limit.
@@ -159,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Returns the settings that the member competes with.
+    /// Returns the settings with which the member competes.
     fn settings(&self) -> VgpuParams {
         self.competes.unwrap_or(self.params)
     }
@@ -184,12 +185,12 @@ struct Sample {
 struct Group {
     name: String,
     sharing: Sharing,
-    /// True if members run concurrently in the mode in effect.
+    /// True if members run concurrently in the current mode.
     together: bool,
     sample: Option<Sample>,
     /// Time of the last decision about the members' gates.
     updated: Nanos,
-    /// Start of the current period in which at most one gate has been open.
+    /// Start of the current period during which at most one gate has been open.
     single_since: Option<Nanos>,
     /// True if the turn must end when its only working member waits for a result. No other gate opens until the turn
     /// ends.
@@ -210,14 +211,14 @@ impl Group {
 pub struct Membership {
     /// Number of the group.
     pub group: GroupId,
-    /// Sharing mode that the configuration sets for the group.
+    /// Sharing mode that is configured for the group.
     pub sharing: Sharing,
-    /// True if the members of the group whose programs can run concurrently use the card at the same time.
+    /// True if the members of the group with programs that can run concurrently use the card at the same time.
     pub together: bool,
     /// True if this tenant is one of the members that use the card at the same time.
     pub joined: bool,
-    /// Lag of the tenant in ns: its share minus its work, negative if its work exceeds its share. About one percent of
-    /// the share is forgiven.
+    /// Lag of the tenant in ns, which is its share minus its work. Negative if its work exceeds its share. About one
+    /// percent of the share is forgiven.
     pub lack_ns: i64,
 }
 
@@ -251,7 +252,7 @@ impl GroupTurns {
     }
 
     /// Returns a copy of the scheduler in which all turns have ended at `now`, for the next owner of the card. Groups
-    /// and the balances of their members begin again with that owner.
+    /// and the balances of their members start over with that owner.
     #[must_use]
     pub fn at_rest(&self, now: Nanos) -> Scheduler {
         self.turns.at_rest(now, |tenant| group_of(tenant).is_none())
@@ -262,7 +263,7 @@ impl GroupTurns {
         self.turns.continue_from(scheduler, now);
     }
 
-    /// Forgets the accounts of an earlier owner's tenant, unless the tenant was added.
+    /// Discards the accounts of an earlier owner's tenant, unless the tenant was added.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.forget(tenant, now);
     }
@@ -323,7 +324,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Sets each group to the strictest mode of its members. Removes groups without members.
+    /// Sets each group's mode to the strictest mode of its members. Removes groups without members.
     fn renew_groups(&mut self, now: Nanos) {
         let Self { groups, members, turns, .. } = self;
         groups.retain(|&id, group| {
@@ -393,7 +394,7 @@ impl GroupTurns {
     /// Applies changed card settings.
     ///
     /// # Errors
-    /// Returns an error if a setting is out of bounds. In this case, no setting is changed.
+    /// Returns an error if a setting is out of bounds. No setting is then changed.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);
@@ -417,7 +418,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Records that a tenant has returned the card, like [`Turns::ended`].
+    /// Records that a tenant has returned the card. See [`Turns::ended`].
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.last_work = Some(now);
@@ -434,7 +435,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Charges a tenant for its own work: since its last report, it had work in flight for `busy_ns`, in `launches`
+    /// Charges a tenant for its own work. Since its last report, it had work in flight for `busy_ns`, in `launches`
     /// submissions. If the tenant is a separate party, its submissions are only counted for a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
@@ -462,7 +463,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Counts a strike against the tenant, like [`Turns::strike`], but does not count it against the group.
+    /// Counts a strike against the tenant (see [`Turns::strike`]), but not against the group.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.strike(tenant, now);
         self.update(now);
@@ -510,7 +511,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
+    /// Returns the time at which [`Self::tick`] is due if no event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let closing = self.members.values().filter_map(|member| match member.gate {
@@ -543,7 +544,7 @@ impl GroupTurns {
         self.pass_orders_on(now);
     }
 
-    /// Translates orders from the underlying turns, which may begin or end a group's turn.
+    /// Processes orders from the underlying turns, which may begin or end a group's turn.
     fn pass_orders_on(&mut self, now: Nanos) {
         loop {
             let orders = self.turns.take_orders();
@@ -575,8 +576,8 @@ impl GroupTurns {
         }
     }
 
-    /// Ends a group's turn as soon as its program waits for a result, if only one member works. If several members
-    /// work, they use the whole card together, so the group keeps its slices.
+    /// If only one member works, ends the group's turn as soon as the member's program waits for a result. If several
+    /// members work, they use the whole card together, so the group keeps its slices.
     fn ask_member_to_yield(&mut self, id: GroupId, of: TenantId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
@@ -633,7 +634,7 @@ impl GroupTurns {
             (tenant, runs && is_next && self.is_free(tenant, member))
         };
         let gates: Vec<(TenantId, bool)> = self.members_of(id).map(may_run).collect();
-        // A sample starts only when no concurrent work is left.
+        // A sample starts only after all concurrent work has ended.
         let may_open = sampled.is_none_or(|tenant| self.is_only_open(id, tenant));
         let mut open = 0;
         for (tenant, may_run) in gates {
@@ -670,8 +671,8 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a group compete with the total weight and guarantee of its active members, and with the best latency class
-    /// among them.
+    /// Makes a group compete with the total weight and guarantee of its active members, and with the best of their
+    /// latency classes.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;
@@ -684,7 +685,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns and clears the pending orders, in order.
+    /// Returns and clears the pending orders, in the order of their creation.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }

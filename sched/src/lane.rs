@@ -10,8 +10,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Maximum absolute level of a bucket, in thousandths of a nanosecond, which ensures that sums with any time fit into
-/// 128 bits.
+/// Maximum absolute level of a bucket, in thousandths of a nanosecond. It ensures that sums with any time fit in 128
+/// bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
 /// Queues of one engine or of all engines.
@@ -25,7 +25,7 @@ pub(crate) struct Lane {
     in_flight: u32,
     /// True if there was an event since the last attempt to start work.
     changed: bool,
-    /// vGPU that started the last submission.
+    /// The vGPU that started the last submission.
     last: Option<TenantId>,
     /// Time since which the lane has been idle although it could start work.
     waiting: Option<Nanos>,
@@ -88,7 +88,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Requeues a deferred submission ahead of the vGPU's other submissions, because they may depend on it.
+    /// Requeues a deferred submission before the vGPU's other submissions, because they may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -133,7 +133,7 @@ impl Lane {
         dropped
     }
 
-    /// Checks a deserialized lane: its vGPUs, their settings, and their quarantines must match `known`; its counters
+    /// Checks a deserialized lane. Its vGPUs, their settings, and their quarantines must match `known`. Its counters
     /// must match its queued submissions, which must be for `engines`, and its `flights`.
     pub(crate) fn check(
         &self,
@@ -167,7 +167,7 @@ impl Lane {
         policy.check(members.keys())
     }
 
-    /// Returns true if the lane's policy is the one in the settings.
+    /// Returns true if the lane's policy is the configured policy.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
@@ -189,13 +189,13 @@ impl Lane {
     }
 
     /// Records the end of a submission in flight that used the engine for `used` ns. The end was observed `late` ns
-    /// after it occurred.
+    /// after it had occurred.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Use the recent maximum: after a long submission among many short ones, another long one is likely.
+        // Use the recent maximum, because after a long submission among many short ones, another long one is likely.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -253,7 +253,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // A vGPU with work in flight needs no wakeup, because the end of that work wakes it.
+        // A vGPU with work in flight needs no wakeup, because it is woken by the end of that work.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -265,7 +265,7 @@ impl Lane {
         [self.policy.wakeup(), self.opens].into_iter().flatten().min()
     }
 
-    /// Returns a vGPU's standing in the policy.
+    /// Returns a vGPU's account in the policy.
     pub(crate) fn standing(&self, vgpu: TenantId) -> policy::Standing {
         self.policy.standing(vgpu)
     }

@@ -6,7 +6,7 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time in which a cap's bucket fills up, in ns. Caps are enforced over this time.
+/// Time for which a cap's bucket fills up, in ns. Caps are enforced over this time.
 const CAP_NS: u64 = 30 * MS;
 
 /// Expected length of a vGPU's first submission, in ns. This is a conservative value.
@@ -35,9 +35,9 @@ pub(crate) struct Member {
     pub(crate) in_flight: u32,
     /// Time at which the end of the vGPU's last submission was observed.
     pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of the vGPU's next submission, in ns: the recent maximum.
+    /// Expected length of the vGPU's next submission, which is the recent maximum, in ns.
     pub(crate) expected: u64,
-    /// True if the vGPU is quarantined, so its work must not start.
+    /// True if the vGPU is quarantined, so that its work must not start.
     pub(crate) held: bool,
     pub(crate) bucket: Bucket,
 }
@@ -69,7 +69,7 @@ impl Member {
     }
 }
 
-/// Token bucket that enforces a cap: it fills at the cap's rate and is emptied by use.
+/// Token bucket that enforces a cap. It fills at the rate of the cap and is emptied by use.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
     /// Fill level, in thousandths of a nanosecond.

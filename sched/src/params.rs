@@ -16,9 +16,10 @@ pub struct VgpuParams {
     pub cap_permille: u32,
     /// Latency class. Among vGPUs that are due, a better class runs first.
     pub class: LatencyClass,
-    /// Maximum run time of one submission, in ns; `None` for no limit.
+    /// Maximum run time of one submission in ns, or `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Settings for the copy engines, if they differ. With one queue for all engines, they have no effect.
+    /// Settings for the copy engines, if they differ. If there is one queue for all engines, these settings have no
+    /// effect.
     pub copies: CopyShare,
 }
 
@@ -71,7 +72,7 @@ impl VgpuParams {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// Returns the first setting that is out of bounds as an error.
+    /// Returns an error with the first setting that is out of bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns, copies } = *self;
         within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
@@ -88,9 +89,9 @@ impl VgpuParams {
     }
 
     /// Returns the settings of a vGPU that uses the time of several `members` (including itself) while the other
-    /// members wait for their memory to be moved. The vGPU competes against vGPUs outside this group with the total
-    /// weight and guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs
-    /// only for its part of the time.
+    /// members wait for their memory to be moved. The vGPU competes with vGPUs outside this group with the total weight
+    /// and guarantee of all members. Its cap is scaled by the same factor as its weight, because the vGPU runs only for
+    /// its part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -106,7 +107,7 @@ impl VgpuParams {
     }
 
     /// Returns the combined settings of two vGPUs that use the engine at the same time: the sums of their weights and
-    /// guarantees, the better class, and the longer limit. The result is uncapped because each vGPU has its own cap.
+    /// guarantees, the better class, and the longer limit. The result is uncapped, because each vGPU has its own cap.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
@@ -136,7 +137,7 @@ impl VgpuParams {
 }
 
 /// Settings without [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
-/// so that settings saved before copy shares existed can still be read.
+/// so that settings that were saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     weight: u32,

@@ -1,7 +1,7 @@
-//! Interface of scheduling policies. A policy processes the events of its lane and selects the next vGPU.
+//! Interface of scheduling policies. A policy processes the events of its lane, and selects the next vGPU.
 //!
 //! A policy contains only the state that it needs for its selection. Queues, work in flight, caps, quarantines, limits,
-//! and accounts do not depend on the policy, and are in the lane and the scheduler.
+//! and accounts do not depend on the policy. They are in the lane and the scheduler.
 
 mod band;
 mod credit;
@@ -22,7 +22,7 @@ use std::ops::{Deref, DerefMut};
 /// Permission to start more work, given the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// Any vGPU may start work because none is in flight.
+    /// Any vGPU may start work, because no work is in flight.
     Free,
     /// Only the vGPU with work in flight may start more work.
     Behind {
@@ -60,7 +60,8 @@ impl<'a> View<'a> {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Returns the vGPU whose first submission has waited longest, among the vGPUs that `among` accepts.
+    /// Among the vGPUs for which `among` returns true, returns the one with the first submission that has waited
+    /// longest.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
@@ -70,9 +71,10 @@ impl<'a> View<'a> {
 /// A vGPU's account in a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// Remaining budget. Negative if overdrawn, and 0 for policies without budgets.
+    /// Remaining budget. Negative if the budget is overdrawn, and 0 for policies without budgets.
     pub credit: i64,
-    /// Use in excess of the vGPU's share. Negative if below the share, and 0 for policies without this value.
+    /// Use in excess of the vGPU's share. Negative if the use is below the share, and 0 for policies without this
+    /// value.
     pub beyond: i64,
 }
 
@@ -99,11 +101,11 @@ pub(crate) trait Policy: Debug + Send {
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
     /// Records the end of a vGPU's submission that used the engine for `used` ns. `late` is the time since this end in
-    /// ns, without the time in which the engine has been busy since.
+    /// ns, without the time for which the engine has been busy since then.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU whose first submission starts now. The vGPU must be [ready](View::ready). The lane calls this
-    /// after each event and each start.
+    /// Returns the vGPU with a first submission that starts now. The vGPU must be [ready](View::ready). The lane calls
+    /// this function after each event and each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
     /// Returns the time at which [`Self::pick`] must be called if there is no earlier event.

@@ -1,4 +1,4 @@
-//! Scheduler state machine. It maps events and the time to decisions.
+//! Scheduler state machine, which maps events and the time to decisions.
 
 mod saved;
 
@@ -29,7 +29,7 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings that the vGPU competes with instead of its own. The caller must set them again after a restart.
+    /// Settings with which the vGPU competes instead of its own. The caller must set them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
     /// Accounts do not affect decisions, so records omit them.
@@ -42,7 +42,7 @@ struct Vgpu {
 }
 
 impl Vgpu {
-    /// Returns the settings that the vGPU competes with.
+    /// Returns the settings with which the vGPU competes.
     fn effective(&self) -> VgpuParams {
         self.competing.unwrap_or(self.params)
     }
@@ -54,7 +54,7 @@ pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One lane for each engine, by index, or a single lane for all engines, at the index of the compute engine.
+    /// One lane for each engine, by index, or a single lane for all engines at the index of the compute engine.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -82,8 +82,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. If `now` is earlier than the previous time, the previous
-    /// time is used.
+    /// Handles one event and appends its decisions, in order. If `now` is before the previous time, the previous time
+    /// is used.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -124,7 +124,7 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time at which an [`Event::Tick`] is due unless an event occurs earlier. Returns `None` if no work is
+    /// Returns the time at which an [`Event::Tick`] is due if no event occurs earlier. Returns `None` if no work is
     /// queued or in flight, and no quarantine expires.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
@@ -154,7 +154,7 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns the settings that a vGPU competes with, or `None` if it competes with its own.
+    /// Returns the settings with which a vGPU competes, or `None` if it competes with its own.
     #[must_use]
     pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu)?.competing.as_ref()
@@ -172,8 +172,8 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the vGPU's quarantine state, and the number of submissions that exceeded their limit since the vGPU was
-    /// added or last released.
+    /// Returns the vGPU's quarantine state, and the number of its submissions that have exceeded their limit since it
+    /// was added or last released.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
@@ -240,7 +240,7 @@ impl Scheduler {
     }
 
     /// Returns true if a vGPU has been the only user of an engine for a period, has no queued submissions, and is
-    /// expected to send submissions of at most `most` ns. In this case, no other vGPU waits for the engine.
+    /// expected to send submissions of at most `most` ns. Then no other vGPU waits for the engine.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
@@ -258,7 +258,8 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Returns the number of ignored events: events with unknown vGPUs or submissions, or with invalid settings.
+    /// Returns the number of ignored events, which are events with unknown vGPUs or submissions, or with invalid
+    /// settings.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -400,7 +401,7 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts after a query of the card: the channel that has the engine on the card becomes the running
+    /// Corrects the accounts after a query of the card. The channel that has the engine on the card becomes the running
     /// one in the accounts. The submission that was running in the accounts has not used the engine.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
@@ -446,13 +447,14 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // Charge later submissions on the engine from this end. Do not charge time in which the engine had no work.
+        // From this end on, charge later submissions on the engine. Do not charge time during which the engine had no
+        // work.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
     }
 
-    /// Completes a queued submission that ended before it was removed from the card.
+    /// Completes a queued submission that had ended before it was removed from the card.
     fn complete_queued(&mut self, ticket: Ticket) -> bool {
         let holds = |lane: &Lane| lane.holder(ticket);
         let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holds(lane)?))) else {
@@ -536,7 +538,7 @@ impl Scheduler {
         true
     }
 
-    /// Recreates the lanes with all queued and in-flight submissions, after a change of the policy or of the assignment
+    /// Recreates the lanes with all queued and in-flight submissions after a change of the policy or of the assignment
     /// of engines to lanes.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));

@@ -29,14 +29,14 @@ impl Claim {
 
 /// Returns each competing vGPU's share, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to the weights, but
 /// each is at least the vGPU's guarantee and at most its cap. The other vGPUs share the rest by weight. The sum is
-/// [`WHOLE_SHARE_PPM`], or less because of caps or rounding. If the guarantees add up to more than the whole, they are
+/// [`WHOLE_SHARE_PPM`], or lower because of caps or rounding. If the guarantees exceed the whole in total, they are
 /// reduced proportionally.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides `whole` among claims by the rules of [`shares`].
+/// Divides `whole` among claims by the rules for [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
@@ -46,7 +46,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // For each claim, its part if it has been fixed at a bound.
+    // For each claim, its part if the part has been fixed at a bound.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -54,8 +54,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Compute the total violation of the lower bounds and of the upper bounds. Fix the claims on the side with the
-        // larger violation first, because the remaining claims may then be within their bounds.
+        // Compute the total violation of the lower bounds and of the upper bounds. First fix the claims on the side
+        // with the larger violation, because the remaining claims may then be within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {
@@ -76,7 +76,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     }
 }
 
-/// Returns `of * part / whole`. `whole` is 0 only if nothing is left to divide.
+/// Returns `of * part / whole`. `whole` is 0 only if nothing remains to be divided.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

@@ -2,7 +2,7 @@
 //!
 //! The simulation uses the real scheduler. It simulates engines that execute work in order and without preemption, the
 //! latency of interrupts and doorbells, and guests that submit work, wait for its end, think, and submit again. The
-//! same seed produces exactly the same events.
+//! same seed results in exactly the same events.
 //!
 //! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is its result, and [`Uses`]
 //! records engine use by VM over time.

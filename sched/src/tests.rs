@@ -1,4 +1,4 @@
-//! Tests the whole state machine. [`crate::sim`] tests how policies affect workloads over time.
+//! Tests the whole state machine. [`crate::sim`] tests the effect of policies on workloads over time.
 
 mod band_model;
 mod competing;

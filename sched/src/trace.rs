@@ -4,7 +4,7 @@
 //! The first line contains the format and the initial state of the scheduler without its accounts, so that a record can
 //! start at any time. Each further line contains a time, and either an event with its decisions or a memory move.
 //!
-//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] computes the decisions for other
+//! [`Trace::replay`] checks that the decisions are the same, and [`Trace::under`] computes the decisions for other
 //! settings.
 
 mod bounded;
@@ -58,11 +58,11 @@ pub struct MemoryMove {
     pub vgpu: TenantId,
     /// Number of bytes moved.
     pub bytes: u64,
-    /// True for a move to the card, false for a move to host memory.
+    /// True for a move to the card, or false for a move to host memory.
     pub to_card: bool,
 }
 
-/// A line after the first.
+/// A line after the first line.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
@@ -202,7 +202,7 @@ pub struct Trace {
 pub struct Replay {
     /// Scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Events whose decisions differ from the recorded ones, as the event's index and the new decisions.
+    /// Events with decisions that differ from the recorded ones, as the event's index and the new decisions.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 

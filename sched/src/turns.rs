@@ -1,10 +1,10 @@
-//! Turns grant the whole card to one tenant at a time. A turn is recalled when another tenant is due.
+//! Turns, which grant the whole card to one tenant at a time. A turn is recalled when another tenant is due.
 //!
-//! A tenant with a *turn* submits freely; its shim limits its work in flight. The other tenants wait. A turn is a
-//! sequence of *slices*. To the [`Scheduler`], which selects the next slice and keeps the accounts, each slice is one
-//! submission. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the same tenant, the
+//! A tenant with a *turn* submits freely, but its shim limits its work in flight. The other tenants wait. A turn is a
+//! sequence of *slices*. Each slice is one submission to the [`Scheduler`], which selects the next slice and keeps the
+//! accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the same tenant, the
 //! copy replaces the scheduler, and no message is sent to the tenant. Otherwise, the turn is recalled, and the slice is
-//! charged until the end of its last work, even if that work ends after the slice. Therefore, a drain is needed only to
+//! charged until the end of its last work, even if that work ends after the slice. A drain is therefore needed only to
 //! change to another tenant, and a tenant without competitors gets no message after its grant. The policy's own
 //! accounts compensate for overruns.
 //!
@@ -14,12 +14,12 @@
 //!
 //! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*, for example because of a long
 //! kernel or a stopped program. The other tenants no longer wait for its end. They get their turns in the meantime, and
-//! the card time-slices the work of all these tenants. Each of them is charged an equal part of that time.
+//! the card time-slices the work of all these tenants. Each of these tenants is charged an equal part of that time.
 //!
-//! A tenant with several cards is *offered* turns, which start only after they were *reserved* (`reserved`), so no card
-//! starts them by itself.
+//! A tenant with several cards is *offered* turns, which start only after they have been *reserved* (`reserved`), so
+//! that no card starts them by itself.
 //!
-//! The module has no I/O and no threads. Callers pass the time.
+//! This module has no I/O and no threads. Callers pass the time.
 
 mod filling;
 mod reserved;
@@ -49,16 +49,16 @@ pub struct TurnsConfig {
     pub slice_ns: u64,
     /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,
-    /// Maximum time that other tenants wait for the end of a recalled turn, in ns.
+    /// Time limit for other tenants to wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
-    /// Duration after which a turn ends as soon as its tenant waits for a result, in ns, provided that another tenant
+    /// Duration after which a turn ends as soon as its tenant waits for a result, in ns. Applies only if another tenant
     /// is due.
     pub yield_ns: u64,
 }
 
 impl Default for TurnsConfig {
     /// Returns slices of 15 ms that can be cut short after 1 ms, and a wait of two slices for a recalled turn. A turn
-    /// ends after 4 ms if its tenant waits for a result. The values assume that a change of turns takes 0.2 ms.
+    /// ends after 4 ms if its tenant waits for a result. These values assume that a change of turns takes 0.2 ms.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000, yield_ns: 4_000_000 }
     }
@@ -79,15 +79,15 @@ pub enum Order {
     Recall(TenantId),
     /// Another tenant is due. The tenant must return its turn as soon as its program waits for a result.
     Yield(TenantId),
-    /// The tenant has exceeded its limit, counted from its recall or the start of its slice, and its work blocks the
-    /// card.
+    /// The tenant has exceeded its limit, counted from the later of its recall and the start of its slice, and its work
+    /// blocks the card.
     Overdue {
         /// Tenant that exceeded its limit.
         tenant: TenantId,
         /// Duration of the tenant's slice so far, in ns.
         ran_ns: u64,
     },
-    /// The tenant was overdue too often, and gets no turns until it is released.
+    /// The tenant was overdue too often. It gets no turns until it is released.
     Quarantined(TenantId),
 }
 
@@ -98,11 +98,11 @@ struct Slice {
     since: Nanos,
     /// Start of the turn that contains the slice.
     turn_since: Nanos,
-    /// Time at which the turn was recalled, or `None`.
+    /// Time at which the turn was recalled, or `None` if it was not recalled.
     recalled: Option<Nanos>,
-    /// Time at which it was last checked whether to cut the turn short for a tenant of a better latency class.
+    /// Time of the last check for a tenant of a better latency class that would cut the turn short.
     weighed: Option<Nanos>,
-    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
+    /// True if the turn was reserved, and its gate is not open yet. Such a turn is not cut short.
     waits: bool,
     /// State of the overrun, or `None` if the slice does not overrun.
     overrun: Option<Overrun>,
@@ -143,7 +143,7 @@ impl Slice {
     }
 }
 
-/// State of a turn that other tenants no longer wait for.
+/// State of a turn for which other tenants no longer wait.
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
@@ -155,15 +155,15 @@ struct Overrun {
 struct Member {
     /// True if the tenant has work that waits for its current or next turn.
     wants: bool,
-    /// True if the tenant currently gets no turns because its memory is being moved or it waits for its quantum.
+    /// True if the tenant currently gets no turns, because its memory is being moved or it is waiting for its quantum.
     paused: bool,
-    /// True if the tenant's turns are offered, and start only after they were reserved.
+    /// True if the tenant's turns are offered, and start only after they have been reserved.
     offers: bool,
     /// True if the tenant had queued work at the end of its last slice.
     fills: bool,
     /// Time of the last offer. Cleared when the offer is accepted or the tenant's state changes.
     offered: Option<Nanos>,
-    /// Time of the last offer that prevents offers to others, if the tenant has had no turn since.
+    /// Time of the last offer that prevents offers to other tenants, if the tenant has not had a turn since then.
     promised: Option<Nanos>,
     /// Ticket of the tenant's slice in the queue.
     queued: Option<Ticket>,
@@ -182,11 +182,11 @@ pub struct Turns {
     /// Time up to which overrunning turns have been charged.
     charged_until: Nanos,
     orders: Vec<Order>,
-    /// Tenants that became due since the last call of `take_offers`.
+    /// Tenants that have become due since the last call of `take_offers`.
     offers: Vec<TenantId>,
-    /// Tenants that the selection of the next slice removed from the queue.
+    /// Tenants that the selection of the next slice has removed from the queue.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn, as soon as all other turns have ended.
+    /// Tenant that gets the next turn as soon as all other turns have ended.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
@@ -215,7 +215,7 @@ impl Turns {
     }
 
     /// Starts a record of at most `limit` bytes. `names` are the tenants' names. Returns false if a record is already
-    /// in progress or the scheduler's state does not fit.
+    /// in progress, or if the scheduler's state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         if self.recording.is_some() {
             return false;
@@ -248,7 +248,7 @@ impl Turns {
         self.switches
     }
 
-    /// Returns the settings that a tenant competes with.
+    /// Returns the settings with which a tenant competes.
     #[must_use]
     pub fn params(&self, tenant: TenantId) -> Option<&VgpuParams> {
         self.scheduler.params(tenant)
@@ -260,8 +260,8 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn: all tenants whose turns overrun, and at most one other if the policy
-    /// limits submissions in flight.
+    /// Returns the tenants that have a turn. These are all tenants with turns that overrun, and at most one other
+    /// tenant if the policy limits submissions in flight.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -303,7 +303,7 @@ impl Turns {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
     }
 
-    /// Returns and clears the pending orders, in order.
+    /// Returns and clears the pending orders, in the order of their creation.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
@@ -314,7 +314,7 @@ impl Turns {
             return;
         }
         self.members.insert(tenant, Member::default());
-        // The tenant may have an account of an earlier owner.
+        // The tenant may have an account from an earlier owner.
         let is_known = self.scheduler.params(tenant).is_some();
         let added = Event::Added { vgpu: tenant, params };
         self.event(now, if is_known { Event::Changed { vgpu: tenant, params } } else { added });
@@ -345,7 +345,7 @@ impl Turns {
     /// Changes the card's settings.
     ///
     /// # Errors
-    /// Returns an error if a setting is out of bounds. In this case, no setting is changed.
+    /// Returns an error if a setting is out of bounds. No setting is then changed.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -354,7 +354,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike against a tenant because one of its programs was abandoned after exceeding the limit. Several
+    /// Counts a strike against a tenant, because one of its programs was abandoned after exceeding the limit. Several
     /// programs in one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
@@ -470,8 +470,8 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// Asks the holder to return its turn as soon as its program waits for a result, if another tenant is due. As a
-    /// result, a program with short submissions gets short turns, and a program that always has queued work keeps its
+    /// Asks the holder to return its turn as soon as its program waits for a result, if another tenant is due. A
+    /// program with short submissions thus gets short turns, and a program that always has queued work keeps its
     /// slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
@@ -486,7 +486,7 @@ impl Turns {
             let (decisions, again) =
                 (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
             let next = decisions.iter().flat_map(|(_, decisions)| decisions);
-            // If the next tenant's turn is offered, it would not start now.
+            // If the next tenant's turn is offered, it would not start at this point.
             let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
@@ -556,8 +556,8 @@ impl Turns {
         })
     }
 
-    /// Returns the earliest of the next charge for overrunning turns, the end of the wait for a recalled turn, and the
-    /// limits of overrunning turns.
+    /// Returns the earliest time of the next charge for overrunning turns, the end of the wait for a recalled turn, and
+    /// the limits of overrunning turns.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -569,7 +569,7 @@ impl Turns {
     }
 
     /// Cuts turns short for queued tenants of a better latency class. When such a tenant queued its work, the turn may
-    /// have been too short, or the tenant above its share.
+    /// have been too short, or the tenant may have been above its share.
     fn weigh(&mut self, now: Nanos) {
         let due: Vec<TenantId> = self.weighings().filter(|(_, at)| *at <= now).map(|(tenant, _)| tenant).collect();
         for tenant in &due {
@@ -585,7 +585,7 @@ impl Turns {
         }
     }
 
-    /// Returns the times of the next checks whether to cut turns short, while a tenant of a better class is waiting.
+    /// Returns the times of the next checks for cutting turns short, while a tenant of a better class is waiting.
     fn weighings(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min();
         let least = self.config.least_ns;
@@ -597,7 +597,7 @@ impl Turns {
         })
     }
 
-    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
+    /// Returns the time at which [`Self::tick`] is due if no event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = || self.members.iter().filter_map(|(&holder, member)| Some((holder, member.slice?)));
@@ -637,8 +637,8 @@ impl Turns {
         }
     }
 
-    /// Starts the next slice of a tenant immediately if the scheduler would select this tenant again. Returns true if
-    /// it did.
+    /// Immediately starts the next slice of a tenant if the scheduler would select this tenant again. Returns true if
+    /// it started the slice.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
             return false;
@@ -659,7 +659,7 @@ impl Turns {
         true
     }
 
-    /// Handles a tenant's new work. Recalls the holder's turn immediately if the tenant's latency class is better and
+    /// Handles a tenant's new work. Immediately recalls the holder's turn if the tenant's latency class is better and
     /// the scheduler would select the tenant.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
@@ -718,7 +718,7 @@ impl Turns {
     }
 }
 
-/// Queues a tenant's second slice in `scheduler` and ends the first one. Returns these events and their decisions.
+/// Queues a tenant's second slice in `scheduler`, and ends the first slice. Returns these events and their decisions.
 fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,

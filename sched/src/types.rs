@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::engine::Engine;
 pub use tenant::TenantId;
 
-/// Submission number, assigned by the feeder and never reused. The scheduler returns it in decisions.
+/// Submission number, which is assigned by the feeder and never reused. The scheduler returns it in decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ticket(pub u64);
 
@@ -81,8 +81,8 @@ pub enum Event {
         /// Ticket of the submission.
         ticket: Ticket,
     },
-    /// A started submission waits for something other than the engine, such as a semaphore, or the guest enabling the
-    /// channel. In the meantime, other submissions may use the engine.
+    /// A started submission waits for something other than the engine, such as a semaphore, or for the guest to enable
+    /// the channel. In the meantime, other submissions may use the engine.
     Waiting {
         /// Ticket of the submission.
         ticket: Ticket,
@@ -92,7 +92,7 @@ pub enum Event {
         /// Ticket of the submission.
         ticket: Ticket,
     },
-    /// A submission no longer waits, but is off the card. The scheduler must requeue it ahead of its vGPU's other work
+    /// A submission no longer waits, but is off the card. The scheduler must requeue it before its vGPU's other work
     /// and start it again.
     Requeued {
         /// Ticket of the submission.
@@ -121,12 +121,12 @@ pub enum Event {
         engine: Engine,
         /// vGPU that blocked the engine.
         vgpu: TenantId,
-        /// Start of the blocked time, or of the part that was not reported yet.
+        /// Start of the blocked time, or of the part that has not been reported yet.
         since: Nanos,
     },
     /// The card was queried because of an overrun, and reported that this channel has the engine.
     Occupied {
-        /// Engine that the card was queried about.
+        /// Queried engine.
         engine: Engine,
         /// Owner of the channel.
         vgpu: TenantId,
@@ -136,7 +136,7 @@ pub enum Event {
     /// The card was queried because of an overrun, and reported that the submission that has the engine in the accounts
     /// has had it for less time than recorded.
     Unoccupied {
-        /// Engine that the card was queried about.
+        /// Queried engine.
         engine: Engine,
         /// Time since which this submission has had the engine, or `None` if it does not have the engine now.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,12 +176,12 @@ pub enum Event {
         /// New settings.
         params: VgpuParams,
     },
-    /// A vGPU competes with other settings than its own, because it uses the time of several vGPUs that wait for their
+    /// A vGPU competes with settings other than its own, because it uses the time of several vGPUs that wait for their
     /// memory. Its own settings do not change.
     Competes {
         /// vGPU that competes with these settings.
         vgpu: TenantId,
-        /// Settings to compete with, or `None` for the vGPU's own settings.
+        /// New settings for competing, or `None` for the vGPU's own settings.
         params: Option<VgpuParams>,
     },
     /// The card's policy or its parameters have changed. Queued work and work in flight are kept.
@@ -201,9 +201,9 @@ pub enum Event {
 pub enum Decision {
     /// Start the submission on the card now.
     Start(Ticket),
-    /// According to the accounts, the submission has exceeded its vGPU's run time limit. The feeder must ask the card
-    /// which channel has the engine. If it is the submission's channel, the feeder removes the channel from the card,
-    /// notifies the guest, and sends [`Event::ChannelEnded`] and [`Event::Struck`]. Otherwise, it sends
+    /// According to the accounts, the submission has exceeded its vGPU's run time limit. The feeder must query the card
+    /// for the channel that has the engine. If this is the submission's channel, the feeder removes the channel from
+    /// the card, notifies the guest, and sends [`Event::ChannelEnded`] and [`Event::Struck`]. Otherwise, it sends
     /// [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// Owner of the channel.

@@ -5,19 +5,18 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture, a power of two. They cover 2 MiB, which is more than a driver uses at a
-/// time.
+/// Number of cached translations per aperture, a power of two. They cover 2 MiB, more than a driver uses at a time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// Memory at an aperture offset.
+/// Mapping of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Guest address of the byte. It is not checked against the guest's memory size.
     pub place: Place,
     /// Number of bytes from the address to the end of its 4 KiB page.
     pub bytes: u64,
-    /// True if the page is writable for the guest.
+    /// True if the guest may write the page.
     pub writable: bool,
 }
 
@@ -30,7 +29,7 @@ pub enum WalkFault {
     Limit,
     /// The directory entry does not refer to a table, or the table is unreadable.
     Pde,
-    /// The offset is beyond the end of a table of reduced size.
+    /// The offset is beyond the end of a reduced-size table.
     PdeSize,
     /// The entry is invalid, or refers to peer memory.
     Pte,
@@ -68,7 +67,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory to use instead of the one in the instance block.
+    /// Directory that overrides the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -87,8 +86,7 @@ impl ApertureTlb {
         Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// Sets or removes the guest's instance block. `directory`, if given, is used instead of the instance block's
-    /// directory.
+    /// Sets or removes the guest's instance block. `directory`, if given, overrides the instance block's directory.
     pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
         (self.instance, self.named) = (instance, directory);
         self.flush();
@@ -100,7 +98,7 @@ impl ApertureTlb {
         self.instance
     }
 
-    /// Drops all cached translations. Called for guest TLB flushes.
+    /// Drops all cached translations. Called on guest TLB flushes.
     pub fn flush(&mut self) {
         self.space = None;
         self.slots.fill(None);
@@ -172,14 +170,14 @@ impl ApertureTlb {
 
 /// Number of 4 KiB pages whose small entries fill exactly one page of the table.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
-/// Same as [`BLOCK_PAGES`], as `usize`.
+/// [`BLOCK_PAGES`] as a `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Number of large entries that cover the same address range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// Log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture, which are 0 if there is no table.
+/// Table entries for 2 MiB of an aperture. Entries of a missing table are 0.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -255,7 +253,7 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // An unreadable table has no valid entries, as in shadow tables.
+            // An unreadable table has no valid entries, as in the shadow tables.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
                 // Page addresses are aligned to the page size. The virtual address selects the 4 KiB page within a

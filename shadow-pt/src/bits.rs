@@ -1,6 +1,6 @@
-//! Sets of integers less than 64 or 512.
+//! Sets of integers below 64 or 512.
 
-/// Number of words in a [`Set512`].
+/// Number of 64-bit words in a [`Set512`].
 pub(crate) const WORDS: usize = 8;
 
 /// A set with one bit for each of 512 entries or pages.

@@ -1,5 +1,5 @@
-//! Interprets bytes as operations of a guest, a GPU and a host. After each operation, checks the address spaces against
-//! the model.
+//! Interprets bytes as operations of a guest, a GPU and a host. Checks the address spaces against the model after each
+//! operation.
 
 use crate::Mode;
 use crate::model::machine::Machine;

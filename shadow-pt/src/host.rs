@@ -1,9 +1,8 @@
 //! Mediator pages in a guest's address space.
 //!
 //! These pages are mapped through the last two directory entries, which are reserved for the mediator. The last entry
-//! maps the mediator's channel pages, for which each address space with a channel has a table of minimum size. The
-//! other entry maps memory shared by several address spaces, and its table is created when the first such page is
-//! mapped.
+//! maps the mediator's channel pages, through a table of minimum size in each address space with a channel. The other
+//! entry maps memory shared by several address spaces. Its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -20,15 +19,15 @@ pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
 /// Maximum number of shared pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// Index of the first directory entry that is reserved for the mediator, as are all subsequent entries.
+/// Index of the first directory entry reserved for the mediator. All subsequent entries are also reserved.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
 /// A mediator page in an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPage {
-    /// Channel page with this index, which must be less than [`HOST_PAGES`].
+    /// Channel page with this index, which is less than [`HOST_PAGES`].
     Own(u32),
-    /// Shared page with this index, which must be less than [`SHARED_PAGES`].
+    /// Shared page with this index, which is less than [`SHARED_PAGES`].
     Shared(u32),
 }
 
@@ -92,7 +91,7 @@ impl HostTable {
         Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }
 
-    /// Returns the existing table at `card`.
+    /// Returns the existing table at card address `card`.
     pub(crate) fn at(area: Area, card: VramAddr) -> Self {
         Self { card, area }
     }

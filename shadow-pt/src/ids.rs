@@ -4,8 +4,7 @@ use nvspec::addr::{Gpa, GuestVramAddr};
 
 /// Maximum number of address spaces per VM: one per channel of the chip, and one per aperture.
 pub const MAX_SPACES: usize = 130;
-/// Number of index bits in a [`SpaceId`]. The remaining bits distinguish spaces that use the same index one after the
-/// other.
+/// Number of index bits in a [`SpaceId`]. The remaining bits distinguish successive spaces with the same index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -20,7 +19,7 @@ pub enum GuestRange {
 }
 
 impl GuestRange {
-    /// Returns the start address and length in bytes, preceded by a flag that is true for RAM.
+    /// Returns a flag that is true for RAM, the start address, and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),

@@ -7,12 +7,11 @@
 //! Modules:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
 //!   `mirror`, `split`; `shared` contains the VM's common state)
-//! - `pages`: guest VRAM pages that contain tables, and whether the GPU can write these pages
+//! - `pages`: guest VRAM pages that contain tables, and whether the GPU can write them
 //! - `reverse`: maps guest memory to the table pages that refer to it
 //! - [`ApertureTlb`]: walks the guest's own tables for trapped BAR1 and BAR3 accesses, with a cache
 //! - `translate`: converts a guest entry to its shadow or to a [`Denial`]
-//! - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the user of the crate implements, combined in
-//!   [`World`]
+//! - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the crate's user implements, combined in [`World`]
 //!
 //! Tables are read in 4 KiB pages. A page of a directory or table is *pending* if it may have changed since it was last
 //! read:
@@ -26,12 +25,12 @@
 //! entry.
 //!
 //! A space is *settled* if all changes announced by its guest have been read. The pages of a settled space are not
-//! checked before work runs. Flushes, trapped writes and the user of the crate ([`AddressSpaces::announced`]) announce
+//! checked before work runs. Flushes, trapped writes and the crate's user ([`AddressSpaces::announced`]) announce
 //! changes. Changes that are neither trapped nor announced are not detected.
 //!
 //! A flush must take effect immediately only for pages that can lose permissions, which are pending pages with shadow
 //! entries. In [`Mode::LazyAdd`], all other changes wait for [`AddressSpaces::prepare`], unless work is running. A new
-//! entry in a large-page table hides the small-page entries for the same addresses. This does not count as a loss,
+//! entry in a large-page table hides the small-page entries for the same addresses. This is not considered a loss,
 //! because the guest still maps the hidden pages.
 //!
 //! A large page cannot be mapped by a single entry if its 4 KiB pages are not contiguous for the card, because some of
@@ -40,17 +39,17 @@
 //! instead of the shadow of the guest's small-page table. This works because the hardware uses the small-page table
 //! wherever the large-page table has no valid entry.
 //!
-//! Not supported: compression tags (each compressed kind is replaced with its uncompressed counterpart), and 64 KiB
-//! large pages.
+//! Not supported: compression tags (each compressed kind is replaced with its uncompressed counterpart), and large
+//! pages of 64 KiB.
 //!
 //! Limits on the work that a guest can cause:
 //!
-//! - A directory has 8192 entries.
+//! - A directory contains 8192 entries.
 //! - A space reads each table only once, regardless of the number of entries that refer to it.
 //! - Tables beyond [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
-//! - Directories that are also tables, and tables in guest RAM, need no special handling, because only the
-//!   interpretation of their contents matters.
+//! - Directories that are also tables, and tables in guest RAM, need no special handling, because a shadow depends only
+//!   on how their contents are interpreted.
 //!
 //! The crate does not use locks, threads or clocks.
 
@@ -110,11 +109,10 @@ pub struct Unreadable;
 
 /// Access to the guest's tables and instance blocks.
 pub trait GuestMemory {
-    /// Reads the guest memory at `place` into `data`.
+    /// Reads guest memory at `place` into `data`.
     ///
     /// # Errors
-    /// Returns an error if any byte is outside the guest's memory. In this case, the contents of `data` are
-    /// unspecified.
+    /// Returns an error if any byte is outside the guest's memory. The contents of `data` are then unspecified.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -127,11 +125,11 @@ pub enum Frame {
     Host(Iova),
 }
 
-/// Grants guest memory to the card, depending on the VM's memory and its current location.
+/// Grants the card access to guest memory, according to the VM's memory and its current location.
 pub trait Frames {
     /// Returns the frame of `len` bytes of guest VRAM at `address` if all of them belong to the VM and are contiguous,
-    /// or `None` otherwise. `len` is 4 KiB or 128 KiB. If a large page is not contiguous or is misaligned for the card,
-    /// its 4 KiB pages are queried separately.
+    /// or `None` otherwise. `len` is 4 KiB or 128 KiB. The caller queries the 4 KiB pages of a large page separately if
+    /// it is not contiguous or is misaligned for the card.
     fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// Returns the I/O address of `len` bytes of guest RAM at `address` if all of them are registered (for writing, if
@@ -140,8 +138,8 @@ pub trait Frames {
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// Card memory for shadow tables, which must be inaccessible to guests. If the card fails, the implementation must
-/// record the failure; callers proceed as if the write had succeeded.
+/// Card memory for shadow tables, which must be inaccessible to guests. The implementation must record card failures,
+/// because callers proceed as if the write had succeeded.
 pub trait ShadowMemory {
     /// Allocates `bytes` zeroed bytes, aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;

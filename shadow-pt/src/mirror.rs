@@ -8,26 +8,26 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum number of unchanged entries between two changed entries of the same run, which are also written.
+/// Maximum number of unchanged entries between two changed entries of the same run. They are also written.
 const GAP: usize = 8;
 /// Size of a page of entries in bytes. Tables are read in units of pages.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
-/// Number of entries in a page.
+/// Number of entries per page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Number of entries that are compared at a time.
+/// Number of entries compared at a time.
 const GROUP: u32 = 8;
 
 /// An entry in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// A run of changed entries. The flag is true if any entry has lost a permission.
+/// A run of changed entries, with a flag that is true if any entry has lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
     pub(crate) loses: bool,
 }
 
-/// Runs of changed entries, which are added in ascending order.
+/// Runs of changed entries, added in ascending order.
 #[derive(Debug, Default)]
 pub(crate) struct Runs(Vec<Run>);
 
@@ -52,8 +52,8 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes `entries` to the array at `card`. Writes only the runs that lose permissions if `losing` is true,
-    /// otherwise all other runs.
+    /// Writes runs of `entries` to the array at `card`: those that lose permissions if `losing` is true, or all others
+    /// otherwise.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -111,12 +111,12 @@ impl Mirror {
         }
     }
 
-    /// Returns a mask with all pages.
+    /// Returns a mask of all pages.
     pub(crate) fn all(&self) -> u64 {
         below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
     }
 
-    /// Returns a mask with the pages that must be read.
+    /// Returns a mask of the pages that must be read.
     pub(crate) fn pending(&self) -> u64 {
         self.dirty | self.watched
     }
@@ -128,13 +128,13 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks unreadable pages to be read again. Returns true if there are any.
+    /// Marks unreadable pages for rereading. Returns true if there are any.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
     }
 
-    /// Returns true if none of the pages are readable.
+    /// Returns true if no page is readable.
     pub(crate) fn is_lost(&self) -> bool {
         self.unreadable == self.all()
     }
@@ -157,8 +157,8 @@ impl Mirror {
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the page's
-    /// entries that differ from the mirror, or `None` if all are equal. Does not modify the mirror.
+    /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
+    /// differ from the mirror, or `None` if there are none. Does not modify the mirror.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -200,7 +200,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry matches `shadow`, at the latest after all pending writes.
+    /// Returns true if the card's entry matches `shadow`, at the latest once all pending writes complete.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -236,7 +236,7 @@ impl Mirror {
         }
     }
 
-    /// Writes the runs that lose permissions to the card if `losing` is true, otherwise all other runs.
+    /// Writes runs to the card: those that lose permissions if `losing` is true, or all others otherwise.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }

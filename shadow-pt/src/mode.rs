@@ -1,4 +1,4 @@
-//! Determines the work done by a flush, and the work deferred to later calls.
+//! Determines the work that a flush does immediately, and the work that it defers.
 
 use std::str::FromStr;
 
@@ -8,18 +8,18 @@ pub enum Mode {
     /// Each flush reads all tables, and translates and writes all entries.
     Naive,
     /// A flush only marks the space, unless work of the space is running. Before the next work runs, the space is
-    /// updated as in [`Self::Naive`]. Until then, permissions that the guest has removed persist, so this mode is only
+    /// updated as in [`Self::Naive`]. Permissions that the guest has removed persist until then, so this mode is only
     /// for comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
-    /// Same as [`Self::Incremental`], but table pages that can only gain permissions are read before the next work
+    /// Like [`Self::Incremental`], except that table pages that can only gain permissions are read before the next work
     /// runs.
     #[default]
     LazyAdd,
 }
 
-/// Pages that a synchronization reads.
+/// Selects the pages that a synchronization reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Pages that may have changed and can lose permissions.
@@ -30,7 +30,7 @@ pub(crate) enum Scope {
     Everything,
 }
 
-/// The name is not that of a mode.
+/// The name does not denote a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);

@@ -1,4 +1,4 @@
-//! A model to check the code under test: a small world, a specification of entries, and random operations. Used by
+//! A model for checking the code under test: a small world, a specification of entries, and random operations. Used by
 //! tests and fuzzing.
 
 pub(crate) mod audit;

@@ -1,12 +1,12 @@
-//! Updates entries whose VRAM has moved but is otherwise unchanged. This code determines the cost per page of moving a
-//! chunk.
+//! Updates entries for VRAM that has moved but is otherwise unchanged. This code determines the cost per page of moving
+//! a chunk.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM with the size of a large page. Small entries often refer to its pages in order.
+/// A block of guest VRAM of large-page size. Small entries often refer to its pages in order.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
@@ -14,7 +14,7 @@ struct Block {
     place: Option<Frame>,
 }
 
-/// A VRAM range that has moved, to whose new location small entries are updated.
+/// A VRAM range that has moved. Small entries are updated to its new location.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Creates the state for a VRAM range. Returns `None` for a RAM range.
+    /// Creates the update state for a VRAM range. Returns `None` for a RAM range.
     pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })

@@ -1,5 +1,4 @@
-//! Tracks guest VRAM pages that contain tables, the users of these pages, and the entries that make pages writable for
-//! the GPU.
+//! Tracks guest VRAM pages that contain tables, their users, and the entries that make them writable for the GPU.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -43,7 +42,7 @@ impl FrameRun {
     }
 }
 
-/// State of a 2 MiB block of guest VRAM.
+/// State of one 2 MiB block of guest VRAM.
 #[derive(Debug, Default)]
 struct Block {
     /// Pages that contain tables.
@@ -72,8 +71,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Increments the counter of a page if `up` is true, otherwise decrements it. Returns true if the counter changes
-    /// from or to zero.
+    /// Increments the counter of a page if `up` is true, or decrements it otherwise. Returns true if the counter
+    /// changes from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -99,10 +98,10 @@ fn split(frame: u32) -> (usize, u32) {
     ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
 }
 
-/// Index of the guest VRAM pages that contain tables of a VM.
+/// Index of a VM's guest VRAM pages that contain tables.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Blocks by number. The vector takes up to 4 MiB if a guest places a table at the maximum address of an entry.
+    /// Blocks by number. The vector grows up to 4 MiB if a guest places a table at the maximum address of an entry.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -145,7 +144,7 @@ impl PageIndex {
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Returns the number of the first page beyond all indexed pages.
+    /// Returns the number of the first page after the indexed blocks.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
@@ -220,8 +219,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that make the pages of `run` writable if `up` is true, or that no longer do so otherwise.
-    /// Adds the table pages that become writable or read-only for the GPU to `turned`.
+    /// Adds shadow entries that make the pages of `run` writable to the counts if `up` is true, or removes them
+    /// otherwise. Adds the table pages that become writable or read-only for the GPU to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

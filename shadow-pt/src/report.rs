@@ -3,7 +3,7 @@
 /// Reason why a guest entry has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// Part of the VRAM page does not belong to the VM.
+    /// Part of the VRAM page is not owned by the VM.
     Vram,
     /// Part of the RAM page is not registered.
     Ram,
@@ -69,7 +69,7 @@ impl Denials {
         }
     }
 
-    /// Adds the numbers of `other`.
+    /// Adds the counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count = count.saturating_add(more);
@@ -88,25 +88,24 @@ pub struct SyncReport {
     pub bytes_scanned: u64,
     /// Number of table entries checked and translated. Excludes directory entries.
     pub translated: u64,
-    /// Number of shadow entries written. Includes unchanged entries between changed ones.
+    /// Number of shadow entries written, including unchanged entries between changed ones.
     pub entries_written: u64,
     /// Number of write operations for shadow entries.
     pub writes: u64,
     /// Number of guest table pages that may have changed and will be read by [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
     /// Number of tables that could not be created because card memory is exhausted. Each call that may create tables
-    /// retries. Until these tables exist, their pages are not mapped, and work that needs these pages must not start.
+    /// retries. Until these tables exist, their pages are unmapped, and work that needs these pages must not start.
     pub waiting: u64,
     /// Newly denied entries.
     pub denied: Denials,
-    /// True if an entry has lost a permission or changed its frame. In this case, the card's TLBs must be flushed
-    /// before the guest continues. Otherwise, the withdrawn memory would remain accessible.
+    /// True if an entry has lost a permission or changed its frame. The card's TLBs must then be flushed before the
+    /// guest continues, or withdrawn memory would remain accessible.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
-    /// Returns true if any entry was written. In this case, the card's TLBs must be flushed before the new state is
-    /// used.
+    /// Returns true if any entry was written. The card's TLBs must then be flushed before the new state is used.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

@@ -11,7 +11,7 @@ pub(crate) const BLOCK_SHIFT: u32 = 21;
 pub(crate) const BLOCK_PAGES_SHIFT: u32 = BLOCK_SHIFT - nvspec::addr::SMALL_PAGE.trailing_zeros();
 /// Number of the last block that an entry can refer to.
 const MAX_BLOCK: u64 = (1 << (nvspec::addr::BUS_BITS - BLOCK_SHIFT)) - 1;
-/// Flag in the numbers of RAM blocks.
+/// Flag that marks the numbers of RAM blocks.
 const SYSTEM: u32 = 1 << 31;
 
 /// A page of a table: the number of the table within the VM multiplied by 64, plus the number of the page within the
@@ -48,13 +48,13 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// Table pages with entries that refer to each block of guest memory, whether granted or not. Needs at most one record
-/// in host memory per entry of all tables.
+/// Table pages with entries that refer to each block of guest memory, whether granted or not. Uses at most one record
+/// in host memory per table entry.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// Deferred increment of a count. Deferred because consecutive entries usually refer to the same block.
+    /// Increment of a count that has not been applied yet, because consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
     /// RAM blocks to which entries have referred since the last report, if logging is enabled.
@@ -102,7 +102,7 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the logged RAM blocks that overlap `range`, and removes those within the range from the log. If the
+    /// Returns the logged RAM blocks that overlap `range`, and removes the blocks within the range from the log. If the
     /// memory remains in use (`goes_on` is true), keeps the blocks to which entries still refer.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
@@ -129,7 +129,7 @@ impl ReverseMap {
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Applies the deferred counts. Must be called after the last entry of each table page.
+    /// Applies the deferred increment. Must be called after the last entry of each table page.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -148,7 +148,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // Apply the increment first if both counts are for the same block.
+        // If both counts are for the same block, apply the increment first.
         if self.added.0 == key {
             self.flush_added();
         }
@@ -176,7 +176,7 @@ impl ReverseMap {
         pieces
     }
 
-    /// Returns the records, for tests.
+    /// Returns the records. For tests only.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn records(&self) -> &BTreeMap<u64, u32> {
         &self.counts

@@ -8,8 +8,8 @@ use crate::table::Tables;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum total size of the shadow tables of all spaces in card memory, in bytes, excluding directories. The
-    /// mirrors need twice as much host memory, and the state of the referenced pages needs up to about three times as
-    /// much. Tables for split large pages may need the same amount of card memory again.
+    /// mirrors need twice as much host memory, and the state of the referenced pages up to about three times as much.
+    /// Tables for split large pages may need the same amount of card memory again.
     pub table_bytes: u64,
 }
 
@@ -20,9 +20,9 @@ pub(crate) struct Shared {
     pub(crate) tables: Tables,
     pub(crate) pages: PageIndex,
     pub(crate) reverse: ReverseMap,
-    /// VRAM pages that entries have made writable but that are not included in the index yet.
+    /// VRAM pages that entries have made writable but that are not in the index yet.
     pub(crate) gained: Vec<FrameRun>,
-    /// Size of all linked tables in card memory, in bytes.
+    /// Total size of the linked tables in card memory, in bytes.
     pub(crate) table_bytes: u64,
     /// Number of writes by the guest's CPU to pages that contain tables.
     pub(crate) writes: u64,
@@ -30,6 +30,6 @@ pub(crate) struct Shared {
     pub(crate) rooms: u64,
     /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// True if the card must not access the VM's RAM. In this case, tables that map RAM are unlinked.
+    /// True if the card must not access the VM's RAM. Tables that map RAM are then unlinked.
     pub(crate) ram_barred: bool,
 }

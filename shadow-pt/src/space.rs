@@ -15,7 +15,7 @@ use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of directory entries that refer to a table, and state of the table.
+/// Number of directory entries that refer to a table, and the table's state.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -26,10 +26,10 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created. It either exceeds the limit and was reported as denied, or waits for card
+    /// The table could not be created. It either exceeds the limit and was reported as denied, or is waiting for card
     /// memory.
     Refused,
-    /// The table was created with this number.
+    /// The table exists and has this number.
     Yes(u32),
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Space {
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables to which directory entries refer but that have not been created.
+    /// Tables that directory entries refer to but that have not been created.
     missing: BTreeSet<TableKey>,
     /// Value of [`Shared::rooms`] at the last attempt to create the missing tables.
     rooms: u64,
@@ -49,9 +49,9 @@ pub(crate) struct Space {
     pub(crate) queue: Vec<u32>,
     /// This crate's own tables for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that are no longer linked, but that the card's TLBs may still cache.
+    /// Unlinked shadow tables that the card's TLBs may still cache, as addresses and sizes in bytes.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that cease to be writable with the next flush of the card's TLBs.
+    /// Pages that cease to be writable at the next flush of the card's TLBs.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
@@ -95,7 +95,7 @@ impl Space {
         }
     }
 
-    /// Returns the size of the space's card memory in bytes.
+    /// Returns the amount of card memory used by the space, in bytes.
     pub(crate) fn card_bytes(&self) -> u64 {
         let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let host = self.host.iter().flatten().fold(0u64, |sum, table| sum.saturating_add(table.bytes()));
@@ -139,7 +139,7 @@ impl Space {
     }
 
     /// Updates the shadow from the guest's current tables, limited to `scope` and to the memory granted by `world`.
-    /// `unflushed` is true if the guest has not just flushed, so that it may be in the middle of writing an entry.
+    /// `unflushed` is true if the guest has not just flushed, so that it may still be writing an entry.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -175,8 +175,8 @@ impl Space {
     /// Writes the mirror changes in `work` to the card, and relinks the directory pages in `relink`.
     ///
     /// The order of writes keeps a large page accessible while it is split or merged. Small entries that replace large
-    /// entries are written first, together with the links to their tables. Changes that remove permissions, new tables,
-    /// and changes that add permissions follow in this order. All other small entries in replacement tables are written
+    /// entries are written first, together with the links to their tables. Next come changes that remove permissions,
+    /// then new tables, then changes that add permissions. All other small entries in replacement tables are written
     /// last.
     pub(crate) fn commit(
         &mut self,
@@ -220,7 +220,7 @@ impl Space {
     }
 
     /// Marks tables that map RAM as barred if RAM is barred, and all other tables as not barred. Returns true if any
-    /// mark has changed, so that [`Self::relink`] must be called.
+    /// mark changes, in which case [`Self::relink`] must be called.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
         for number in self.numbers() {
@@ -397,13 +397,14 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and card memory permit. Returns true if any table was created.
+    /// Creates missing tables, to the extent permitted by the limit and card memory. Returns true if any table was
+    /// created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory has been freed since the last attempt, retry only the first rejected table, which may have been
+        // If no memory has been freed since the last attempt, retry only the first rejected table. It may have been
         // rejected because card memory was exhausted.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
@@ -538,7 +539,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry, with the same size code and the addresses of the shadow tables.
+    /// Returns the shadow of a directory entry, with the same size code and with the addresses of the shadow tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

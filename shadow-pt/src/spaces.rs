@@ -21,7 +21,7 @@ use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of parts in which directories are relinked.
+/// Number of parts in which a directory is relinked.
 pub const RELINK_PIECES: u32 = 8;
 
 /// Card memory for shadow directories and tables is exhausted, or the VM has the maximum number of address spaces.
@@ -29,7 +29,7 @@ pub const RELINK_PIECES: u32 = 8;
 #[error("no card memory is left for a shadow page directory or table, or the VM has too many address spaces")]
 pub struct NoMemory;
 
-/// A change of a page to report to its users.
+/// A change to a page that must be reported to the page's users.
 #[derive(Clone, Copy)]
 enum News {
     /// The page's contents may have changed.
@@ -49,11 +49,11 @@ pub struct AddressSpaces {
     pub(crate) shared: Shared,
 }
 
-/// State of the stepwise removal of a range from all spaces.
+/// State of a range's stepwise removal from all spaces.
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Table pages that may contain entries that map into the range, and have not been checked yet.
+    /// Table pages not checked yet that may contain entries mapping into the range.
     pieces: Vec<Piece>,
 }
 
@@ -88,7 +88,7 @@ impl AddressSpaces {
     }
 
     /// Returns the space of the guest directory at `directory`, which is created if necessary. A new space maps nothing
-    /// until the first call of [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower address
+    /// until the first call of [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB, so lower address
     /// bits are ignored.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl AddressSpaces {
         self.shared.tables.count()
     }
 
-    /// Returns the size of all card memory in use in bytes, including directories.
+    /// Returns the amount of card memory in use in bytes, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
@@ -197,10 +197,10 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles a guest TLB flush of the space. `busy` is true if the card has work of one of the space's channels, so
-    /// that no update may be deferred. Afterwards, the card's tables contain no entry that the guest removed before the
-    /// flush, except in [`Mode::Lazy`]. If required by the report, the caller must flush the card's TLBs for
-    /// [`Self::directory`], and then call [`Self::flushed`].
+    /// Handles a guest TLB flush of the space. `busy` is true if the card is executing work of one of the space's
+    /// channels, in which case no update may be deferred. Afterwards, the card's tables contain no entry that the guest
+    /// removed before the flush, except in [`Mode::Lazy`]. If the report requires it, the caller must flush the card's
+    /// TLBs for [`Self::directory`], and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
@@ -222,7 +222,7 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its previous writes to the GPU, which is necessary after writes through an
+    /// Records that the guest has announced its previous writes to the GPU, which it must do after writes through an
     /// aperture. Pages that may have changed without a trap must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
@@ -231,8 +231,8 @@ impl AddressSpaces {
     }
 
     /// Returns true if [`Self::prepare`] has nothing to do, because all changes reported through [`Self::flush`],
-    /// [`Self::announced`] or [`Self::written`] have been read. A card may or may not observe other changes, so they
-    /// are not detected.
+    /// [`Self::announced`] or [`Self::written`] have been read. Other changes are not detected: a card may or may not
+    /// observe them.
     #[must_use]
     pub fn is_settled(&self, id: SpaceId) -> bool {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
@@ -261,22 +261,22 @@ impl AddressSpaces {
     }
 
     /// Records that the card's TLBs no longer contain entries that were removed by the last call. Frees unlinked
-    /// tables. Pages that only removed entries mapped writable are no longer writable for the GPU.
+    /// tables. Pages mapped writable only by removed entries are no longer writable for the GPU.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Starts the removal of a range that no longer belongs to the guest from all spaces. [`Frames`] must no longer
-    /// grant the range.
+    /// Starts removing a range that no longer belongs to the guest from all spaces. [`Frames`] must no longer grant the
+    /// range.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
     /// Removes the entries that map into the range from the next few table pages. Returns `None` if no pages remain.
-    /// The spaces must not change in any other way until then. After each call, the caller must flush the card's TLBs
+    /// Until then, the spaces must not change in any other way. After each call, the caller must flush the card's TLBs
     /// for the returned spaces, and call [`Self::flushed`] for each. If memory is granted again later,
     /// [`Self::granted`] or [`Self::retranslate`] restores the entries.
     pub fn invalidate(
@@ -294,8 +294,8 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Denies or permits the card's access to all guest RAM. To deny it, tables that map RAM are unlinked, so that the
-    /// cost depends only on the directories. Other pages in these tables also become inaccessible. In the meantime,
+    /// Denies or permits the card's access to all guest RAM. Denial unlinks the tables that map RAM, so its cost
+    /// depends only on the directories. Other pages in these tables also become inaccessible. In the meantime,
     /// [`Frames`] must not grant RAM. Returns the spaces for which the caller must call [`Self::relink`] for each part,
     /// and then flush the card's TLBs.
     #[must_use]
@@ -307,8 +307,8 @@ impl AddressSpaces {
             .collect()
     }
 
-    /// Writes one of [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. The guest must not be
-    /// notified of completion before all parts are written.
+    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. The guest must not be
+    /// notified of completion until all parts have been written.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
         if let Some((space, shared)) = self.space_mut(id) {
@@ -352,7 +352,7 @@ impl AddressSpaces {
         self.shared.reverse.take_named(range, goes_on)
     }
 
-    /// Records that memory was granted. Denied entries and unreadable tables must be read again.
+    /// Records that memory was granted. Denied entries and unreadable tables must be reread.
     pub fn granted(&mut self) {
         let Self { spaces, shared, .. } = self;
         spaces.iter_mut().flatten().for_each(|space| space.granted());
@@ -407,8 +407,8 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a mediator page. Replaces the page with the same index, if any. The card's TLBs must be flushed before the
-    /// page is used.
+    /// Maps a mediator page, replacing any page with the same index. The card's TLBs must be flushed before the page is
+    /// used.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if card memory is exhausted, the index or the address is out of range, or the space is

@@ -1,8 +1,8 @@
 //! This crate's small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
-//! Each table belongs to a pair, which consists of a large-page table and the small-page table (if any) of the same
-//! directory entry. It contains the small entries that replace large entries. All other entries are copied from the
-//! shadow of the guest's small-page table.
+//! Each table belongs to a pair: the large-page table and the small-page table (if any) of a directory entry. It
+//! contains the small entries that replace large entries. All other entries are copied from the shadow of the guest's
+//! small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -18,7 +18,7 @@ use std::ops::Range;
 /// Number of entries in a page. Whole tables are written page by page.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
-/// The large-page table and the small-page table of a directory entry.
+/// A directory entry's large-page table and small-page table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) large: TableKey,
@@ -83,7 +83,8 @@ struct Writes {
 }
 
 /// Entries to write to a space's replacement tables, before and after the large entries are written. Small entries that
-/// replace large entries are written before. All other entries are written after, because large entries may hide them.
+/// replace large entries are written before them. All other entries are written after them, because large entries may
+/// hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
@@ -107,8 +108,8 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the directory must be relinked, because the creation of a table has failed for the first time, or
-    /// because such a table is no longer needed.
+    /// True if the directory must be relinked, because a table could not be created for the first time, or because such
+    /// a table is no longer needed.
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
@@ -116,7 +117,7 @@ pub(crate) struct Made {
     pub(crate) waiting: u64,
 }
 
-/// Card memory that becomes free at the next TLB flush, as start addresses and sizes in bytes.
+/// Card memory to free at the next TLB flush, as start addresses and sizes in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -186,7 +187,7 @@ impl Splits {
         }
     }
 
-    /// Creates needed tables, whose total size must not exceed `room` bytes. The tables are empty.
+    /// Creates the needed tables, whose total size must not exceed `room` bytes. The tables are empty.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -220,7 +221,7 @@ impl Splits {
         done
     }
 
-    /// Returns the total size of the tables of `pairs` in bytes.
+    /// Returns the total size in bytes of the tables of `pairs`.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
@@ -297,7 +298,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes the entries that replace large entries if `before` is true, otherwise all other entries.
+    /// Writes the entries that replace large entries if `before` is true, or all other entries otherwise.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -333,8 +334,8 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry through which the card accesses 4 KiB page `index` of a directory entry of `pair`, or `None`
-    /// if the page is not in a split large page.
+    /// Returns the entry through which the card accesses 4 KiB page `index` of a directory entry of `pair`. Returns
+    /// `None` if the page is not in a split large page.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }

@@ -49,9 +49,9 @@ pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// VRAM pages that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that cease to be writable with the next flush of the card's TLBs.
+    /// Pages that cease to be writable at the next flush of the card's TLBs.
     pub(crate) released: &'a mut Vec<FrameRun>,
-    /// Number of additional large entries that may be split.
+    /// Number of large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
     /// True if entries may be partially written, because the guest has not flushed.
     pub(crate) half_written: bool,
@@ -72,8 +72,8 @@ impl Changes {
     }
 }
 
-/// Maximum number of entries per table that are read again before they are reported as denied. Each guest CPU may be in
-/// the middle of writing one entry.
+/// Maximum number of entries per table that are read again before they are reported as denied. Each guest CPU may still
+/// be writing one entry.
 const MAX_DOUBTED: usize = 16;
 
 /// The shadow of a guest table.
@@ -85,9 +85,9 @@ pub(crate) struct Table {
     pub(crate) mirror: Mirror,
     /// Number of entries in each page that refer to memory but have no shadow entry. They may be granted later.
     absent: Box<[u16]>,
-    /// Index and value of entries that were not granted when they were read for the first time. A driver writes the two
-    /// halves of an entry separately, so that the entry may be partially written when another CPU submits work. The
-    /// mirror contains 0 for these entries, and their pages are read again.
+    /// Index and value of each entry that was not granted when it was first read. A driver writes the two halves of an
+    /// entry separately, so the entry may be incomplete when another CPU submits work. The mirror contains 0 for these
+    /// entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
     /// Pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
@@ -203,8 +203,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page, whose new values are in `fresh` if they have been read. If `recheck`
-    /// is true, also processes absent entries.
+    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If
+    /// `recheck` is true, also processes absent entries.
     #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,
@@ -258,7 +258,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if the entry, which is not granted, was found for the first time and must be read again.
+    /// Returns true if the entry, which is not granted, has just been found for the first time and must be read again.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -333,7 +333,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns true if there are any.
+    /// Handles a grant: marks absent entries and unreadable pages for rereading. Returns true if there are any.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));

@@ -75,7 +75,7 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // The frame number of a large page is aligned, so the low bits are free for the small page's number.
+        // The frame number of a large page is aligned, so its low bits can hold the small page's number.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
@@ -84,8 +84,8 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
 /// Returns the shadow of the guest entry `raw` as a single entry, which is 0 if `raw` is invalid.
 ///
 /// Preserves the valid, privileged, read-only and volatile bits, and the layout of the storage kind. Clears unused
-/// bits, and encryption and compression tags, whose keys and memory belong to the card. RAM that is registered only for
-/// reading is mapped read-only. VRAM in host memory is mapped as snooped.
+/// bits, and also the encryption and compression tags, because their keys and memory belong to the card. RAM that is
+/// registered only for reading is mapped read-only. VRAM in host memory is mapped as snooped.
 // GUESS: an uncompressed kind has the same layout in host memory as in VRAM.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);

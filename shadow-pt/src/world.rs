@@ -1,4 +1,4 @@
-//! Combines the interfaces needed by a synchronization in one object, so that its implementation borrows the card's
+//! Combines the interfaces that a synchronization needs in one object, so that its implementation borrows the card's
 //! memory only once.
 
 use crate::{Frame, Frames, GuestMemory, ShadowMemory, Unreadable};

@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! The mappings are stored separately from the registers that set them, so an access does not wait for the card lock,
-//! which the card's own work may hold for a long time.
+//! The mappings are stored separately from the registers that set them, so that an access need not wait for the card
+//! lock, which the card's own work may hold for a long time.
 
 use crate::fifo::userd::Doorbells;
 use card::Aperture;
@@ -37,7 +37,7 @@ pub(crate) struct ApertureFault {
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
-    /// Bus address of the first byte of the PRAMIN window; `None` if PRAMIN is unmapped.
+    /// Bus address of the first byte of the PRAMIN window, or `None` if PRAMIN is unmapped.
     pramin: RwLock<Option<BusAddr>>,
     /// Set if the card has fallen off the bus: reads return ones, and writes are ignored.
     gone: AtomicBool,

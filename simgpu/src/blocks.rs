@@ -1,4 +1,4 @@
-//! Register blocks, in address order. Each block implements its registers that do more than store a value. Its `read`
+//! Register blocks, in address order. Each block implements those registers that do more than store a value. Its `read`
 //! and `write` functions match every register of the block, and pass plain registers to the storage.
 
 pub(crate) mod board;
@@ -19,6 +19,6 @@ pub(crate) enum Effect {
     None,
     /// The write disabled these units (bits of PMC's enable register), which resets them.
     ResetUnits(u32),
-    /// The driver re-armed MSI.
+    /// The driver has rearmed MSI.
     Rearm,
 }

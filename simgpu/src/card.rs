@@ -27,16 +27,16 @@ pub struct Config {
     pub bar1_size: u64,
     /// Size of BAR3, the instance-memory aperture, in bytes: a power of two.
     pub bar3_size: u64,
-    /// Model of the duration of work; with `None`, work runs as fast as possible.
+    /// Model of the duration of work. If `None`, work runs as fast as possible.
     pub time: Option<TimeModel>,
-    /// Number of threads that execute kernels, at most 64; by default, one per core. With 0, the card's own thread
+    /// Number of threads that execute kernels, at most 64. The default is one per core. With 0, the card's own thread
     /// executes kernels in slices.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
     /// Set to count the accesses of engines and kernels per memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// Set if the VBIOS scripts have run (POST). Otherwise the memory controllers stay off, because the model does not
+    /// Set if the VBIOS scripts have run (POST). Otherwise, the memory controllers stay off, because the model does not
     /// run the scripts.
     pub posted: bool,
     /// Set to back VRAM with a memfd, so that another process can take over the card.
@@ -107,7 +107,7 @@ pub struct Counters {
     pub fifo: FifoCounters,
     /// Copies by all engines.
     pub copied: Copied,
-    /// Number of signalled interrupts.
+    /// Number of interrupts signalled.
     pub interrupts: u64,
     /// Number of accesses to undeclared registers.
     pub undeclared: u64,
@@ -120,7 +120,7 @@ pub struct Counters {
 }
 
 /// A software GF100. All methods may be called from any thread. A separate thread executes the card's work, and sleeps
-/// if there is none.
+/// when there is none.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
@@ -146,7 +146,8 @@ impl SimGpu {
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
     }
 
-    /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
+    /// Creates a card from another process's saved state and its VRAM. The card remains halted until [`Self::go_on`] is
+    /// called.
     ///
     /// # Errors
     /// Returns an [`Error`] if the configuration or the saved state is invalid, or the host lacks resources.
@@ -190,20 +191,21 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
     }
 
-    /// Same as [`Self::for_test`], for a saved card.
+    /// Calls [`Self::restored`] for a card that runs like that of [`Self::for_test`].
     #[cfg(test)]
     pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         let config = Config { compute_workers: Some(0), ..config.clone() };
         Self::without_thread(&config, Clock::manual(), vram, Some(saved))
     }
 
-    /// Locks the state, for use by tests.
+    /// Locks the state. For tests only.
     #[cfg(test)]
     pub(crate) fn gpu(&self) -> parking_lot::MutexGuard<'_, Gpu> {
         self.shared.gpu.lock()
     }
 
-    /// Removes all channels from the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
+    /// Removes all channels from the engines, and stops all work until [`Self::go_on`] is called. Registers remain
+    /// accessible.
     ///
     /// # Errors
     /// Returns [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed
@@ -218,19 +220,19 @@ impl SimGpu {
         self.shared.wake();
     }
 
-    /// Saves the card without its memory; returns `None` unless the card is halted.
+    /// Saves the card without its memory. Returns `None` unless the card is halted.
     #[must_use]
     pub fn save(&self) -> Option<SavedCard> {
         self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])
     }
 
-    /// Returns the file that backs VRAM, for another process; `None` unless [`Config::shared`] was set.
+    /// Returns the file that backs VRAM, for another process. Returns `None` unless [`Config::shared`] was set.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.memory.vram.file()
     }
 
-    /// Replaces the time model; with `None`, work runs as fast as possible.
+    /// Replaces the time model. If `None`, work runs as fast as possible.
     pub fn set_time_model(&self, time: Option<TimeModel>) {
         self.shared.gpu.lock().cx.time = time;
         self.shared.wake();
@@ -246,8 +248,8 @@ impl SimGpu {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// Keeps the engines' writes to host memory in flight until they are flushed ([`simgpu_memory::memory`]). Otherwise
-    /// these writes arrive immediately.
+    /// If `hold` is true, keeps the engines' writes to host memory in flight until they are flushed
+    /// ([`simgpu_memory::memory`]). Otherwise, these writes arrive immediately.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);
     }
@@ -280,7 +282,7 @@ impl SimGpu {
     }
 
     /// Returns the VRAM accesses of engines and kernels since the last call, in order. The card must have
-    /// [`Config::profile`] set; the first call starts the recording. The result is deterministic if a single thread
+    /// [`Config::profile`] set. The first call starts the recording. The result is deterministic if a single thread
     /// executes kernels.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {

@@ -20,7 +20,7 @@ pub(crate) const TIMER_STEP_NS: u64 = 32;
 /// Timing of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineTiming {
-    /// Bandwidth in bytes per second; 0 means no limit.
+    /// Bandwidth in bytes per second, or 0 for no limit.
     pub bytes_per_second: u64,
     /// Minimum duration of a launch in nanoseconds.
     pub launch_ns: u64,
@@ -39,9 +39,9 @@ impl EngineTiming {
 /// Timing of kernels. Memory accesses and arithmetic overlap, so the slower of the two determines the duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
-    /// Warp instructions per second across all multiprocessors; 0 means no limit.
+    /// Warp instructions per second across all multiprocessors, or 0 for no limit.
     pub warp_instructions_per_second: u64,
-    /// Shader memory bandwidth in bytes per second; 0 means no limit.
+    /// Shader memory bandwidth in bytes per second, or 0 for no limit.
     pub bytes_per_second: u64,
 }
 
@@ -81,8 +81,8 @@ pub struct TimeModel {
     pub copy: EngineTiming,
     /// Duration of a channel switch in nanoseconds.
     pub switch_ns: u64,
-    /// An engine's bandwidth to and from system memory in bytes per second, both directions combined; 0 means no limit.
-    /// Each engine has the full bandwidth, and engines do not slow each other down.
+    /// An engine's bandwidth to and from system memory in bytes per second, both directions combined, or 0 for no
+    /// limit. Each engine has the full bandwidth: engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
@@ -119,10 +119,10 @@ fn host_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Callers also use this clock, to timestamp requests that arrive while the card's thread sleeps.
+/// Source of card time. Callers also use this clock to timestamp requests that arrive while the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// The clock follows the host's clock; the value is the host time at card time 0.
+    /// The clock follows the host's clock. The value is the host time at card time 0.
     System(AtomicU64),
     /// The clock advances only on request.
     #[cfg(test)]
@@ -132,7 +132,7 @@ pub(crate) enum CardTime {
 impl CardTime {
     pub(crate) fn now(&self) -> CardNs {
         match self {
-            // The subtraction may wrap: a card that was saved on another host can be older than this host's clock.
+            // The subtraction may wrap, because a card saved on another host can be older than this host's clock.
             Self::System(origin) => host_ns().wrapping_sub(origin.load(Ordering::Relaxed)),
             #[cfg(test)]
             Self::Manual(now) => now.load(Ordering::Relaxed),
@@ -152,7 +152,7 @@ impl CardTime {
 pub(crate) struct Clock {
     time: Arc<CardTime>,
     timer_offset: u64,
-    /// The card time at which the alarm fires.
+    /// Card time at which the alarm fires.
     alarm: Option<CardNs>,
 }
 

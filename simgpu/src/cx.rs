@@ -1,4 +1,4 @@
-//! The context of the register blocks and the scheduler: the entire card except the blocks.
+//! The context of the register blocks and the scheduler: the entire card except for the blocks.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
@@ -27,7 +27,7 @@ pub(crate) struct Cx {
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
     pub(crate) copied: Copied,
-    /// Registers that FECS must write, and their values, taken from the images of loaded contexts.
+    /// Registers and values from the images of loaded contexts, which FECS must write.
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Cx {
 pub struct Copied {
     /// Number of bytes written.
     pub bytes: u64,
-    /// Host time spent on copying, in ns. The engines of a real card would not use host CPU time.
+    /// Host time spent on copying, in ns. The engines of a real card do not use host CPU time.
     pub host_ns: u64,
 }
 

@@ -7,7 +7,7 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of dwords of data memory: 4 KiB, the range of the port's address field.
+/// Size of data memory in dwords: 4 KiB, the range of the port's address field.
 const WORDS: usize = 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub(crate) struct SavedCode {
     tag: u32,
 }
 
-/// Number of pages of code memory: the range of the port's address field.
+/// Size of code memory in pages: the range of the port's address field.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +90,7 @@ struct CodePage {
     any: bool,
 }
 
-/// The port to the code memory. It discards uploaded code, and only records whether a falcon can start with it.
+/// The port to the code memory. It discards uploaded code, and only records whether a falcon can start with this code.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,

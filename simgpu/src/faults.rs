@@ -28,7 +28,7 @@ impl EngineId {
 pub enum FaultKind {
     /// The engine starts the operation but never completes it. Only a reset ends the hang.
     Hang,
-    /// The operation takes longer.
+    /// The operation takes longer than usual.
     Delay {
         /// Additional time in nanoseconds.
         ns: u64,
@@ -50,7 +50,7 @@ pub struct Fault {
     pub kind: FaultKind,
     /// Number of successful operations before the fault: launches, or interrupts for [`FaultKind::DropInterrupt`].
     pub after: u32,
-    /// Number of subsequent operations that fail; `u32::MAX` for all.
+    /// Number of subsequent operations that fail, or `u32::MAX` for all.
     pub count: u32,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Maximum number of armed faults. The card rejects further faults, which exposes mistakes in tests.
+    /// Maximum number of armed faults. The card rejects any more, which exposes mistakes in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {
@@ -85,7 +85,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts an event of `engine` against the faults for which `applies` is true. Returns the faults that trigger.
+    /// Counts an event of `engine` for the faults for which `applies` returns true. Returns the faults that trigger.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {

@@ -12,7 +12,7 @@
 //! [`Fifo::step`] performs all work: each call does a small amount, and returns the time of the next call.
 //!
 //! An engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` permits. A channel runs in the PBDMA of the
-//! engine that it used last, and migrates when it uses an engine of another PBDMA; a new channel may run in any PBDMA.
+//! engine that it used last, and migrates when it uses an engine of another PBDMA. A new channel may run in any PBDMA.
 //! Within a PBDMA, the runlist's channels take turns, each for a time slice.
 
 mod ahead;
@@ -88,8 +88,8 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which newly found work may start: the time at which the driver last changed the set of
-    /// runnable channels.
+    /// Earliest card time at which newly found work may start, which is the time of the driver's last change to the set
+    /// of runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -141,14 +141,14 @@ impl Fifo {
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
     }
 
-    /// Resets an engine immediately, even if its work has not ended by the time model.
+    /// Resets an engine immediately, even if its work has not ended according to the time model.
     pub(crate) fn reset_engine(&mut self, id: EngineId, cx: &Cx) {
         let until = self.slot(id).until;
         self.slot(id).reset();
         self.cut_short(until, cx);
     }
 
-    /// Drops an engine's context and work immediately, even if the work has not completed by the time model.
+    /// Drops an engine's context and work immediately, even if the work has not ended according to the time model.
     pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
         let until = self.slots[slot].until;
         self.slots[slot].abandon();
@@ -223,7 +223,7 @@ impl Fifo {
         }
     }
 
-    /// Records that the driver has changed the set of runnable channels: new work must not start in the past.
+    /// Records that the driver has changed the set of runnable channels. New work must not start before this time.
     pub(crate) fn changed(&mut self, cx: &Cx) {
         self.not_before = cx.clock.now();
     }
@@ -235,7 +235,7 @@ impl Fifo {
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))
     }
 
-    /// Completes requests that waited for channels to leave their PBDMAs.
+    /// Completes requests that were waiting for channels to leave their PBDMAs.
     pub(crate) fn complete_departures(&mut self, cx: &mut Cx) -> Progress {
         let mut progress = Progress::Idle;
         if let Some(channel) = self.preempting

@@ -1,4 +1,4 @@
-//! The whole card: maps BAR0 offsets to register blocks, and performs the card's own work.
+//! The whole card, which maps BAR0 offsets to register blocks and performs the card's own work.
 
 use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
@@ -108,7 +108,7 @@ impl Gpu {
                 }
             };
         }
-        /// Reads a declared register with `$read`.
+        /// Reads a declared register through `$read`.
         macro_rules! block {
             ($block:ident, |$reg:ident, $index:ident| $read:expr) => {
                 match regs::$block::decode(offset) {
@@ -186,9 +186,9 @@ impl Gpu {
         self.update_line();
     }
 
-    /// Writes the registers listed in the images of loaded contexts, anywhere in BAR0, like nouveau's FECS program
-    /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load further contexts, the next
-    /// call handles those contexts.
+    /// Writes the registers listed in the images of loaded contexts, anywhere in BAR0, as nouveau's FECS program
+    /// (`ctx_mmio_exec`) does. Returns true if any register was written. If these writes load further contexts, the
+    /// next call handles them.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;

@@ -1,6 +1,6 @@
-//! PGRAPH's traps, and FECS's contexts. The crate `simgpu-engines` executes PGRAPH's classes.
+//! PGRAPH's traps and FECS's contexts. The `simgpu-engines` crate executes PGRAPH's classes.
 //!
-//! FECS's firmware is not executed: its commands have the same effect as in nouveau's firmware.
+//! FECS's firmware is not executed. Its commands have the same effect as in nouveau's firmware.
 
 use crate::cx::Cx;
 use crate::faults::EngineId;
@@ -60,7 +60,7 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles a context load. The register list in the context image must be written, through [`Cx::context_writes`],
+/// Handles a context load. The registers in the context image's list must be written, through [`Cx::context_writes`],
 /// before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };

@@ -1,4 +1,4 @@
-//! Delivers the card's interrupt to the host, as MSI or as an INTx level.
+//! Delivers the card's interrupt to the host, as an MSI or as an INTx level.
 
 use card::InterruptMode;
 use saved_state::Invalid;
@@ -18,7 +18,7 @@ pub(crate) struct Line {
     event: Option<EventFd>,
     /// Level of PMC's line.
     level: bool,
-    /// Set if the card has sent an MSI that the driver has not re-armed.
+    /// Set if the card has sent an MSI that the driver has not rearmed.
     unarmed: bool,
     /// Set if the card has signalled INTx and the host has not unmasked it.
     masked: bool,
@@ -31,7 +31,7 @@ impl Line {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // Send a message that became due without a connected event. The level has not changed.
+        // Send a message that became due while no event was connected. The level has not changed.
         self.update();
     }
 

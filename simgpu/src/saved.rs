@@ -1,6 +1,6 @@
 //! Saved state of a quiescent card. Its memory is handed over separately.
 //!
-//! [`SimGpu::halt`] preempts every channel, so that the state of all channels is in their contexts in memory. The card
+//! [`SimGpu::halt`] preempts every channel, which saves the state of all channels to their contexts in memory. The card
 //! then does no work. The saved state contains the registers, the channel table, and other state that is not in memory.
 //! It does not contain TLB entries, host memory mappings, or the interrupt event, which the card's next user sets up
 //! again.
@@ -20,7 +20,7 @@ use nvspec::regs::pbus;
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of registers that contexts list and FECS has not written yet.
+/// Maximum number of register writes listed by contexts that FECS has not performed yet.
 const CONTEXT_WRITES_MAX: usize = 1024;
 
 /// Saved state of a software card, without its memory.
@@ -84,7 +84,7 @@ impl Gpu {
             time: _,
             faults,
             undeclared,
-            // Not saved, because this counter is specific to the process.
+            // Not saved: this counter is specific to the process.
             copied: _,
             context_writes,
         } = cx;

@@ -102,9 +102,9 @@ impl Drop for Worker {
     }
 }
 
-/// Requests a higher priority for the card's thread, if permitted: real hardware does not wait for a CPU.
+/// Requests a higher priority for the card's thread, if permitted, because real hardware does not wait for a CPU.
 fn run_first() {
-    // `None` means the calling thread.
+    // `None` denotes the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::debug!(%error, "the software card's thread keeps its default priority");
     }

@@ -1,13 +1,13 @@
 //! The card's VBIOS: an image with the tables that drivers parse. Its only code is a return instruction.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
-//! version, initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
-//! 4.0 without outputs. The sum of all bytes is 0 modulo 256.
+//! version, initialization scripts (none) and the PLL limits, and a display configuration block (DCB) of version 4.0
+//! without outputs. The sum of all bytes is 0 modulo 256.
 //!
-//! Not included: other x86 code; initialisation scripts; memory timings (drivers report an unknown memory type and keep
-//! the memory settings); power states; voltages; GPIO and I2C tables.
+//! Not included: other x86 code, initialization scripts, memory timings (drivers report an unknown memory type and keep
+//! the memory settings), power states, voltages, and GPIO and I2C tables.
 //!
-//! Sources: envytools `hwdocs/bios`, PCI's firmware specification (PCIR), and nouveau's `bios` unit.
+//! Sources: envytools `hwdocs/bios`, the PCI firmware specification (PCIR), and nouveau's `bios` unit.
 
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
@@ -17,7 +17,7 @@ pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
-/// Offset of the image's entry point. Firmware far-calls it in any kind of image.
+/// Offset of the image's entry point. Firmware far-calls the entry point of any kind of image.
 const ENTRY: usize = 3;
 const FAR_RETURN: u8 = 0xcb;
 const PCIR_POINTER: usize = 0x18;
@@ -124,7 +124,7 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    //! Tests with an independent reader, which knows only the signatures and follows pointers from there.
+    //! Tests with an independent reader, which knows only the signatures and follows the pointers from them.
 
     use super::build;
     use nvspec::chip::GF100;

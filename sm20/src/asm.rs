@@ -1,7 +1,7 @@
-//! The assembler. Its language is described in the repository's `docs/reference/sm20-assembly.md`.
+//! The assembler. Its language is described in `docs/reference/sm20-assembly.md` in the repository.
 //!
-//! The assembler makes two passes: the first splits the source into statements and assigns values to labels and
-//! constants; the second parses operands and encodes instructions.
+//! The assembler makes two passes. The first pass splits the source into statements, and assigns values to labels and
+//! constants. The second pass parses operands and encodes instructions.
 
 mod cursor;
 mod directive;
@@ -71,14 +71,15 @@ pub struct Kernel {
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Number of registers per thread: the value of `.registers`, or one more than the highest register that the code
-    /// uses.
+    /// Number of registers per thread, which is the value of `.registers`, or one more than the highest register used
+    /// by the code.
     pub registers: u32,
-    /// Static shared memory per block: the value of `.shared`.
+    /// Static shared memory per block, which is the value of `.shared`.
     pub shared_bytes: u32,
-    /// Local memory per thread: the value of `.local`.
+    /// Local memory per thread, which is the value of `.local`.
     pub local_bytes: u32,
-    /// Number of barriers per block: the value of `.barriers`, or one more than the highest barrier that the code uses.
+    /// Number of barriers per block, which is the value of `.barriers`, or one more than the highest barrier used by
+    /// the code.
     pub barriers: u32,
     /// Total size of the parameters, from `.params`.
     pub params: u32,
@@ -110,7 +111,7 @@ pub struct AsmError {
 /// Number of errors after which assembly stops.
 const MAX_ERRORS: usize = 100;
 
-/// Maximum size of a program in bytes: the range of a relative branch.
+/// Maximum size of a program in bytes, which is the range of a relative branch.
 const MAX_BYTES: u32 = 8 << 20;
 
 /// Assembles a source text. Reports up to 100 errors.

@@ -1,9 +1,9 @@
-//! Conversion between machine words and instructions, with one table for both directions.
+//! Conversion between machine words and instructions. The same table is used for both directions.
 //!
 //! In a 64-bit word, the lowest four bits are the type, and the highest six bits (five in most types) are the opcode.
-//! All instructions except control instructions share these fields: bit 4 is the join flag, bits 10 to 13 the guard,
-//! bits 14 to 19 the destination, bits 20 to 25 the first operand, bits 26 to 47 the second, and bits 49 to 54 the
-//! third.
+//! All instructions except for control instructions share these fields: bit 4 is the join flag, bits 10 to 13 are the
+//! guard, bits 14 to 19 are the destination, bits 20 to 25 are the first operand, bits 26 to 47 are the second, and
+//! bits 49 to 54 are the third.
 
 mod address;
 mod bits;
@@ -57,7 +57,7 @@ pub enum DecodeError {
         word: u64,
         /// Name of the operation.
         name: &'static str,
-        /// The field, or several fields encoded together.
+        /// The field, or several fields that are encoded together.
         field: &'static str,
         /// Reason for the error.
         why: &'static str,
@@ -73,12 +73,12 @@ pub enum EncodeError {
         /// Name of the operation.
         name: &'static str,
     },
-    /// A value does not fit a field of the operation's first encoding.
+    /// A value does not fit in a field of the operation's first encoding.
     #[error("{name}, {field}: {why}")]
     Field {
         /// Name of the operation.
         name: &'static str,
-        /// The field, or several fields encoded together.
+        /// The field, or several fields that are encoded together.
         field: &'static str,
         /// Reason for the error.
         why: &'static str,
@@ -158,8 +158,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Encodes an instruction, zero-extended if it is short. Encoding the result of [`decode`] yields the decoded word,
-/// except that a guard that the hardware ignores becomes 0.
+/// Encodes an instruction, zero-extended if it is short. Encoding the result of [`decode`] results in the decoded word,
+/// except that a guard that is ignored by the hardware becomes 0.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {

@@ -1,11 +1,11 @@
-//! Cubins: ELF files with kernels for sm_20, as produced by NVIDIA's compilers up to CUDA 8.
+//! Cubins, which are ELF files with kernels for sm_20, as produced by NVIDIA's compilers up to CUDA 8.
 //!
 //! Sources: the ELF files themselves, as printed by `cuobjdump` and `readelf`, and the loader of the published Gdev. A
 //! kernel has these sections: `.text.NAME` (the number of registers is in bits 31:24 of `sh_info`, the number of
-//! barriers in bits 26:20 of `sh_flags`), `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`,
-//! of which only the sizes are used.
+//! barriers in bits 26:20 of `sh_flags`), `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`
+//! (only their sizes are used).
 //!
-//! A cubin is rejected if it contains anything that a [`Program`] cannot represent: its own constants, global
+//! A cubin is rejected if it contains anything that a [`Program`] cannot represent: constants of its own, global
 //! variables, or relocations.
 
 use object::elf::{FileHeader32, FileHeader64, SHT_REL, SHT_RELA};
@@ -14,7 +14,7 @@ use object::{Endianness, FileKind};
 
 use crate::{Kernel, Parameter, Program};
 
-/// Value of `e_machine`: NVIDIA CUDA.
+/// Value of `e_machine` for NVIDIA CUDA.
 const EM_CUDA: u16 = 190;
 /// `e_flags` bits with the architecture number.
 const FLAGS_SM: u32 = 0xff;
@@ -40,8 +40,8 @@ pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, based on its first 64 bytes. The length is the end of the last table,
-/// because compilers write the tables after all sections.
+/// Returns the length of a cubin in bytes, based on its first 64 bytes. This is the end of the last table, because
+/// compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {
         FileKind::Elf32 => tables_end::<FileHeader32<Endianness>>(header),
@@ -149,7 +149,7 @@ impl<'a, E: FileHeader<Endian = Endianness>> Cubin<'a, E> {
         Ok(())
     }
 
-    /// Returns the size of a section; 0 if it does not exist.
+    /// Returns the size of a section, or 0 if it does not exist.
     fn size(&self, name: &str) -> Result<u32, String> {
         let Some((_, section)) = self.sections.section_by_name(self.endian, name.as_bytes()) else { return Ok(0) };
         let bytes: u64 = section.sh_size(self.endian).into();

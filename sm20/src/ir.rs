@@ -19,12 +19,12 @@ pub(crate) use code::Code;
 
 /// An instruction in the form that an interpreter executes.
 ///
-/// Lanes whose guard is true execute the instruction. For control instructions, the condition code test in the
-/// operation must also be true.
+/// The instruction is executed by the lanes for which the guard is true. For control instructions, the condition code
+/// test in the operation must also be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
-    /// Predicate of each lane. Lanes whose predicate is false skip the operation. Always [`PredicateOperand::TRUE`] for
-    /// operations that the hardware never guards, such as SSY, PBK and CAL.
+    /// Predicate of each lane. Lanes for which the predicate is false skip the operation. Always
+    /// [`PredicateOperand::TRUE`] for operations that the hardware never guards, such as SSY, PBK and CAL.
     pub guard: PredicateOperand,
     /// `.S`: after the operation, the warp reconverges at the innermost SSY entry of its divergence stack, as if it had
     /// branched there. This depends only on the guard.
@@ -41,7 +41,7 @@ impl Instruction {
         Self { guard: PredicateOperand::TRUE, join: false, form: Form::Long, op }
     }
 
-    /// Returns the size of the encoding in bytes: 4 or 8.
+    /// Returns the size of the encoding in bytes, which is 4 or 8.
     pub const fn size(&self) -> u32 {
         match self.form {
             Form::Long => 8,
@@ -50,7 +50,7 @@ impl Instruction {
     }
 }
 
-/// The two encoding sizes, which can be mixed freely, because bit 3 of an instruction's first word distinguishes them.
+/// The two encoding sizes. They can be mixed freely, because bit 3 of an instruction's first word distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

@@ -4,13 +4,14 @@
 //!   `codec`, which has one module per family. Decoding is strict: a set bit outside all fields of the encoding is an
 //!   error, so [`encode`] restores every decoded word.
 //! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back. `syntax` describes each
-//!   operation's suffixes and operands for both. The language is described in `docs/reference/sm20-assembly.md`.
+//!   operation's suffixes and operands for both directions. The language is described in
+//!   `docs/reference/sm20-assembly.md`.
 //! - [`cubin`] reads kernels from NVIDIA's ELF files.
 //!
-//! No input causes a panic, and time and memory are at most linear in the length of the input. This crate does not
-//! contain the semantics of operations.
+//! No input causes a panic, and the time and memory needed are at most linear in the length of the input. This crate
+//! does not contain the semantics of operations.
 //!
-//! Facts are from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
+//! The facts are from envytools' public GF100 tables and from Mesa's compiler for the same hardware. Mnemonics are
 //! NVIDIA's own.
 
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Syntax of instructions: one description of each operation's suffixes and operands, shared by the disassembler, the
-//! assembler and the register count.
+//! Syntax of instructions, with one description of each operation's suffixes and operands that is shared by the
+//! disassembler, the assembler and the register count.
 
 mod arithmetic;
 mod flow;
@@ -8,7 +8,7 @@ mod registers;
 
 use crate::ir::*;
 
-/// Kind of an operand's value, which determines the text of an immediate and the number of registers.
+/// Kind of an operand's value. It determines the text of an immediate and the number of registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.
@@ -48,7 +48,8 @@ pub(crate) trait Visitor {
     /// Visits a suffix that is present if the value is true.
     fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error>;
 
-    /// Visits a suffix that is one of a modifier's names. The default may be omitted, but is written if `shown` is set.
+    /// Visits a suffix that is one of a modifier's names. The default may be omitted, but is written if `shown` is
+    /// true.
     fn code<T: Code>(&mut self, value: &mut T, shown: bool) -> Result<(), Self::Error>;
 
     /// Visits a mandatory suffix that is one of a modifier's names.
@@ -72,13 +73,13 @@ pub(crate) trait Visitor {
     /// Visits a register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Same as [`Self::source`], but with a sign prefix.
+    /// Calls [`Self::source`] with a sign prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
     /// Visits a floating-point operand.
     fn float(&mut self, operand: &mut FloatOperand, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Visits an address such as `[R0+0x10]`; `wide` is a suffix.
+    /// Visits an address such as `[R0+0x10]`, where `wide` is a suffix.
     fn address(&mut self, address: &mut Address) -> Result<(), Self::Error>;
 
     /// Visits `c[bank][R0+0x10]`.

@@ -14,13 +14,13 @@ pub enum Deadline<U> {
     Guarantee,
     /// Allocations may wait for evictions again.
     EvictionWait,
-    /// Memory may be pinned for the stock again, because no memory has moved for a while.
+    /// Memory may be pinned for the stock again, because no memory has moved for some time.
     Restock,
     /// The second time limit of a tenant's current turn.
     SecondLimit(TenantId),
-    /// A tenant that prepares to leave for another card stays, because the daemon does not continue the move.
+    /// A tenant that prepares to leave for another card remains, because the daemon does not continue the move.
     Departure(TenantId),
-    /// The accounts of an earlier owner's tenants that were not added are forgotten.
+    /// The accounts of an earlier owner's tenants that were not added are discarded.
     Accounts,
     /// A user must have continued to report its memory from an earlier owner.
     Report(U),
@@ -100,7 +100,7 @@ impl<U: Copy + Ord> Deadlines<U> {
         self.remaining(deadline, now) > 0
     }
 
-    /// Returns the time in ns until a deadline; 0 if it has passed or is not set.
+    /// Returns the time in ns until a deadline, or 0 if it has passed or is not set.
     #[must_use]
     pub fn remaining(&self, deadline: Deadline<U>, now: u64) -> u64 {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))

@@ -1,8 +1,8 @@
-//! The free indices of a tenant's memory, for an owner that assigns them itself.
+//! The free indices of a tenant's memory, for an owner that assigns the indices itself.
 
 use std::collections::BTreeSet;
 
-/// Unused indices. The lowest one is found without visiting the indices in use.
+/// Unused indices. The lowest one is found without visiting the used indices.
 #[derive(Debug, Default)]
 pub struct Indices {
     /// Previously used indices that are free again.
@@ -26,7 +26,7 @@ impl Indices {
         })
     }
 
-    /// Puts back an index that was taken.
+    /// Returns an index that was taken.
     pub fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }

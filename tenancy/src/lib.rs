@@ -2,22 +2,21 @@
 //!
 //! A card has one of two executors: `card-manager` owns cards for virtual machines, and `cuda-owner` owns cards for
 //! CUDA programs. Both report the card's events and execute the resulting actions. This crate makes decisions without
-//! I/O, threads, or a clock of its own: callers pass the time.
+//! I/O, threads, or a clock of its own. Callers pass the time.
 //!
-//! [`Residency`] divides the card's memory: it returns the chunks to move, and the tenants to hold during another
+//! [`Residency`] divides the card's memory. It returns the chunks to move, and the tenants to hold during another
 //! tenant's memory quantum. It is based on [`vram::Balancer`] and [`vram::Quanta`].
 //!
-//! [`relocation::Relocations`] controls the moves: it returns the steps of each move, and the executor reports their
+//! [`relocation::Relocations`] controls the moves. It returns the steps of each move, and the executor reports their
 //! results. [`Machine`] combines both.
 //!
 //! [`Machine::wait_reason`] returns the reason why a tenant waits. [`MemoryView`] and [`TimeView`] describe a card of
 //! either kind to operators.
 //!
-//! [`Deadlines`] contains the timers of a CUDA card's owner, and [`Indices`] the indices that it assigns.
+//! [`Deadlines`] contains the timers of a CUDA card's owner, and [`Indices`] contains the indices that it assigns.
 //! [`SavedTenancy`] and [`SavedAccounts`] are the saved state for the card's next owner.
 //!
-//! `sched`, not this crate, divides the time. This crate does not copy memory, and does not depend on channels or
-//! processes.
+//! Time is divided by `sched`. This crate does not copy memory, and does not depend on channels or processes.
 
 mod deadlines;
 mod indices;

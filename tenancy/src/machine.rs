@@ -1,7 +1,8 @@
-//! A card's memory as one state machine: the tenants whose memory is on the card, and the moves in progress.
+//! A card's memory as one state machine, which consists of the tenants with memory on the card and the moves in
+//! progress.
 //!
 //! The executor divides its work into *rounds*: [`Machine::begin_round`] with its report, the plans of
-//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call it carries out
+//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call, it executes
 //! [`Machine::take_changes`].
 
 use crate::relocation::{Config, Relocations};
@@ -18,7 +19,8 @@ pub enum Traffic {
     Unknown,
     /// Number of bytes.
     Bytes(u64),
-    /// The card does not count accesses. The work of these tenants runs, and is assumed to read all their host memory.
+    /// The card does not count accesses. The work of these tenants is running, and is assumed to read all of their host
+    /// memory.
     Assumed(BTreeSet<TenantId>),
 }
 
@@ -28,29 +30,29 @@ pub struct Report<'a> {
     pub working: BTreeSet<TenantId>,
     /// Traffic on the bus since the last report.
     pub traffic: Traffic,
-    /// The tenants' time: their weights and accounts.
+    /// The tenants' time, which consists of their weights and accounts.
     pub scheduler: &'a Scheduler,
     /// True if the scheduler's submissions are those of the tenants, so that their number shows the tenants' progress.
     pub counts_work: bool,
 }
 
-/// Consequences of memory quanta for tenants' time.
+/// Consequences of memory quanta for the tenants' time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Tenants to hold or to release.
     pub holds: Holds,
-    /// Tenants that compete for time with other settings from now on; `None` restores their own settings.
+    /// Tenants that compete for time with other settings from now on, where `None` restores their own settings.
     pub competitors: Vec<(TenantId, Option<VgpuParams>)>,
 }
 
 /// A card's memory. `U` identifies users of memory, and `P` identifies backing memory.
 #[derive(Debug)]
 pub struct Machine<U, P> {
-    /// Decides which tenants' memory is on the card.
+    /// Decides which tenants have their memory on the card.
     pub residency: Residency,
     /// Moves in progress.
     pub relocations: Relocations<U, P>,
-    /// Holds that the executor has not carried out yet.
+    /// Holds that the executor has not executed yet.
     holds: Holds,
 }
 
@@ -61,9 +63,9 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Self { residency, relocations: Relocations::new(limits), holds: Holds::new() }
     }
 
-    /// Begins a round: records which tenants take part, and starts, changes or ends memory quanta.
+    /// Begins a round. Records which tenants take part, and starts, changes or ends memory quanta.
     pub fn begin_round(&mut self, table: &ChunkTable, now: u64, report: &Report<'_>) {
-        // The holder of a quantum cannot work while its own memory moves, but keeps its quantum.
+        // The holder of a quantum cannot work while its own memory is moving, but keeps its quantum.
         let loading =
             self.residency.turn().map(|turn| turn.holder).filter(|holder| self.relocations.is_moving(*holder));
         report.working.iter().copied().chain(loading).for_each(|tenant| self.residency.worked(tenant, now));
@@ -83,7 +85,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         }
     }
 
-    /// Returns true if a tenant gets no time because its memory is moving or it waits for its quantum.
+    /// Returns true if a tenant gets no time, because its memory is moving or it is waiting for its quantum.
     #[must_use]
     pub fn is_paused(&self, tenant: TenantId) -> bool {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
@@ -98,26 +100,26 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         }
     }
 
-    /// Returns the changes that the executor has to carry out now.
+    /// Returns the changes that the executor must execute now.
     #[must_use]
     pub fn take_changes(&mut self, scheduler: &Scheduler) -> Changes {
         Changes { holds: std::mem::take(&mut self.holds), competitors: self.changed_competitors(scheduler) }
     }
 
-    /// Returns the time in ns until the next planning round unless an event occurs earlier, or `None` if only events
-    /// cause moves.
+    /// Returns the time in ns until the next planning round if no event occurs earlier, or `None` if only events cause
+    /// moves.
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());
-        // In forced mode, quanta start even if no memory has to move.
+        // In forced mode, quanta start even if no memory must be moved.
         let is_forced = residency.quanta().config().mode == Mode::Forced && table.vms().count() > 1;
         let is_evicted = tenants.any(|(_, account)| account.host != 0 || account.parked != 0);
         let is_due = is_evicted || is_forced || residency.turn().is_some() || !self.relocations.is_idle();
         is_due.then(|| residency.balancer().config().return_interval_ns)
     }
 
-    /// Returns the tenants whose settings for the competition for time must change, with the new settings; `None`
-    /// restores their own settings. See [`Residency::competing`].
+    /// Returns the tenants with settings for the competition for time that must change, and the new settings, where
+    /// `None` restores their own settings. See [`Residency::competing`].
     fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
         let settings = scheduler.vgpus().map(|tenant| (tenant, self.residency.competing(tenant, own)));
@@ -141,7 +143,7 @@ fn work_done(scheduler: &Scheduler, tenant: TenantId) -> Done {
     })
 }
 
-/// Returns the number of bytes in host memory that running work can read, without memory beyond the quota of its
+/// Returns the number of bytes in host memory that running work can read. Excludes memory in excess of the quota of its
 /// tenant, which cannot return to the card with or without quanta.
 fn readable_bytes(table: &ChunkTable, running: &BTreeSet<TenantId>) -> u64 {
     let accounts = table.vms().filter(|(tenant, _)| running.contains(tenant)).map(|(_, account)| account);
@@ -212,7 +214,7 @@ mod tests {
         begin_round(&mut machine, &table, 0, &[]);
         assert_eq!(holds(&mut machine), [(ONE, true), (TWO, true)], "memory is moving for the quantum");
         let _ = machine.residency.plan(&table, 0, Demand::default());
-        // Simulate a move of the other tenant's memory, as by the operator.
+        // Simulate a move of the other tenant's memory, as if requested by the operator.
         begin(&mut machine, &table, TWO);
         machine.round_ended(&table, MS, None);
         assert_eq!(holds(&mut machine), []);

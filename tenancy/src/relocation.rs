@@ -1,46 +1,46 @@
-//! Relocation: controls the steps in which chunks move between the card and host memory.
+//! Relocation, which controls the steps in which chunks move between the card and host memory.
 //!
 //! ```text
 //! draft -> Quiesce -> quiet -> Copy -> copied -> Remap -> remapped -> Ended -> Resume
 //! ```
 //!
 //! A *user* of memory is a process of a CUDA tenant, or a VM. It maps chunks, and is quiesced while they move. A user
-//! has one order at a time, which consists of several batches: while the user remaps one batch, the next one is copied.
-//! Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
+//! has one order at a time. The order consists of several batches: while the user remaps one batch, the next one is
+//! copied. Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
 //! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
-//! declines an order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could
-//! not be copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If it
-//! still does not quiesce, it is abandoned.
+//! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user with chunks that
+//! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it, if
+//! possible. If it still does not quiesce, it is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
 use vram::{ChunkTable, MoveId, TenantId, Tier};
 
-/// Time for which a user gets no new order after it declined one or its chunks could not move, in ns.
+/// Time for which a user gets no new order after it has declined one or its chunks could not be moved, in ns.
 pub const RETRY_NS: u64 = 500_000_000;
-/// Initial time after which a user should decline instead of continuing to drain, in ns. It doubles each time the user
-/// declines.
+/// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
+/// doubles each time the user declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined minus completed orders. A user may exceed it for as long as its work may run. A user that
-/// exceeds both limits keeps memory from other users, and is abandoned.
+/// Maximum number of declined orders minus completed orders. A user may exceed it for as long as its work may run. A
+/// user that exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Maximum number of chunks per batch: large enough for the link's full bandwidth, and small enough that memory
-    /// changes owners quickly.
+    /// Maximum number of chunks per batch. It is large enough for the link's full bandwidth, and small enough for
+    /// memory to change owners quickly.
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches per user.
     pub batches_most: usize,
     /// Number of batches above which a user gets no new ones. Otherwise, a new batch would start whenever one ends, and
     /// batches would shrink to one chunk each.
     pub batches_few: usize,
-    /// Maximum time for a user's response, in ns.
+    /// Time limit for a user's response, in ns.
     pub answer_ns: u64,
-    /// Additional time in which the executor tries to force a user to quiesce, in ns, or `None` if the executor cannot
-    /// force it.
+    /// Additional time during which the executor tries to force a user to quiesce, in ns, or `None` if the executor
+    /// cannot force it.
     pub force_ns: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ pub struct User<U> {
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,
-    /// Run time limit of the user's work in ns, during which the work may prevent quiescence, or `None` if there is no
+    /// Run time limit of the user's work in ns, for which the work may prevent quiescence, or `None` if there is no
     /// limit.
     pub run_limit_ns: Option<u64>,
 }
@@ -129,7 +129,7 @@ pub enum Action<U, P> {
     },
     /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
     Ended {
-        /// Chunks whose moves have ended.
+        /// Chunks with moves that have ended.
         chunks: Vec<Chunk<P>>,
         /// True if the chunks are now at their destinations.
         moved: bool,
@@ -143,7 +143,7 @@ pub enum Action<U, P> {
         /// Order number.
         order: u32,
     },
-    /// An order was cancelled because its user declined it, ended, or was abandoned.
+    /// An order was cancelled, because its user declined it, ended, or was abandoned.
     Cancelled {
         /// User of the cancelled order.
         user: U,
@@ -191,7 +191,7 @@ struct Order<P> {
     batches: VecDeque<Batch<P>>,
     /// Batches that the user is remapping, in the order in which they were sent. Copies may finish in another order.
     remapping: VecDeque<Vec<Chunk<P>>>,
-    /// Time since which the order waits for a response from the user, in ns.
+    /// Time since which the order has been waiting for a response from the user, in ns.
     since: Option<u64>,
     /// True if the user has remapped all chunks that it was asked to remap.
     complied: bool,
@@ -211,9 +211,9 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of orders completed since.
+    /// Number of declined orders minus the number of orders completed since then.
     declines: u32,
-    /// Time since which this number has been positive, in ns, or `None`.
+    /// Time since which this number has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,
     /// Time before which the user gets no order, in ns.
     retry_at: u64,
@@ -244,7 +244,7 @@ pub struct Relocations<U, P> {
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
-    /// Creates the state of a card on which no memory moves.
+    /// Creates the state of a card on which no memory is moving.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let (orders, records, drafts, full, orphans, moving, actions) = Default::default();
@@ -316,7 +316,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Adds a chunk to a user's next order, after [`Self::admits`] has returned true. `is_missing` is true if the
-    /// destination has not been allocated yet; the executor then reports its allocation through [`Self::made`].
+    /// destination has not been allocated yet. The executor then reports its allocation through [`Self::made`].
     pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
         self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
         self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
@@ -387,7 +387,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination was allocated. If `done` is false, the allocation failed and the chunk does not move.
+    /// Records that a destination was allocated. If `done` is false, the allocation failed, and the chunk does not
+    /// move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
         let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| waits(order)) else { return };
@@ -403,7 +404,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a copy has finished, successfully or not, after `ns`.
+    /// Records that a copy has finished (successfully or not) after `ns`.
     pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
         if let Some(chunks) = self.orphans.remove(&number) {
             return self.end(chunks, false);
@@ -451,7 +452,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.end(chunks(there), true);
         self.end(chunks(rest), false);
         if declines {
-            // The user cannot remap chunks now, usually because it is about to end. Copying them again immediately
+            // The user cannot remap chunks now, usually because it is about to end. Immediately copying them again
             // would not help.
             self.decline(now, user);
         }
@@ -459,7 +460,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Ok(())
     }
 
-    /// Reports users whose responses are overdue.
+    /// Reports users with overdue responses.
     pub fn tick(&mut self, now: u64) {
         let Config { answer_ns, force_ns, .. } = self.config;
         for (&user, order) in &mut self.orders {
@@ -497,13 +498,13 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.records.remove(&user);
     }
 
-    /// Suspends a user's orders for a while, because a chunk could not move.
+    /// Suspends a user's orders for some time, because a chunk could not be moved.
     pub fn postpone(&mut self, user: U, now: u64) {
         let record = self.records.entry(user).or_default();
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
     }
 
-    /// Copies all chunks that are ready to be copied, and ends the order when no chunk is left.
+    /// Copies all chunks that are ready to be copied, and ends the order if no chunk remains.
     fn advance(&mut self, user: U, table: &ChunkTable) {
         let Some(order) = self.orders.get_mut(&user).filter(|order| order.quiet) else { return };
         // Chunks that the user has freed in the meantime do not need a copy.
@@ -554,7 +555,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined an order or a part of it: the user gets no orders for a while. A user that
+    /// Handles a user that has declined an order or a part of it. The user gets no orders for some time. A user that
     /// declines every order is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;

@@ -1,4 +1,5 @@
-//! Division of a card's memory among tenants: move plans, and quanta for tenants whose memory does not fit together.
+//! Division of a card's memory among tenants, which consists of move plans, and of quanta for tenants with memory that
+//! does not fit together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +19,7 @@ pub struct Demand {
     pub guarantee: Option<u32>,
     /// True if only denied requests and the guarantee may be planned, because the executor has more urgent moves.
     pub only_requests: bool,
-    /// True if moves do not delay other tenants, so evicted memory may return immediately.
+    /// True if moves do not delay other tenants, so that evicted memory may return immediately.
     pub is_undisturbed: bool,
 }
 
@@ -27,7 +28,7 @@ pub struct Demand {
 pub struct Planned {
     /// The moves, in order.
     pub steps: Vec<Step>,
-    /// Tenants whose denied requests the moves serve.
+    /// Tenants with denied requests that the moves serve.
     pub served: BTreeSet<TenantId>,
 }
 
@@ -40,8 +41,9 @@ pub struct Residency {
     held: BTreeMap<TenantId, u64>,
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
-    /// True while memory is moved for a quantum that is about to start. The holder of the quantum is also held during
-    /// this time: its work would use chunks in host memory, and returning these would have to wait for the work.
+    /// True while memory is moved for a quantum that is about to start. During this time, the holder of the quantum is
+    /// also held. Otherwise, its work would use chunks in host memory, and returning these would have to wait for the
+    /// work.
     is_loading: bool,
     /// Time since which no memory has moved for that quantum, in ns.
     still_since: Option<u64>,
@@ -64,13 +66,13 @@ impl Residency {
         Self { balancer, quanta, held, held_ns: BTreeMap::new(), is_loading, still_since: None, begun }
     }
 
-    /// Continues with the measured bandwidth and the results of an earlier owner's probes, and with the current
-    /// settings. The quantum of that owner has ended.
+    /// Continues with an earlier owner's measured bandwidth and results of probes, and with the current settings. The
+    /// quantum of that owner has ended.
     pub fn continue_from(&mut self, quanta: Quanta, begun: u64) {
         (self.quanta, self.begun) = (quanta.at_rest(*self.quanta.config()), begun);
     }
 
-    /// Changes the operator's settings from now on.
+    /// From now on, uses other operator settings.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -117,15 +119,15 @@ impl Residency {
         self.held.contains_key(&tenant)
     }
 
-    /// Returns the holder of the quantum for which a tenant is held, and the remaining time of the quantum in ns, or
-    /// `None` while memory is moved for the quantum.
+    /// Returns the holder of the quantum for which a tenant is held. Also returns the remaining time of the quantum in
+    /// ns, or `None` while memory is moved for the quantum.
     #[must_use]
     pub fn wait(&self, tenant: TenantId, now: u64) -> Option<(TenantId, Option<u64>)> {
         let turn = self.quanta.turn().filter(|_| self.is_held(tenant))?;
         Some((turn.holder, self.quanta.left_ns(now)))
     }
 
-    /// Returns the total time in ns that a tenant has been held since it was added.
+    /// Returns the total time in ns for which a tenant has been held since it was added.
     #[must_use]
     pub fn held_ns(&self, tenant: TenantId, now: u64) -> u64 {
         let current = self.held.get(&tenant).map_or(0, |since| now.saturating_sub(*since));
@@ -147,14 +149,14 @@ impl Residency {
         self.quanta.relocated(now, bytes, took_ns);
     }
 
-    /// Follows the other cards of tenants with several cards. `leads` contains the tenants whose quanta another card
-    /// decides, and `unready` the tenants whose memory is not ready on another card.
+    /// Follows the other cards of tenants with several cards. `leads` contains the tenants for which another card
+    /// decides about quanta, and `unready` contains the tenants with memory that is not ready on another card.
     pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
         self.quanta.set_leads(leads);
         self.quanta.set_unready(unready);
     }
 
-    /// Forgets a removed tenant.
+    /// Discards the state of a removed tenant.
     pub fn forget(&mut self, tenant: TenantId) {
         self.balancer.forget_vm(tenant);
         self.held.remove(&tenant);
@@ -204,10 +206,10 @@ impl Residency {
     }
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
-    /// will soon release memory, so that more of the holder's memory can return. In this case, the quantum starts at
-    /// the latest after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several
-    /// cards also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of
-    /// a tenant's chunks that never move, and is `None` if no such program is ending.
+    /// will soon release memory, so that more of the holder's memory can return. The quantum then starts, at the
+    /// latest, after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several cards
+    /// also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of a
+    /// tenant's chunks that never move, and is `None` if no such program is ending.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
@@ -252,13 +254,13 @@ impl Residency {
         planned
     }
 
-    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more chunks.
     pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }
 
-    /// Returns true if new memory of the holder of a quantum should wait for the eviction of other members' memory. In
-    /// host memory, the holder would access the memory over the link, and it would be moved at once.
+    /// Returns true if new memory of the holder of a quantum should wait for the eviction of other members' memory. If
+    /// it were placed in host memory, the holder would access it over the link, and it would be moved immediately.
     #[must_use]
     pub fn should_wait_for_room(&self, table: &ChunkTable, tenant: TenantId) -> bool {
         let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
@@ -281,8 +283,8 @@ impl Residency {
     }
 
     /// Returns the settings with which a tenant competes for time in place of its own. The holder of a quantum competes
-    /// for all members: each member uses its share of the time in its own quanta, so tenants outside keep their shares.
-    /// `own` returns the operator's settings of a tenant.
+    /// for all members: each member uses its share of the time in its own quanta, so that tenants that are not members
+    /// keep their shares. `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
         let members = turn.members.iter().filter_map(|member| own(*member));
@@ -290,7 +292,7 @@ impl Residency {
         (group != mine).then_some(group)
     }
 
-    /// Updates the set of held tenants. Returns the changes.
+    /// Updates the set of held tenants, and returns the changes.
     fn renew_holds(&mut self, now: u64) -> Holds {
         let held: BTreeSet<TenantId> = self.quanta.turn().map_or_else(BTreeSet::new, |turn| {
             let is_held = |tenant: &TenantId| self.is_loading || turn.holder != *tenant;
@@ -320,8 +322,8 @@ fn account_of(table: &ChunkTable, tenant: TenantId) -> Option<VmSummary> {
     table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account)
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have space without those chunks
-/// of other tenants that are not fixed.
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space without the chunks of
+/// other tenants that are not fixed.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

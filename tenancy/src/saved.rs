@@ -1,11 +1,11 @@
-//! The saved state of a card's division among tenants, for the next owner of the card.
+//! The saved state of a card's division among tenants, for the card's next owner.
 //!
 //! Both kinds of cards save [`SavedTenancy`] with the same parts: the scheduler (accounts, the policy's credits,
 //! strikes, quarantines) and the memory quanta. The parts are those of version 0.2.0.
 //!
-//! The owner of a CUDA card saves [`SavedAccounts`]: these parts, and the tenants' names, because the next owner
-//! assigns the numbers again. It has no turns, moves or chunks to save. The programs continue without the owner, and
-//! report their chunks to the next one.
+//! The owner of a CUDA card saves [`SavedAccounts`], which consist of these parts and the tenants' names, because the
+//! next owner assigns the numbers again. It has no turns, moves or chunks to save. The programs continue without the
+//! owner, and report their chunks to the next one.
 
 use crate::Residency;
 use saved_state::{Invalid, Known, Part as _, ReadError, SavedState, WriteError, Writer, ascend, first_version};
@@ -82,7 +82,7 @@ struct SavedTenants {
 
 first_version!(SavedTenants, "tenancy.tenants");
 
-/// Saved accounts of tenants that the next owner of the card identifies by their names.
+/// Saved accounts of tenants. The next owner of the card identifies the tenants by their names.
 #[derive(Clone, Debug)]
 pub struct SavedAccounts {
     tenants: SavedTenants,
@@ -105,7 +105,7 @@ pub struct RestoredAccounts {
 }
 
 impl SavedAccounts {
-    /// Saves the accounts of a card at `now`. `scheduler` must have no work; see [`sched::turns::Turns::at_rest`].
+    /// Saves the accounts of a card at `now`. `scheduler` must have no work (see [`sched::turns::Turns::at_rest`]).
     #[must_use]
     pub fn new(
         now: u64,
@@ -157,8 +157,8 @@ impl RestoredAccounts {
     /// Restores the accounts of a file.
     ///
     /// # Errors
-    /// Returns a [`ReadError`] if the file is damaged, was written by a program whose versions are not supported, or
-    /// contains other accounts than those of the named tenants.
+    /// Returns a [`ReadError`] if the file is damaged, was written by a program with unsupported versions, or contains
+    /// accounts other than those of the named tenants.
     pub fn from_file(file: &[u8]) -> Result<Self, ReadError> {
         let invalid = |why| ReadError::Invalid { name: SavedTenants::NAME, of: CARD, why };
         SavedAccounts::from_file(file)?.restored().map_err(invalid)
@@ -175,7 +175,7 @@ mod tests {
     const ONE: TenantId = TenantId(1);
     const TWO: TenantId = TenantId(4);
 
-    /// Returns accounts of two tenants, of which the first is struck.
+    /// Returns accounts of two tenants. The first one has a strike.
     fn card() -> (Scheduler, Residency) {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         for vgpu in [ONE, TWO] {
@@ -191,7 +191,7 @@ mod tests {
         [(ONE, "one".to_owned()), (TWO, "two".to_owned())]
     }
 
-    /// Returns the reason for which accounts of these tenants are rejected.
+    /// Returns the reason why accounts of these tenants are rejected.
     fn refused(names: &[(TenantId, &str)]) -> String {
         let (scheduler, residency) = card();
         let names = names.iter().map(|(tenant, name)| (*tenant, (*name).to_owned()));

@@ -12,11 +12,11 @@ use vram::{ChunkTable, Summary, TenantId, Turn};
 pub struct MemoryView {
     /// Accounts, in chunks.
     pub summary: Summary,
-    /// Card memory that each tenant is entitled to, in chunks.
+    /// Card memory to which each tenant is entitled, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
     /// Number of chunks of each tenant that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
-    /// Time that each tenant has waited for quanta, in ns.
+    /// Time for which each tenant has waited for quanta, in ns.
     pub held_ns: BTreeMap<TenantId, u64>,
     /// Current quantum, if tenants take turns.
     pub turn: Option<Turn>,
@@ -64,7 +64,7 @@ pub struct TimeView {
 pub struct TenantTime {
     /// Configured scheduling settings.
     pub params: VgpuParams,
-    /// Shares that the tenant is entitled to while all tenants have work.
+    /// Shares to which the tenant is entitled while all tenants have work.
     pub entitled: Entitled,
     /// Number of submissions or turns that exceeded their limit.
     pub strikes: u32,
@@ -74,7 +74,7 @@ pub struct TenantTime {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// True if the tenant has unfinished work, except work that it has stopped itself.
+    /// True if the tenant has unfinished work, except for work that it has stopped itself.
     pub has_work: bool,
     /// Use by engine.
     pub engines: BTreeMap<Engine, EngineTime>,
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window in which the tenant used an engine, in permille.
+    /// Returns the part of a window for which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
@@ -201,7 +201,7 @@ fn divide(tenants: impl Iterator<Item = (TenantId, VgpuParams)>, queues: Queues)
         let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
         sched::shares(&params).into_iter().map(permille)
     };
-    // If all engines share one queue, copy time is divided like compute time.
+    // If all engines share one queue, copy time is divided in the same way as compute time.
     let copies = if queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
     let parts = of(Engine::Compute).zip(of(copies));
     let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });

@@ -40,7 +40,7 @@ pub struct Standing {
     pub is_quarantined: bool,
     /// True if the tenant has unfinished work.
     pub has_work: bool,
-    /// True if the tenant's work may run: it has the card, or work in flight.
+    /// True if the tenant's work may run, because it has the card or work in flight.
     pub runs: bool,
     /// True if the tenant lacks memory that it has requested.
     pub lacks_memory: bool,

@@ -1,9 +1,9 @@
 //! The ID of a tenant. A tenant owns memory, time, quotas and telemetry on a card.
 //!
-//! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
-//! (`sched`) and a card's owner all identify a tenant with the same type, so that IDs cannot be confused.
+//! A VM is one kind of tenant, and a process with a CUDA context is another. Memory (`vram`), channels (`channels`),
+//! time (`sched`) and a card's owner all identify a tenant with the same type, so that IDs cannot be confused.
 //!
-//! The crate does not assign IDs and does not distinguish kinds of tenants. A card's owner assigns the IDs and knows
+//! This crate does not assign IDs, and does not distinguish kinds of tenants. A card's owner assigns the IDs and knows
 //! the kinds.
 
 use std::fmt;
@@ -14,10 +14,11 @@ use std::fmt;
 pub struct TenantId(pub u32);
 
 impl TenantId {
-    /// The mediator itself, as the owner of the channels through which it moves memory. Never assigned to a tenant.
+    /// The mediator itself, as the owner of the channels through which it moves memory. This ID is never assigned to a
+    /// tenant.
     pub const MEDIATOR: Self = Self(u32::MAX);
-    /// The mediator itself, as the owner of the channel through which it clears tenants' residue from PGRAPH. Never
-    /// assigned to a tenant.
+    /// The mediator itself, as the owner of the channel through which it clears tenants' residue from PGRAPH. This ID
+    /// is never assigned to a tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 
     /// Returns true if the ID belongs to the mediator itself.

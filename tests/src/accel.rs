@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// Time within which the test guest's kernel must print output; otherwise, KVM counts as broken.
+/// Time within which the test guest's kernel must print output. Otherwise, KVM counts as broken.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
@@ -25,8 +25,8 @@ pub enum Accel {
     Tcg,
     /// TCG with AMD's virtualization extension, so that the guest can use KVM.
     TcgWithSvm {
-        /// Set to use one thread per CPU. Requires [a QEMU that delivers each interrupt only once](images::ensure_svm);
-        /// other versions silently reset the guest's VMs.
+        /// True to use one thread per CPU. Requires [a QEMU that delivers each interrupt only
+        /// once](images::ensure_svm). Other versions silently reset the guest's VMs.
         threads: bool,
     },
 }
@@ -41,7 +41,7 @@ impl Accel {
             Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}, expected kvm or tcg"),
             None => {}
         }
-        // Concurrently starting guests share a single probe.
+        // Guests that start concurrently share a single probe.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // Kill and reap the process, which may have already exited.
+    // Kill and reap the process, which may already have exited.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

@@ -1,6 +1,7 @@
 //! The host's end of the agent protocol: sends commands to a guest's init over the guest's second serial port.
 //!
-//! The guest sends `READY <release>`. The host sends `<id> <command>`; the guest replies with any number of lines `<id>
+//! The guest sends `READY <release>`. The host sends `<id> <command>`, and the guest replies with any number of lines
+//! `<id>
 //! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still respond. If not, returns the reason as an error.
+/// Checks whether the VM can still respond. If not, returns an error with the reason.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
@@ -28,7 +29,7 @@ pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 pub struct Output {
     /// Lines of output.
     pub lines: Vec<String>,
-    /// Exit code of the command; 0 means success.
+    /// Exit code of the command. 0 means success.
     pub code: i32,
 }
 
@@ -38,7 +39,7 @@ impl Output {
         self.lines.join("\n")
     }
 
-    /// Returns this output if the command succeeded, and otherwise an error that contains its lines.
+    /// Returns this output if the command succeeded, or an error that contains its lines otherwise.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
             bail!("the command exited with code {}:\n{}", self.code, self.text());
@@ -100,7 +101,7 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// Returns how many times the guest has reported `READY`.
+    /// Returns the number of times that the guest has reported `READY`.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
@@ -110,12 +111,12 @@ impl Agent {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
 
-    /// Runs one command until it exits. Does not check the exit code; see [`Output::success`].
+    /// Runs one command until it exits. Does not check the exit code (see [`Output::success`]).
     pub fn run(&self, command: &str) -> Result<Output> {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Same as [`Agent::run`], with the time limit `limit`.
+    /// Calls [`Agent::run`] with time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
@@ -182,7 +183,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Same as [`Pending::wait`], with the time limit `limit`.
+    /// Calls [`Pending::wait`] with time limit `limit`.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -283,7 +284,7 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// Creates a guest that is simulated by a thread. `answer` maps each line from the host to the guest's reply.
+    /// Creates a guest simulated by a thread. `answer` maps each line from the host to the guest's reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

@@ -25,10 +25,10 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let parent = getpid();
     let with_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have already exited.
+        // The parent may already have exited.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate.
+    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate memory.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");

@@ -43,7 +43,7 @@ impl Load {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Same as [`Self::kernels`], for matrices of size `side`, which determines [the length of a
+    /// Creates a load like [`Self::kernels`] for matrices of size `side`, which determines [the length of a
     /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
@@ -118,14 +118,14 @@ pub struct Outcome {
 const CHARGE_READ_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Contest {
-    /// Runs the loads. Calls `meanwhile` when the measurement begins; the measured time includes this call.
+    /// Runs the loads. Calls `meanwhile` when the measurement begins. The measured time includes this call.
     ///
     /// Fails if a load ends too early or produces a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Same as [`Self::run`], but also calls `finally` after the measured time and before the loads end.
+    /// Runs the loads like [`Self::run`], but also calls `finally` after the measured time and before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -222,7 +222,7 @@ fn ends_in(line: &str) -> Result<Vec<u64>> {
 }
 
 impl Outcome {
-    /// Returns Jain's index over the whole measured time.
+    /// Returns Jain's index for the whole measured time.
     pub fn jain(&self, wanted: &[f64]) -> f64 {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
@@ -243,7 +243,7 @@ impl Outcome {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Computes the work of the loads from the guests' reports, in intervals of `step` ns. Counts completed kernels;
+    /// Computes the work of the loads from the guests' reports, in intervals of `step` ns. Counts completed kernels.
     /// `lengths` contains each load's kernel duration in ns.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
@@ -261,7 +261,7 @@ impl Outcome {
         self.after[place].completed - self.before[place].completed
     }
 
-    /// Returns the `permille` quantile in ns of the wait times of some loads' submissions, rounded up to the mediator's
+    /// Returns the `permille` quantile of the wait times of some loads' submissions in ns, rounded up to the mediator's
     /// bucket bounds.
     pub fn wait_ns(&self, places: impl Iterator<Item = usize> + Clone, permille: u64) -> u64 {
         let sum = |of: &dyn Fn(&Account) -> u64| -> u64 {
@@ -311,7 +311,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted. Of each other kernel, only the part within an interval counts.
+        // Kernels that ended earlier are omitted. Of all other kernels, only the part within an interval counts.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

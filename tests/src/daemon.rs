@@ -58,7 +58,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// Returns this value if the exit code is 0, and otherwise an error that contains the output.
+    /// Returns this value if the exit code is 0, or an error that contains the output otherwise.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
             bail!("exited with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
@@ -89,7 +89,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Same as [`Self::start`], with additional environment variables for the daemon.
+    /// Calls [`Self::start`] with additional environment variables for the daemon.
     pub fn start_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -99,7 +99,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (None, variables), scratch, paths)
     }
 
-    /// Same as [`Self::start_as_service`], with additional environment variables for each daemon.
+    /// Calls [`Self::start_as_service`] with additional environment variables for each daemon.
     pub fn start_as_service_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -110,7 +110,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (Some(manager), variables), scratch, paths)
     }
 
-    /// Starts the daemon as a service, with sockets kept by a service manager.
+    /// Starts the daemon as a service with sockets that are kept by a service manager.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -142,8 +142,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Upgrades the daemon to the program that is now at its path, and waits until the old daemon has exited. Returns
-    /// the output of `mediatorctl daemon upgrade`.
+    /// Upgrades the daemon to the program now at its path, and waits until the old daemon has exited. Returns the
+    /// output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
@@ -182,7 +182,8 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // The daemon's socket exists before its VMs. A client that connects early waits until the daemon serves it.
+            // The daemon's socket exists before its VMs do. A client that connects early waits until the daemon serves
+            // it.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
@@ -280,7 +281,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // The daemon may hang or have exited; `end` handles both cases.
+            // The daemon may hang or have exited. `end` handles both cases.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -348,7 +349,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // Reads fail if the process has exited; its exit status then shows the reason.
+        // Reads fail if the process has exited. Its exit status then shows the reason.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

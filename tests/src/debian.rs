@@ -2,9 +2,9 @@
 //! this machine's kernel.
 //!
 //! Such a host starts in seconds, whereas an emulated machine takes minutes. The host does not run systemd:
-//! [`Debian::start`] and related functions start and stop units. The init process reaps orphans like systemd.
+//! [`Debian::start`] and related functions start and stop units. The init process reaps orphans as systemd does.
 //!
-//! Requirements: root, or a user ID range in `/etc/subuid` and the programs in Debian's package `uidmap`.
+//! Requirements: root, or a user ID range in `/etc/subuid` and the programs of Debian's `uidmap` package.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -34,7 +34,7 @@ const LOGS: &str = "/var/log/units";
 /// Folder of the units' PID files.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as arguments of `unshare`. When `unshare` exits, all processes in them are killed.
+/// Namespaces, as arguments of `unshare`. When `unshare` exits, all processes in the namespaces are killed.
 pub(crate) const NAMESPACES: [&str; 8] =
     ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
 /// Additional arguments of `unshare` for non-root users.
@@ -156,8 +156,8 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error, which contains the last lines of the units' logs.
-    /// Returns the output.
+    /// Calls [`Self::sh`], but treats a nonzero exit code as an error, which contains the last lines of the units'
+    /// logs. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -175,7 +175,7 @@ impl Debian {
         ended.with_context(|| self.logs())
     }
 
-    /// Writes a file with the permissions `mode`. Creates its parent folders.
+    /// Writes a file with permissions `mode`. Creates its parent folders.
     pub fn write(&self, path: &str, mode: u32, text: &str) -> Result<()> {
         let quoted = text.replace('\'', "'\\''");
         self.ok(&format!("mkdir -p $(dirname {path}) && printf %s '{quoted}' > {path} && chmod {mode:o} {path}"))
@@ -223,7 +223,7 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Opens a page in the browser. `options` contains command-line options, for example to print the document.
+    /// Opens a page in the browser. `options` contains command-line options, such as those for printing the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
         // Disable the browser's sandbox, which needs privileges that are not available in these namespaces. The browser
@@ -240,7 +240,7 @@ impl Debian {
         fs::read(self.root.path().join(&file)).with_context(|| file)
     }
 
-    /// Returns the ends of the units' logs.
+    /// Returns the last lines of the units' logs.
     pub fn logs(&self) -> String {
         let command = format!("tail --lines={LOG_LINES} {LOGS}/*.log");
         let logs = self.run(&command).map(|output| output.text());

@@ -1,4 +1,4 @@
-//! Files that are added to a machine before it boots.
+//! Files to add to a machine before it boots.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a file with the permissions `mode`.
+    /// Adds a file with permissions `mode`.
     pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
         for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
             if self.names.insert(folder.to_owned()) {

@@ -1,4 +1,5 @@
-//! Steps shared by several tests: writing a configuration, loading the driver, running a workload, reading counters.
+//! Steps shared by several tests: writing a configuration, loading the driver, running a workload, and reading
+//! counters.
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
 
-/// Loads the stock nouveau and waits for its render node. Returns a description of the driver's state.
+/// Loads stock nouveau and waits for its render node. Returns a description of the driver's state.
 pub fn load_driver(vm: &Vm) -> Result<String> {
     vm.run_within("load", LOAD_LIMIT)?.success().with_context(|| format!("VM {}: loading nouveau", vm.name()))?;
     let nodes = vm.run_ok("nodes")?;

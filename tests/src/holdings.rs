@@ -21,11 +21,11 @@ pub struct Holdings {
     pub mapped_files: BTreeMap<String, usize>,
     /// Total number of mappings.
     pub mappings: usize,
-    /// Resident memory in KiB, without the excluded mappings.
+    /// Resident memory in KiB, excluding the large mappings.
     pub resident_kib: u64,
 }
 
-/// Tolerated growth, because a process's heap grows and shrinks in steps even without leaks.
+/// Tolerated growth. It is necessary because a process's heap grows and shrinks in steps even without leaks.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
     /// Number of additional mappings, excluding those of new pool threads.
@@ -124,13 +124,13 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns the type of a descriptor: its target without the number.
+/// Returns the type of a descriptor, which is its target without the number.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()
 }
 
-/// Reads a number from the environment, or returns the default.
+/// Reads a number from an environment variable. Returns the default if the variable is not set.
 ///
 /// # Panics
 /// Panics if the variable is not a number.

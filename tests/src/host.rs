@@ -30,7 +30,7 @@ impl Host {
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
         (config.memory_mib, config.smp) = (1536, 2);
-        // Show boot messages on the console, to identify the unit that a boot waits for.
+        // Show boot messages on the console, to identify the unit that a boot is waiting for.
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
@@ -50,8 +50,8 @@ impl Host {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error, which contains the end of the journal. Returns the
-    /// output without its trailing newline.
+    /// Calls [`Self::sh`], but treats a nonzero exit code as an error, which contains the end of the journal. Returns
+    /// the output without its trailing newline.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();

@@ -4,12 +4,12 @@ use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail};
 
-/// Sends a request over a new connection `stream`. Returns the status and the body.
+/// Sends a request over the new connection `stream`. Returns the status and the body.
 ///
 /// # Errors
 /// Returns an error if the connection fails, or the response is malformed.
 pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Result<(u16, String)> {
-    // An HTTP 1.0 response is not chunked, and ends when the connection is closed.
+    // An HTTP/1.0 response is not chunked, and ends when the connection is closed.
     let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     let mut answer = String::new();
     let asked = stream.write_all(head.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));

@@ -1,9 +1,9 @@
-//! Parses a guest's kernel log: lines with a level, in the format of the agent's `dmesg`.
+//! Parses a guest's kernel log in the format of the agent's `dmesg`, in which lines have a level.
 
 /// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of kernel messages caused by a busy host instead of a driver.
+/// Prefixes of kernel messages that are caused by a busy host instead of a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// A line of a kernel log.

@@ -9,7 +9,7 @@
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
 //! - [`toolbox`]: programs that check packages, manifests and scripts
-//! - [`files`]: files that are added to a machine before it boots
+//! - [`files`]: files to add to a machine before it boots
 //! - [`nest`]: a machine with a card behind an IOMMU and with its own VMs
 //! - [`xen`]: a Xen host, and domains with vGPUs
 //! - [`holdings`]: resources of a process, for detecting leaks
@@ -17,7 +17,7 @@
 //! - [`pages`]: code blocks in operators' pages
 //! - [`scale`]: selection of small or full workloads
 //! - [`klog`]: a guest's kernel log, by level
-//! - [`wait`]: waits with a time limit, which show the ends of logs on failure
+//! - [`wait`]: waits with a time limit, which show the last lines of logs on failure
 //!
 //! An example of a test:
 //! ```no_run
@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! This crate builds neither images (see the crate `images`) nor binaries (xtask builds them and sets
+//! This crate builds neither images (see the `images` crate) nor binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment variables: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or

@@ -1,7 +1,8 @@
 //! VMs with stock guests that compete for the time of one software card.
 //!
 //! A time model determines the duration of the card's work: a 32x32 `madd` takes half a millisecond, according to the
-//! memory traffic of its rounds. The software card computes it in a fifth of this time, so the charges match the model.
+//! memory traffic of its rounds. The software card computes it in a fifth of this time, so that the charges match the
+//! model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use crate::{Daemon, Vm, VmConfig};
 /// Size of a memory transaction of the card's shaders in bytes.
 const TRANSACTION: u64 = 128;
 
-/// Returns the duration in ns of one round of a kernel with matrices of size `side`. Each element requires two word
+/// Returns the duration of one round of a kernel with matrices of size `side`, in ns. Each element requires two word
 /// reads and one word write, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
@@ -28,7 +29,7 @@ pub const CARD: &str = "card0";
 /// Number of rows and columns of the matrices in the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Duration in ns of one round of a kernel of size [`SIDE`].
+/// Duration of one round of a kernel of size [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// Copy bandwidth of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;
@@ -42,7 +43,7 @@ pub fn card_time_toml() -> String {
     format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
 }
 
-/// The daemon and its VMs, all with loaded drivers.
+/// The daemon and its VMs, all of which have loaded their drivers.
 pub struct Crowd {
     daemon: Daemon,
     vms: Vec<Vm>,
@@ -57,13 +58,13 @@ pub struct Account {
     pub killed: u64,
     /// Time charged, in ns.
     pub used_ns: u64,
-    /// Number of submissions, keyed by the upper bound of their wait time in ns.
+    /// Number of submissions, by the upper bound of their wait time in ns.
     pub waits: BTreeMap<u64, u64>,
     /// Number of started submissions.
     pub started: u64,
     /// Number of the VM's submissions on any engine that ran too long.
     pub strikes: u64,
-    /// Set if the VM is quarantined, which means that its work does not start.
+    /// Set if the VM is quarantined. Its work is then not started.
     pub quarantined: bool,
 }
 
@@ -73,12 +74,12 @@ impl Crowd {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Same as [`Self::boot`], but VMs with the index `knowing` or higher get paravirtual drivers.
+    /// Boots VMs like [`Self::boot`], but gives VMs with the index `knowing` or higher paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// Same as [`Self::boot`], on a card that does not clear a kernel's residue before the next VM's kernel.
+    /// Boots VMs like [`Self::boot`], on a card that does not clear a kernel's residue before the next VM's kernel.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -184,7 +185,8 @@ pub struct History {
     pub from_ns: u64,
     /// Length of an interval in ns.
     pub interval_ns: u64,
-    /// Intervals in which each VM was charged: start in ns, and an object with the charged time in ns by engine.
+    /// Intervals in which each VM was charged, each as its start in ns and an object with the charged time in ns by
+    /// engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
@@ -246,7 +248,7 @@ mod tests {
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
         // The interval at 60 was incomplete in the first query. The interval at 50 comes from the first query, because
-        // the second contains only part of it.
+        // the second query contains only part of it.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

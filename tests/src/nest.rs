@@ -1,7 +1,7 @@
-//! A machine with a card behind an IOMMU: an emulated guest with a passed-through card of an outer daemon. The machine
-//! may run VMs itself ([`inner`]).
+//! A machine with a card behind an IOMMU: an emulated guest with a card passed through from an outer daemon. The
+//! machine may itself run VMs ([`inner`]).
 //!
-//! The outer daemon and its software card act as hardware: in the machine, the card is an ordinary PCI function.
+//! The outer daemon and its software card act as hardware. In the machine, the card is an ordinary PCI function.
 
 pub mod inner;
 
@@ -36,7 +36,7 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs: those of one PCI card.
+/// Number of serial lines for VMs, which are those of one PCI card.
 pub const LINES: usize = 4;
 
 /// Description of a machine.
@@ -135,7 +135,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Calls [`Self::run`], but treats a nonzero exit code as an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: exited with code {}:\n{}", output.code, output.text());
@@ -148,8 +148,8 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} did not print JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as an operator would. Its contents are arbitrary, because the card does not
-    /// execute it.
+    /// Approves firmware for the card, as an operator would. The contents are arbitrary, because the card does not
+    /// execute them.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -161,8 +161,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file from the machine, and waits until the daemon is
-    /// ready.
+    /// Starts `mediatord` in the machine with a configuration file there, and waits until the daemon is ready.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;

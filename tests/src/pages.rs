@@ -1,4 +1,4 @@
-//! Code blocks in the operators' pages, which tests run.
+//! Code blocks in the operators' pages. Tests run these blocks.
 
 /// Returns a page's code blocks in one language, without list indentation.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {

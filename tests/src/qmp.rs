@@ -53,7 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event `name` that `fits` accepts. Also considers earlier events. Keeps all other events.
+    /// Waits for an event `name` that `fits` accepts, which may have been received earlier. Keeps all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);

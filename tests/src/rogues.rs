@@ -1,4 +1,4 @@
-//! Malicious guests with stock drivers next to neighbours with a steady load.
+//! Malicious guests with stock drivers, alongside other guests with a steady load.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const IN_FLIGHT: u32 = 32;
 const LIMIT_MS: &str = "200";
 /// Default kernel time limit in ms, which is restored afterwards.
 const DEFAULT_LIMIT_MS: &str = "10000";
-/// Number of strikes after which a VM is quarantined: the default.
+/// Number of strikes after which a VM is quarantined, which is the default.
 const STRIKES: &str = "3";
 /// TIMEOUT: only a failing test waits this long. The history must still cover this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ enum Way {
 pub struct Rogue {
     /// Name in reports.
     pub name: &'static str,
-    /// Set if the rogue's VM must be quarantined at the end.
+    /// True if the rogue's VM must be quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }
@@ -102,7 +102,7 @@ impl Rogue {
     /// Runs the rogue in the last of `neighbours.len() + 1` VMs. The other VMs run kernels with the given numbers of
     /// rounds.
     ///
-    /// Fails if a neighbour produces a wrong result, or if the rogue does so after the attack.
+    /// Fails if another VM produces a wrong result, or if the rogue does so after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -142,7 +142,7 @@ impl Rogue {
     }
 }
 
-/// Returns a steady load that reports the end of each kernel.
+/// Returns a steady load that reports the end time of each kernel.
 pub fn neighbour(vm: usize, rounds: u32) -> Load {
     Load::kernels(vm, rounds, IN_FLIGHT).telling_ends()
 }
@@ -152,9 +152,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the card time of a neighbour's kernels, divided by their expected duration. The result exceeds 1 if a rogue
-/// used the card during these kernels. A busy host does not affect it, because it delays kernels only before and after
-/// their execution.
+/// Returns the card time of a load's kernels, divided by their expected duration. The result exceeds 1 if a rogue used
+/// the card during these kernels. A busy host does not affect the result, because it delays kernels only before and
+/// after their execution.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

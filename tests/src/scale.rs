@@ -1,4 +1,4 @@
-//! Scale of the workloads: small by default, and full with `cargo xtask test --full`.
+//! Scale of the workloads: small by default, or full with `cargo xtask test --full`.
 
 /// Environment variable that `cargo xtask test --full` sets.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";

@@ -50,12 +50,12 @@ pub struct VmConfig {
     pub smp: u32,
     /// vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// Set if guest RAM is shared with the mediator, as required. Tests clear it to check that the mediator detects
+    /// True if guest RAM is shared with the mediator, as required. Tests clear it to check that the mediator detects
     /// private RAM.
     pub share: bool,
-    /// Set if the VM has a hot-plug port, to which the vGPU is then connected.
+    /// True if the VM has a hot-plug port, to which the vGPU is then connected.
     pub hotplug: bool,
-    /// Set if the VM has an IOMMU that the guest kernel uses.
+    /// True if the VM has an IOMMU that the guest kernel uses.
     pub iommu: bool,
     /// Hypervisor to boot, with the guest kernel as domain 0.
     pub xen: Option<Xen>,
@@ -66,7 +66,7 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
-    /// Returns the configuration of a VM with 512 MiB of RAM, one CPU and no vGPU that boots the kernel `kernel`.
+    /// Returns the configuration of a VM with 512 MiB of RAM, one CPU and no vGPU, which boots the kernel `kernel`.
     pub fn new(name: &str, images: &Images, kernel: &str) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -85,7 +85,7 @@ impl VmConfig {
         })
     }
 
-    /// Adds the vGPU that is served at `socket`.
+    /// Adds the vGPU served at `socket`.
     pub fn with_gpu(mut self, socket: impl Into<PathBuf>) -> Self {
         self.gpu = Some(socket.into());
         self
@@ -196,7 +196,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM, and waits until QEMU is running, but not for the guest; see [`Vm::wait_ready`].
+    /// Starts a VM, and waits until QEMU is running, but not until the guest has booted (see [`Vm::wait_ready`]).
     pub fn launch(config: &VmConfig) -> Result<Self> {
         Self::try_launch(config).with_context(|| format!("VM {}", config.name))
     }
@@ -253,12 +253,12 @@ impl Vm {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// Same as [`Vm::run`], with the time limit `limit`.
+    /// Calls [`Vm::run`] with time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest. A nonzero exit code is an error, which contains the output.
+    /// Runs a command in the guest. Treats a nonzero exit code as an error, which contains the output.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
@@ -279,7 +279,7 @@ impl Vm {
         result.map_err(|e| self.explain(e))
     }
 
-    /// Plugs the vGPU that is served at `socket` into the hot-plug port.
+    /// Plugs the vGPU served at `socket` into the hot-plug port.
     pub fn device_add(&self, socket: &Path) -> Result<()> {
         self.qmp("device_add", gpu_device(socket, true)).map(drop)
     }
@@ -295,16 +295,16 @@ impl Vm {
         result.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Resets the machine like a reset button, without waiting for the guest; see [`Vm::wait_ready`].
+    /// Resets the machine as a reset button does, without waiting for the guest (see [`Vm::wait_ready`]).
     pub fn reset(&self) -> Result<()> {
         self.expect_boot();
         self.qmp("system_reset", json!({})).map(drop)
     }
 
-    /// Reboots the guest cleanly without waiting for it; see [`Vm::wait_ready`].
+    /// Reboots the guest cleanly, without waiting for it (see [`Vm::wait_ready`]).
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // Do not wait for a reply, because the guest may have already shut down or restarted.
+        // Do not wait for a reply, because the guest may already have shut down or restarted.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -312,7 +312,7 @@ impl Vm {
         *lock(&self.boots) = self.agent.boots() + 1;
     }
 
-    /// Kills QEMU with SIGKILL, like an out-of-memory kill, and waits until it has exited.
+    /// Kills QEMU with SIGKILL, as the OOM killer would, and waits until it has exited.
     pub fn kill(&self) -> Result<()> {
         kill(&self.process)
     }
@@ -322,7 +322,7 @@ impl Vm {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }
 
-    /// Fails if QEMU has exited or the guest kernel has panicked. The error contains the end of both logs.
+    /// Fails if QEMU has exited or the guest kernel has panicked. The error contains the last lines of both logs.
     pub fn ensure_healthy(&self) -> Result<()> {
         health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
     }

@@ -1,4 +1,4 @@
-//! Waits with a time limit, scratch folders, and the ends of logs.
+//! Waits with a time limit, scratch folders, and the last lines of logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of log lines shown when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits detect hangs instead of measuring speed, because a loaded host may need several times as
+/// Scales a time limit. Limits detect hangs and do not measure speed, because a loaded host may need several times as
 /// long.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
@@ -36,7 +36,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
     }
 }
 
-/// Returns the indented end of a log file for an error message.
+/// Returns the indented last lines of a log file, for an error message.
 pub fn tail(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);

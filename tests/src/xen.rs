@@ -23,7 +23,7 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains: those of one PCI card.
+/// Number of serial lines for domains, which are those of one PCI card.
 pub const LINES: usize = 4;
 /// Number of the serial device in domain 0 for the domains' first line, after the machine's own lines.
 const FIRST_LINE: usize = 4;
@@ -31,7 +31,7 @@ const FIRST_LINE: usize = 4;
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// Program search path in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Size in MiB of a domain's memory for its apertures. It must not exceed the size of the apertures.
+/// Size of a domain's memory for its apertures in MiB. It must not exceed the size of the apertures.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
@@ -49,7 +49,7 @@ pub struct DomainSpec {
     pub name: &'static str,
     /// Kernel version of the guest.
     pub kernel: &'static str,
-    /// Set if the domain has the paravirtual driver.
+    /// True if the domain has the paravirtual driver.
     pub paravirtual: bool,
     /// RAM size in MiB.
     pub memory_mib: u32,
@@ -63,7 +63,7 @@ impl DomainSpec {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Returns the path of the domain's files in domain 0, without suffix.
+    /// Returns the path of the domain's files in domain 0, without a suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -71,7 +71,7 @@ impl DomainSpec {
     /// Returns the domain's configuration file for `xl`. `line` is the number of its serial line.
     ///
     /// The domain's console shows only urgent messages, because each character causes two exits. TSC reads are not
-    /// intercepted: otherwise, QEMU would report RDTSCP as RDTSC, and Xen, which checks the instruction, would inject a
+    /// intercepted. Otherwise, QEMU would report RDTSCP as RDTSC, and Xen, which checks the instruction, would inject a
     /// fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
@@ -190,7 +190,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Calls [`Self::run`], but treats a nonzero exit code as an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: exited with code {}:\n{}", output.code, output.text());
@@ -258,7 +258,7 @@ impl XenMachine {
     }
 }
 
-/// Compresses a file in a format supported by the kernel.
+/// Compresses a file in a format that the kernel supports.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;
@@ -283,7 +283,7 @@ impl<'a> Domain<'a> {
         Ok(release)
     }
 
-    /// Runs a command in the guest. A nonzero exit code is an error.
+    /// Runs a command in the guest. Treats a nonzero exit code as an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
@@ -325,7 +325,7 @@ impl<'a> Domain<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly: `xl` creates and runs a new domain from the domain's configuration file.
+    /// Reboots the guest cleanly. `xl` creates and runs a new domain from the domain's configuration file.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.agent.send("reboot").map(drop)

@@ -1,5 +1,5 @@
-//! Accesses to a region of a function: through a mapping if the whole region is mappable, otherwise through the device
-//! file.
+//! Accesses to a region of a function: through a mapping if the whole region is mappable, and through the device file
+//! otherwise.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Wraps `region`, and maps it if the whole region is mappable.
+    /// Wraps `region`. Maps the region if it is entirely mappable.
     pub fn new(kernel: Arc<dyn Kernel>, region: Region) -> Self {
         let whole = region.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !region.sparse;
         let window = whole.then(|| kernel.map_region(&region)).and_then(|mapped| {

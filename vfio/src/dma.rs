@@ -17,15 +17,15 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// This lock must not be held while the kernel pins pages, because pinning takes time proportional to their number;
-    /// other threads must be able to map memory meanwhile.
+    /// Do not hold this lock while the kernel pins pages. Pinning takes time proportional to the number of pages, and
+    /// other threads must be able to map memory during that time.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// An I/O address range in use, keyed by its start.
+/// An I/O address range in use, by start.
 struct Mapping {
     len: u64,
-    /// The mapped memory; `None` while the kernel is mapping or unmapping it.
+    /// The mapped memory, or `None` while the kernel is mapping or unmapping it.
     memory: Option<DmaMemory>,
 }
 
@@ -100,7 +100,7 @@ impl Mappings {
     /// Removes a mapping.
     ///
     /// # Errors
-    /// Returns an error if no mapping has exactly this range, or if the kernel cannot remove the mapping; the memory
+    /// Returns an error if no mapping has exactly this range, or if the kernel cannot remove the mapping. The memory
     /// then stays allocated.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
@@ -143,7 +143,7 @@ impl Mappings {
     }
 }
 
-/// Translates a kernel error, for a card with `mappings` existing mappings.
+/// Converts a kernel error, for a card with `mappings` existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

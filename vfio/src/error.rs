@@ -1,4 +1,4 @@
-//! Reasons why a card cannot be opened, and remedies.
+//! Reasons why a card cannot be opened, with remedies.
 
 use std::io;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// The function does not have a card's BARs.
+    /// The function does not have the BARs of a card.
     #[error("BAR{bar} of {address} has {size:#x} bytes, unlike the BARs of any known card")]
     Bar {
         /// The function.
@@ -64,7 +64,7 @@ pub enum OpenError {
     /// The operator requested a bus reset, which is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
-    /// All registers read as all ones.
+    /// All registers read as ones.
     #[error("{0} does not respond: its registers read as all ones")]
     Silent(Address),
     /// The chip is not supported.

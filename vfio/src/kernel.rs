@@ -1,8 +1,8 @@
-//! The interface to the kernel: one method per VFIO call, with plain types.
+//! The interface to the kernel, with one method per VFIO call and plain types.
 //!
 //! The calls have a fixed order. With a container, the group joins the container, the container's IOMMU type is set,
-//! and the group opens the device. A function opened through its own node is bound to an iommufd and attached to an
-//! address space. Tests replace the kernel with a fake that is stricter than the real one.
+//! and the group opens the device. A function that is opened through its own node is bound to an iommufd and attached
+//! to an address space. Tests replace the kernel with a fake, which is stricter than the real one.
 
 use std::io;
 use std::ops::Range;
@@ -16,9 +16,9 @@ use vmm_sys_util::eventfd::EventFd;
 pub struct IommuInfo {
     /// Bit mask of supported page sizes.
     pub page_sizes: u64,
-    /// Mappable I/O addresses, sorted; empty if the kernel does not report them.
+    /// Mappable I/O addresses in ascending order. Empty if the kernel does not report them.
     pub usable: Vec<Range<u64>>,
-    /// Number of mappings left, if reported by the kernel.
+    /// Number of mappings that can still be created, if reported by the kernel.
     pub available: Option<u32>,
 }
 
@@ -31,7 +31,7 @@ pub struct DeviceInfo {
     pub regions: u32,
 }
 
-/// A region of a function: a BAR, or configuration space.
+/// A region of a function: a BAR or configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     /// Flags `VFIO_REGION_INFO_FLAG_*`.
@@ -83,12 +83,11 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO for one function: either a container, the function's group, and the function; or the function's node and an
-/// iommufd. Dropping this value closes the files; the kernel then removes all mappings and stops the function's memory
+/// VFIO for one function: either a container, the function's group, and the function, or the function's node and an
+/// iommufd. Dropping this value closes the files. The kernel then removes all mappings and stops the function's memory
 /// accesses.
 pub trait Kernel: Send + Sync {
-    /// Returns true if the function was opened through its own node. In this case, there is neither a container nor a
-    /// group.
+    /// Returns true if the function was opened through its own node. There is then neither a container nor a group.
     fn is_node(&self) -> bool {
         false
     }
@@ -118,7 +117,7 @@ pub trait Kernel: Send + Sync {
     /// Maps memory at an I/O address. The caller must keep the memory alive until it is unmapped or this value is
     /// dropped.
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
-    /// Removes all mappings in a range. Returns the number of bytes that were mapped.
+    /// Removes all mappings in a range, and returns the number of bytes that were mapped.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
     /// Opens the function through the group.
     fn open_device(&self, address: Address) -> io::Result<()>;
@@ -132,7 +131,7 @@ pub trait Kernel: Send + Sync {
     fn reset(&self) -> io::Result<()>;
     /// Lists the functions affected by a bus reset, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus, whose functions must all belong to the group.
+    /// Resets the bus. All of its functions must belong to the group.
     fn hot_reset(&self) -> io::Result<()>;
     /// Reads from the device file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
@@ -144,7 +143,7 @@ pub trait Kernel: Send + Sync {
 
 /// Opens VFIO's device files.
 pub trait OpenKernel {
-    /// Opens the function's node and an iommufd, if the function has a node and both files may be opened. Otherwise
+    /// Opens the function's node and an iommufd, if the function has a node and both files may be opened. Otherwise,
     /// opens a container and, exclusively, the group.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! A card that is a PCI function bound to VFIO: implements [`card::Card`] with mapped BARs, an IOMMU container, and
+//! A card that is a PCI function bound to VFIO. Implements [`card::Card`] with mapped BARs, an IOMMU container, and
 //! eventfds.
 //!
 //! Modules:
@@ -61,7 +61,7 @@ pub struct VfioCard {
     method: Method,
     /// Units enabled when the card was opened, as bits of PMC's enable register.
     units: u32,
-    /// The configured interrupt mode. The lock is held while an interrupt is configured, and while the card is reset.
+    /// The configured interrupt mode. The lock is held while an interrupt is configured and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
     // The BAR mappings keep the function open in the kernel, so they must be dropped before this field. The memory that
@@ -82,14 +82,14 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// Returns the name of the reset method that [`Card::reset`] uses.
+    /// Returns the name of the reset method used by [`Card::reset`].
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()
     }
 
-    /// Returns the mappable I/O addresses: all addresses that the card can generate, except the IOMMU's reserved
-    /// ranges.
+    /// Returns the mappable I/O addresses, which are all addresses that the card can generate, except for the IOMMU's
+    /// reserved ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()
@@ -115,7 +115,7 @@ impl VfioCard {
         self.write32(pmc::INTR_EN_0::OFFSET, 0);
         self.write32(pmc::INTR_EN_1::OFFSET, 0);
         self.write32(pmc::ENABLE::OFFSET, self.units & !reset::working_units());
-        // The read flushes the write, and gives the units time to reset.
+        // The read flushes the write and gives the units time to reset.
         self.read32(pmc::ENABLE::OFFSET);
         self.write32(pmc::ENABLE::OFFSET, self.units);
         self.read32(pmc::ENABLE::OFFSET);
@@ -128,7 +128,7 @@ impl VfioCard {
             Method::Function => self.kernel.reset(),
             Method::Bus => self.kernel.hot_reset(),
         };
-        // The kernel has restored only the parts of configuration space that it knows about.
+        // The kernel has restored only the parts of configuration space that it knows.
         let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
         if let Err(error) = &done {
             tracing::error!(card = %self.address, %error, "the kernel did not reset the card; resetting its units \

@@ -1,7 +1,7 @@
 //! A function opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! Available since kernel 6.6, if configured. The function is bound to the iommufd, which gives this process exclusive
-//! use, and attached to an address space. There is neither a container nor a group.
+//! This interface is available since kernel 6.6, if configured. The function is bound to the iommufd, which gives this
+//! process exclusive use, and is attached to an address space. There is neither a container nor a group.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -32,23 +32,24 @@ use crate::real::{
 };
 use crate::window::Mapped;
 
-/// Maximum number of I/O address ranges to request, which exceeds that of any IOMMU.
+/// Maximum number of I/O address ranges to request. It exceeds the number of ranges of any IOMMU.
 const RANGES: usize = 64;
-/// Size in bytes of the structure for binding a function, up to the last field that all kernels with this call support.
+/// Size in bytes of the structure for binding a function, up to the last field supported by all kernels with this call.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// Size in bytes of the structure for attaching a function, up to the last field that all kernels with this call
-/// support.
+/// Size in bytes of the structure for attaching a function, up to the last field supported by all kernels with this
+/// call.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
 /// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function, dropped in this order. The kernel removes the mappings when the last file is closed.
+/// The files of one function, which are dropped in this order. The kernel removes the mappings when the last file is
+/// closed.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
     /// The address space ID, once created.
     space: OnceLock<u32>,
-    /// The function's IOMMU group, which determines its neighbours.
+    /// The function's IOMMU group, which determines the other functions in the group.
     group: u32,
 }
 
@@ -121,7 +122,7 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges follow the structure. The kernel accepts a longer structure if all bytes beyond the part that it
+        // The ranges follow the structure. The kernel accepts a longer structure if all bytes after the part that it
         // knows are zero.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
@@ -180,8 +181,8 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // Here the kernel does not report groups. Instead, it reports whether every function is bound to this iommufd
-        // or unowned.
+        // For this interface, the kernel does not report groups. Instead, it reports whether every function is bound to
+        // this iommufd or is unowned.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())

@@ -47,8 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// Returns an [`OpenError`] if the function cannot be opened. In this case, the function has been released
-    /// completely.
+    /// Returns an [`OpenError`] if the function cannot be opened. The function has then been released completely.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -102,7 +101,7 @@ impl VfioCard {
         let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
-        // From here on the function can access memory, but no memory is mapped yet.
+        // From here on, the function can access memory, but no memory is mapped yet.
         pci::set_enabled(&config, true).map_err(fail("enabling it"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;
@@ -155,7 +154,7 @@ fn unopened(error: FileOpenError, address: Address, group: u32) -> OpenError {
     }
 }
 
-/// Binds the function to its iommufd and attaches it to an address space.
+/// Binds the function to its iommufd, and attaches it to an address space.
 fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| {
         move |source: io::Error| match source.raw_os_error() {
@@ -168,7 +167,7 @@ fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenE
     kernel.attach_space().map_err(fail("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))
 }
 
-/// Adds the group to the container and sets the container's IOMMU type.
+/// Adds the group to the container, and sets the container's IOMMU type.
 fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| move |source| OpenError::Call { address, call, source };
     let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;
@@ -192,7 +191,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     })
 }
 
-/// Checks the chip's identity, and that a driver can use the chip.
+/// Checks the identity of the chip, and that a driver can use the chip.
 fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
     let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
     if boot0 == u32::MAX {

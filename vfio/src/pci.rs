@@ -32,7 +32,7 @@ const POWER: u8 = 0x01;
 const POWER_CONTROL: u64 = 4;
 /// Power state mask in the control register.
 const POWER_STATE: u16 = 3;
-/// Maximum number of capabilities that fit into 256 bytes.
+/// Maximum number of capabilities that fit in 256 bytes.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Returns the identity of a function: vendor, device, subsystem vendor, subsystem, revision, class.
@@ -50,10 +50,10 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
     ))
 }
 
-/// Wakes a sleeping function; the kernel waits until it is awake. A function without power management is always awake.
+/// Wakes a sleeping function. The kernel waits until it is awake. A function without power management is always awake.
 ///
 /// # Errors
-/// Returns an error if configuration space cannot be accessed, or if the function stays asleep.
+/// Returns an error if configuration space cannot be accessed, or if the function remains asleep.
 pub fn wake(config: &Bar) -> io::Result<()> {
     let Some(at) = capability(config, POWER)? else { return Ok(()) };
     let at = at + POWER_CONTROL;
@@ -69,7 +69,7 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Lets a function respond to accesses and, if `master` is true, access memory.
+/// Makes a function respond to accesses and, if `master` is true, allows it to access memory.
 ///
 /// # Errors
 /// Returns an error if configuration space cannot be accessed, or does not keep the setting.

@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files in `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length. The kernel then
-// writes at most that many bytes, or writes to an address within the structure. All other calls take a number, or only
-// read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
+// writes at most that number of bytes, or writes to an address within the structure. All other calls take a number, or
+// only read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,15 +46,17 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next are for functions opened through their own node.
+    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next one are for functions that were opened through their own
+    /// node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size in bytes for replies that end in a list, which exceeds any list. A longer list would be truncated.
+/// Buffer size in bytes for replies that end with a list. A list that does not fit would be truncated, but no list is
+/// that long.
 const MAX_ANSWER_BYTES: usize = 4096;
 
-/// A call's structure, as bytes at the offsets defined in the kernel's header.
+/// The structure of a call, as bytes at the offsets defined in the kernel's header.
 pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
@@ -72,7 +74,7 @@ impl Packet {
         self
     }
 
-    /// Stores the address of this structure's byte `of` at `at`. The kernel then writes to that address.
+    /// Stores the address of this structure's byte at offset `of` at `at`. The kernel then writes to that address.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -116,19 +118,19 @@ impl Packet {
     }
 }
 
-/// Makes a call whose argument is a number.
+/// Makes a call. Its argument is a number.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
     // SAFETY: the calls made here take at most a number, and do not access this process's memory.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a VFIO call whose argument is a structure that starts with its length.
+/// Makes a VFIO call. Its argument is a structure that starts with its own length.
 pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Issues an ioctl whose argument is a structure that starts with its length.
+/// Issues an ioctl. Its argument is a structure that starts with its own length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());
@@ -145,7 +147,8 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function, dropped in this order. The kernel removes the mappings when the last file is closed.
+/// The files of one function, which are dropped in this order. The kernel removes the mappings when the last file is
+/// closed.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -326,7 +329,7 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
 }
 
 /// Lists the functions affected by a reset of this function's bus. Returns flags and, for each function, its address
-/// and the kernel's number for it: that of a group or an iommufd device.
+/// and the kernel's number for it, which is that of a group or an iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;
@@ -342,8 +345,8 @@ pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Addres
     Ok((info.get32(offset_of!(vfio_pci_hot_reset_info, flags)), listed.collect()))
 }
 
-/// Resets the bus. All of its functions must be in the given groups or, if there are no groups, bound to the caller's
-/// iommufd.
+/// Resets the bus. All of its functions must be in the given groups or, if there are no groups, must be bound to the
+/// caller's iommufd.
 pub(crate) fn hot_reset(device: &File, groups: &[i32]) -> io::Result<()> {
     let head = offset_of!(vfio_pci_hot_reset, group_fds);
     let mut packet = Packet::new(head + size_of_val(groups));

@@ -1,7 +1,7 @@
-//! The reset methods of a function, and the selection of one for a card.
+//! The reset methods of a function, and the selection of a method for a card.
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
-//! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. Therefore, the bus is
+//! card has no function-level reset. GUESS: a bus reset loses the settings made by the scripts. The bus is therefore
 //! reset only at the operator's request. If a card has no function-level reset, its units are reset individually, as
 //! the card's driver does.
 
@@ -13,7 +13,7 @@ use crate::kernel::Kernel;
 /// The operator's choice of a reset method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reset {
-    /// The function's own reset if available, otherwise a reset of its units.
+    /// The function's own reset if available, or a reset of its units otherwise.
     #[default]
     Auto,
     /// A bus reset, which resets all functions on the bus.
@@ -44,11 +44,11 @@ impl Method {
     }
 }
 
-/// The kernel's names for reset methods that affect neither the function's neighbours nor its slot.
+/// The kernel's names for reset methods that affect only the function itself.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
 /// Selects a reset method for a function in `group`. `offered` is true if the kernel can reset this function alone.
-/// `ways` lists the kernel's methods, of which it uses the first.
+/// `ways` lists the kernel's methods. The kernel uses the first one.
 ///
 /// # Errors
 /// Returns an error if a bus reset was requested but is impossible.

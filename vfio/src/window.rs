@@ -1,7 +1,7 @@
 //! A region of a function, mapped into this process.
 #![expect(unsafe_code, reason = "maps and accesses device memory")]
 // UNSAFETY: maps device memory. Every access is checked for alignment and against the length of the mapping, which
-// lives as long as the value. Accesses are volatile and have exactly the requested size, because the target is a
+// exists as long as the value. Accesses are volatile and have exactly the requested size, because the target is a
 // register or a doorbell.
 
 use std::fs::File;
@@ -37,8 +37,8 @@ impl Mapped {
         Ok(Self { base, len })
     }
 
-    /// Returns the address of an aligned access of type `T` at `offset`; `None` if the access is misaligned or outside
-    /// the mapping.
+    /// Returns the address of an aligned access of type `T` at `offset`, or `None` if the access is misaligned or
+    /// outside the mapping.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
         // A mapping starts at a page boundary.
@@ -46,13 +46,13 @@ impl Mapped {
     }
 
     fn read<T>(&self, offset: usize) -> Option<T> {
-        // SAFETY: `place` checked bounds and alignment; `T` is an unsigned integer, for which all bytes are valid.
+        // SAFETY: `place` has checked bounds and alignment. `T` is an unsigned integer, for which all bytes are valid.
         self.place::<T>(offset).map(|place| unsafe { place.read_volatile() })
     }
 
     fn write<T>(&self, offset: usize, value: T) {
         if let Some(place) = self.place::<T>(offset) {
-            // SAFETY: `place` checked bounds and alignment.
+            // SAFETY: `place` has checked bounds and alignment.
             unsafe { place.write_volatile(value) };
         }
     }

@@ -1,5 +1,5 @@
-//! Serves a memory-only device on the socket at the given path until the process is killed: a minimal server for
-//! transport benchmarks.
+//! Serves a memory-only device on the socket at the given path until the process is killed. This is a minimal server
+//! for transport benchmarks.
 
 use std::path::PathBuf;
 

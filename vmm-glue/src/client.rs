@@ -1,8 +1,8 @@
-//! A small vfio-user client, for host processes that drive a device without a VMM, tests, benchmarks and hostile
-//! guests.
+//! A small vfio-user client for host processes that drive a device without a VMM, for tests and benchmarks, and for
+//! hostile guests.
 //!
 //! The client is synchronous and does not trust its server: it checks the length of each reply. [`Client::request`] and
-//! the methods built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
+//! the methods built on it follow the protocol. [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -52,7 +52,7 @@ pub enum ClientError {
     /// The server replied with an error number.
     #[error("the server replied with errno {0}")]
     Refused(u32),
-    /// The server violates the protocol.
+    /// The server violated the protocol.
     #[error("invalid reply: {0}")]
     Protocol(String),
 }
@@ -144,12 +144,12 @@ impl Client {
         &self.stream
     }
 
-    /// Sets the reply timeout; `None`, the default, means no timeout.
+    /// Sets the reply timeout. `None`, the default, means no timeout.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
 
-    /// Sends raw bytes. Blocks until all are sent.
+    /// Sends raw bytes. Blocks until all bytes are sent.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let mut rest = bytes;
         let mut fds = fds;
@@ -179,7 +179,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Server requests that arrive earlier are queued for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Queues server requests that arrive earlier for [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)
@@ -305,12 +305,13 @@ impl Client {
         self.send(Command::REGION_WRITE, FLAG_NO_REPLY, &write_body(region, offset, data), &[]).map(drop)
     }
 
-    /// Sends a batch of writes of up to 8 bytes each, without requesting a reply. Each write is (region, offset, data).
+    /// Sends a batch of writes of up to 8 bytes each, without requesting a reply. Each write consists of region, offset
+    /// and data.
     pub fn post_many(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Maps memory for the device: from a file at the given offset, or without a file.
+    /// Maps memory for the device, either from a file at the given offset or without a file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -333,7 +334,8 @@ impl Client {
         self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
     }
 
-    /// Attaches eventfds to the interrupts of a type (0 INTx, 1 MSI, 2 MSI-X), starting with interrupt `start`.
+    /// Attaches eventfds to the interrupts of a type (0 is INTx, 1 is MSI, 2 is MSI-X), starting with interrupt
+    /// `start`.
     pub fn set_irqs(&mut self, index: u32, start: u32, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let flags = IRQ_DATA_EVENTFD | IRQ_ACTION_TRIGGER;
         self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
@@ -354,7 +356,7 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start: 0, count: 0 }, &[], &[])
     }
 
-    /// Unmasks INTx, as a VMM does once the guest has handled the interrupt.
+    /// Unmasks INTx, as a VMM does after the guest has handled the interrupt.
     pub fn unmask_intx(&mut self) -> Result<()> {
         let flags = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
         self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
@@ -462,7 +464,7 @@ impl MappedRegion {
     }
 }
 
-/// Returns the areas in the sparse-mmap capability. `caps` contains the bytes after the region's description.
+/// Returns the areas in the sparse-mmap capability. `caps` contains the bytes that follow the region's description.
 fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
     let mut offset = info.cap_offset;
@@ -516,7 +518,7 @@ pub fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     [access.as_bytes(), data].concat()
 }
 
-/// Returns the body of a `REGION_WRITE_MULTI`. Each write is (region, offset, data), with up to 8 bytes of data.
+/// Returns the body of a `REGION_WRITE_MULTI`. Each write consists of region, offset and up to 8 bytes of data.
 pub fn multi_body(writes: &[(u32, u64, &[u8])]) -> Vec<u8> {
     let mut body = u64::try_from(writes.len()).unwrap_or(0).to_ne_bytes().to_vec();
     for &(region, offset, bytes) in writes {

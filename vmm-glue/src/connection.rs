@@ -1,4 +1,4 @@
-//! State machine of a client connection: consumes bytes and file descriptors, and produces replies.
+//! State machine of a client connection, which consumes bytes and file descriptors and produces replies.
 //!
 //! [`Connection`] needs no socket. A server receives into [`Connection::space`], passes the length to
 //! [`Connection::received`], calls [`Connection::process`] to execute the messages, and sends [`Connection::output`].
@@ -38,7 +38,7 @@ use vmm_memory::keeper::Keeper;
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors per message.
 pub const MAX_FDS: usize = 16;
-/// Output size at which the server stops adding requests to the client, in bytes.
+/// Output size in bytes at which the server stops adding requests to the client.
 const FLUSH_AT: usize = 64 << 10;
 
 /// Reasons why the server closes a connection.
@@ -195,7 +195,7 @@ impl Connection {
         self.receive.space()
     }
 
-    /// Records that the first `len` bytes of [`Self::space`] were received, with descriptors. `truncated` is set if
+    /// Records that the first `len` bytes of [`Self::space`] were received, with descriptors. `truncated` is true if
     /// some descriptors did not fit.
     pub fn received(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) {
         let descriptors = !fds.is_empty() || truncated;
@@ -223,7 +223,7 @@ impl Connection {
     }
 
     /// Completes the write that the device deferred until after the reply, if any. Call this whenever [`Self::output`]
-    /// has been sent. All other methods that call the device complete the write first.
+    /// has been sent. All other methods that call the device first complete the write.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
     }
@@ -279,7 +279,7 @@ impl Connection {
     /// Continues a [restored](Self::restored) connection on the current thread.
     ///
     /// # Errors
-    /// Returns an error if a killed process's client cannot use this device.
+    /// Returns an error if the client of a killed process cannot use this device.
     pub(crate) fn resume(&mut self, device: &mut dyn Device) -> Result<(), Invalid> {
         self.session.resume(device);
         let Some(revival) = self.revival.take() else { return Ok(()) };
@@ -318,7 +318,7 @@ impl Connection {
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub header: Header,
-    /// Message body, without the header; empty if `oversized`.
+    /// Message body without the header. Empty if `oversized`.
     pub body: &'a [u8],
     pub fds: Vec<OwnedFd>,
     /// Set if some descriptors were lost.

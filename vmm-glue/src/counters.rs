@@ -11,10 +11,10 @@ const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counters. They cover all clients, and only increase, except for gauges.
+        /// The counters, which cover all clients. Except for gauges, they only increase.
         #[derive(Debug, Default)]
         pub struct Counters {
-            /// Number of requests by command number; index 0 counts unknown commands.
+            /// Number of requests by command number. Index 0 counts unknown commands.
             messages: [AtomicU64; COMMANDS],
             $($(#[$doc])* pub $field: AtomicU64,)*
         }
@@ -127,7 +127,7 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if client error number `count` should be logged: all of the first errors, and fewer and fewer of the
+/// Returns true if client error number `count` should be logged: all of the first errors, and increasingly fewer of the
 /// later ones.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()

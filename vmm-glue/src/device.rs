@@ -36,7 +36,7 @@ impl RegionIndex {
     pub const ALL: [Self; NUM_REGIONS] =
         [Self::Bar0, Self::Bar1, Self::Bar2, Self::Bar3, Self::Bar4, Self::Bar5, Self::Rom, Self::Config, Self::Vga];
 
-    /// Returns the region with a wire number; `None` if it does not exist.
+    /// Returns the region with a wire number, or `None` if it does not exist.
     pub fn from_wire(index: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }
@@ -70,17 +70,17 @@ impl RegionInfo {
         Ok(Self { mappable, ..self })
     }
 
-    /// Returns the size in bytes; 0 means that the region does not exist.
+    /// Returns the size in bytes, or 0 if the region does not exist.
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// Returns true if clients may read.
+    /// Returns true if clients may read the region.
     pub const fn readable(&self) -> bool {
         self.readable
     }
 
-    /// Returns true if clients may write.
+    /// Returns true if clients may write the region.
     pub const fn writable(&self) -> bool {
         self.writable
     }
@@ -132,7 +132,7 @@ impl Ack {
 }
 
 /// The unfinished part of a write, to be passed to [`Device::complete`]. The device stores the data, because its other
-/// threads may have to perform this part earlier. The type is not `Copy`, so each deferred write is completed only
+/// threads may have to perform this part earlier. The type is not `Copy`, so that each deferred write is completed only
 /// once.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pass it to `Device::complete`"]
@@ -151,30 +151,30 @@ pub trait Device: Send {
     /// A client may keep its mappings forever, so a mappable region needs a new file for each client.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
-    /// Called when a client has negotiated; accesses may follow.
+    /// Called when a client has negotiated. Accesses may follow.
     fn connected(&mut self) {}
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
-    /// The length is 1, 2, 4 or 8, `offset` is a multiple of the length, and all bytes are inside a readable region.
-    /// The server splits other accesses into such parts, in ascending address order. The bytes may be in a mappable
-    /// area.
+    /// The length is 1, 2, 4 or 8, `offset` is a multiple of the length, and all bytes are in a readable region. The
+    /// server splits other accesses into such parts, in ascending address order. The bytes may be in a mappable area.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
-    /// Writes `data` at `offset` of `region`, split as for [`Device::region_read`].
+    /// Writes `data` at `offset` of `region`. The server splits accesses as for [`Device::region_read`].
     ///
     /// The device may defer work that the client need not wait for. No later access by the client may observe the
-    /// difference, even if the access does not arrive through this trait. Posted writes on a PCI bus give the same
+    /// difference, even if the access does not arrive through this trait. Posted writes on a PCI bus provide the same
     /// guarantee.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
-    /// Completes a deferred write. Called after the write's reply was sent, or immediately if no reply precedes it.
+    /// Completes a deferred write. Called after the write's reply has been sent, or immediately if no reply precedes
+    /// it.
     fn complete(&mut self, deferred: Deferred) {
         let Deferred(()) = deferred;
     }
 
-    /// Called when the client has mapped memory. The region is already in [`crate::GuestMemory`]; an error removes it
-    /// again.
+    /// Called when the client has mapped memory. The region is already in [`crate::GuestMemory`], and is removed again
+    /// if this method returns an error.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 
     /// Called when the client has unmapped the region of `size` bytes at guest physical address `gpa`, with the same
@@ -208,7 +208,7 @@ pub trait Device: Send {
     /// device has taken over a [journal](Self::take_journal). Called before [`Device::connected`].
     ///
     /// # Errors
-    /// Returns an error if the region has no such areas, or if the file does not fit them.
+    /// Returns an error if the region has no such areas, or if the file does not match them.
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
         Err(MapError(format!("no part of region {region:?} can be mapped")))

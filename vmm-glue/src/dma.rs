@@ -1,8 +1,8 @@
 //! Accesses client memory with `DMA_READ` and `DMA_WRITE` messages, for regions without a file.
 //!
 //! Any thread can queue a request. The server's thread sends it after replying to the client's own messages. The client
-//! replies when convenient; QEMU replies in its main loop, which must not be waiting for this server. Therefore, a
-//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] fails on that thread.
+//! replies at any later time: QEMU replies in its main loop, which must not be waiting for this server. A handler of
+//! [`crate::Device`] must therefore not wait for a request, and [`Pending::wait`] fails on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub const MAX_REQUEST: usize = 16 << 20;
 pub const MAX_REQUESTS: usize = 256;
 /// Maximum total size of all requests that are queued or in flight, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Minimum message data size that a client must accept to receive requests, in bytes.
+/// Minimum size of the data in one message that a client must accept to receive requests, in bytes.
 pub const MIN_TRANSFER: usize = 512;
 /// Maximum number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
@@ -90,7 +90,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the next chunk of at most `step` bytes, and true if it is the last one.
+    /// Returns the next chunk of at most `step` bytes, and a flag that is true if it is the last one.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -102,7 +102,7 @@ impl Waiting {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Maximum size of the data in one message, in bytes; 0 if no connected client accepts requests.
+    /// Maximum size of the data in one message in bytes, or 0 if no connected client accepts requests.
     max_transfer: usize,
     connected: bool,
     server_thread: Option<ThreadId>,
@@ -117,7 +117,7 @@ struct Shared {
     bytes: usize,
 }
 
-/// Handle for accessing client memory. Clones access the same client.
+/// Handle for accessing client memory. Its clones access the same client.
 #[derive(Clone, Debug)]
 pub struct DmaClient {
     shared: Arc<Mutex<Shared>>,
@@ -174,7 +174,7 @@ impl DmaClient {
         Self { shared: Arc::default(), wake, counters }
     }
 
-    /// Returns true if the connected client replies to requests: QEMU does, cloud-hypervisor does not.
+    /// Returns true if the connected client replies to requests. QEMU does, but cloud-hypervisor does not.
     pub fn is_available(&self) -> bool {
         self.shared.lock().max_transfer != 0
     }
@@ -222,7 +222,8 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the IDs of messages to which the client may still reply. Threads of this process wait for these replies.
+    /// Returns the IDs of messages to which the client may still reply, and for which threads of this process are
+    /// waiting.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -240,12 +241,12 @@ impl DmaClient {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages to which the client may still reply, although no thread waits for the replies.
+    /// Sets the messages to which the client may still reply although no thread waits for the replies.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
 
-    /// Fails all requests because the client has disconnected.
+    /// Fails all requests, because the client has disconnected.
     pub(crate) fn disconnect(&self) {
         let Shared { queue, in_flight, .. } = {
             let mut shared = self.shared.lock();

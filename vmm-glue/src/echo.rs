@@ -1,6 +1,6 @@
-//! A device that is plain memory, without policy or side effects.
+//! A device that consists of plain memory, without policy or side effects.
 //!
-//! Serves as the baseline of transport benchmarks, and as a device for server tests.
+//! It serves as the baseline of transport benchmarks, and as a device for server tests.
 
 use crate::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use vmm_memory::memory::DmaRegion;
@@ -8,7 +8,7 @@ use vmm_memory::memory::DmaRegion;
 /// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;
 
-/// The device, whose BAR0 and configuration space are memory.
+/// The device, whose BAR0 and configuration space are plain memory.
 #[derive(Debug)]
 pub struct EchoDevice {
     bar0: Vec<u8>,
@@ -20,7 +20,7 @@ impl EchoDevice {
     /// `vendor`, `device` and the size of BAR0.
     pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
         let mut config = vec![0; CONFIG_SIZE];
-        // Vendor and device, then class 0xff0000 (unassigned) in the upper three bytes of the dword at 8.
+        // Write the vendor and the device, then class 0xff0000 (unassigned) to the upper three bytes of the dword at 8.
         for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
             for (field, byte) in config.iter_mut().skip(place).zip(value.to_le_bytes()) {
                 *field = byte;

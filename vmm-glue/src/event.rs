@@ -1,7 +1,7 @@
-//! A client's event descriptor, through which the client cannot block a thread of this process.
+//! A client's event descriptor, which the client cannot use to block a thread of this process.
 //!
-//! The client shares the open file description: it can fill the counter and clear `O_NONBLOCK` at any time, so a write
-//! can block despite earlier checks. Therefore, the kernel itself adds the 1, as the completion event
+//! The client shares the open file description. It can fill the counter and clear `O_NONBLOCK` at any time, so a write
+//! can block despite earlier checks. The kernel itself therefore adds the 1, as the completion event
 //! (`IOCB_FLAG_RESFD`) of an empty asynchronous read. This never waits, a full counter stays full, and the kernel
 //! checks on each signal that the descriptor is an eventfd. Reads use `RWF_NOWAIT`, which applies to a single read
 //! regardless of the file flags.
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Number of concurrent requests to reserve; the kernel reserves more. Each request completes before its `io_submit`
+/// Number of concurrent requests to reserve. The kernel reserves more. Each request completes before its `io_submit`
 /// returns.
 const REQUESTS: libc::c_long = 64;
 /// Maximum number of completions removed from the ring per call.
@@ -66,7 +66,7 @@ impl Context {
     fn open() -> io::Result<Self> {
         let nothing = File::open("/dev/null")?;
         let mut id: libc::c_ulong = 0;
-        // SAFETY: the kernel writes one word, which fits into `id`.
+        // SAFETY: the kernel writes one word, which fits in `id`.
         let done = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut id) };
         if done == 0 { Ok(Self { id, nothing }) } else { Err(io::Error::last_os_error()) }
     }
@@ -83,7 +83,7 @@ impl Context {
         };
         for _ in 0..MAX_ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: the list contains one pointer to one request, both of which are local variables; the request
+            // SAFETY: the list contains one pointer to one request, both of which are local variables. The request
             // reads 0 bytes, so it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
             let errno = (sent != 1).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
@@ -101,7 +101,7 @@ impl Context {
     fn reap(&self) {
         let mut completions = [Completion::default(); REAPED];
         let mut no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most `REAPED` completions, which fit, and only reads the timeout.
+        // SAFETY: the kernel writes at most `REAPED` completions, for which there is space, and only reads the timeout.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -143,7 +143,7 @@ impl ClientEvent {
     /// Wraps a client's descriptor. Returns `None` if the descriptor is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
         // The client chooses the file name, but the link of a named file starts with a slash. Even without a mounted
-        // /proc, the kernel refuses to signal a file that is not an eventfd.
+        // /proc, the kernel does not signal a file that is not an eventfd.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }

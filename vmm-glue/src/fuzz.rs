@@ -1,7 +1,7 @@
 //! Drives a [`Connection`] with steps decoded from arbitrary bytes, for the fuzz target and for a test that runs its
 //! seeds.
 //!
-//! Checks: every framed request gets one reply, unless it requests none; the device receives only aligned accesses
+//! Checks: every framed request gets one reply, unless it requests no reply; the device receives only aligned accesses
 //! inside its regions; a deferred write is completed before the next device call; maps and unmaps are paired; a
 //! descriptor is sent only with a reply that describes a region and its areas; the output is bounded; no resource
 //! leaks.
@@ -47,7 +47,7 @@ pub enum Step {
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory through messages: (address in pages, size in bytes).
+    /// Another thread reads client memory through messages. The fields are the address in pages and the size in bytes.
     Dma(u8, u16),
     /// The client replies to the server's oldest request with an error number or with data.
     Answer(u8),
@@ -61,7 +61,7 @@ pub enum Step {
     Reconnect,
 }
 
-/// Decodes bytes into steps. Any bytes are valid; an incomplete last step is dropped.
+/// Decodes bytes into steps. Any bytes are valid. Drops an incomplete last step.
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut rest = bytes;
     std::iter::from_fn(|| decode_one(&mut rest)).take(MAX_STEPS).collect()
@@ -326,8 +326,8 @@ impl Device for Checked {
 /// Size in bytes of a message that describes a region without areas.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
-/// Drains the output, which consists of whole messages. Checks that a descriptor is sent exactly with each description
-/// of areas.
+/// Drains the output, which consists of whole messages. Checks that every description of areas, and no other message,
+/// carries a descriptor.
 fn take(out: &mut Outbox) -> Vec<u8> {
     let mut all = Vec::new();
     while !out.is_empty() {
@@ -355,7 +355,7 @@ struct Run {
     framed: bool,
     next_id: u16,
     files: Vec<OwnedFd>,
-    /// Server requests that the client has not replied to.
+    /// Server requests to which the client has not replied.
     requests: Vec<(Header, DmaAccess)>,
 }
 
@@ -428,7 +428,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The tests of `dma` check the result, which may arrive at any time, or never here.
+                // The tests of `dma` check the result. Here, it may arrive at any time or never.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }

@@ -2,10 +2,10 @@
 //!
 //! INTx is an auto-masked level: raising the level signals once and masks INTx. If the level is still high when the
 //! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edge-triggered. An edge without a descriptor stays
-//! pending until the client attaches one, so no edge is lost while a client switches from INTx to MSI. The edge is
-//! dropped when the client disables the type.
+//! pending until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is
+//! dropped when the client disables the interrupt type.
 //!
-//! This module never waits for a client; `event` signals the client's descriptors.
+//! This module never waits for a client: `event` signals the client's descriptors.
 
 mod saved;
 
@@ -35,18 +35,18 @@ const MSIX: usize = 2;
 const ERR: usize = 3;
 const REQ: usize = 4;
 
-/// Number of interrupts of each type; 0 if the device lacks the type.
+/// Number of interrupts of each type, or 0 if the device lacks the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqCounts {
-    /// INTx, 0 or 1.
+    /// Number of INTx interrupts, 0 or 1.
     pub intx: u32,
-    /// MSI vectors, up to 32.
+    /// Number of MSI vectors, up to 32.
     pub msi: u32,
-    /// MSI-X vectors, up to [`MAX_VECTORS`].
+    /// Number of MSI-X vectors, up to [`MAX_VECTORS`].
     pub msix: u32,
-    /// Error notification, 0 or 1.
+    /// Number of error interrupts, 0 or 1.
     pub err: u32,
-    /// Request to release the device, 0 or 1.
+    /// Number of interrupts that request the client to release the device, 0 or 1.
     pub req: u32,
 }
 
@@ -70,8 +70,8 @@ pub enum IrqError {
     NotEventfd,
 }
 
-/// Delivers an interrupt to a client without a descriptor. Any thread may call it with the device's interrupts locked,
-/// so it must neither wait nor call back.
+/// Delivers an interrupt to a client that has no descriptor. Any thread may call it with the device's interrupts
+/// locked, so it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A method of signalling a client.
@@ -170,7 +170,7 @@ impl Interrupts {
         self.counts
     }
 
-    /// Raises an MSI vector. Returns true if the client was signalled; otherwise the edge stays pending until the
+    /// Raises an MSI vector. Returns true if the client was signalled. Otherwise, the edge stays pending until the
     /// client attaches a descriptor. Ignores vectors that the device lacks.
     pub fn trigger_msi(&self, vector: u32) -> bool {
         self.trigger(MSI, vector)
@@ -198,7 +198,7 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// Returns the number of MSI vectors with a descriptor; 0 while the client has MSI disabled.
+    /// Returns the number of MSI vectors with a descriptor, or 0 while the client has MSI disabled.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
@@ -308,13 +308,13 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Delivers the first MSI vector through `deliver`, including a pending edge. `None` disables MSI.
+    /// Delivers the first MSI vector, including a pending edge, through `deliver`. `None` disables MSI.
     pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the rising edge of the INTx pin through `deliver`, once until [`Self::unmask_intx`]. `None` disables
-    /// INTx.
+    /// Delivers the rising edge of the INTx pin through `deliver`, once until [`Self::unmask_intx`] is called. `None`
+    /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
     }

@@ -1,15 +1,15 @@
 //! A client's journal: the state from which the next process continues the connection if this process is killed.
 //!
-//! A journal is a memory file. The service manager holds the file's descriptor, and the descriptors of the connection
-//! and of the client's memory files and eventfds. The service manager receives a descriptor before the journal refers
-//! to it, and drops it after the last reference is gone. State that changes with every message, such as the received
-//! and handled parts of the stream, is stored in a few words of mapped memory, and the stream is received into the
-//! file. State that rarely changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is
-//! written next to the previous commit, with a checksum, before the server replies to the client.
+//! A journal is a memory file. The service manager holds the descriptors of this file, the connection, and the client's
+//! memory files and eventfds. The service manager receives a descriptor before the journal refers to it, and drops it
+//! after the last reference is gone. State that changes with every message, such as the received and handled parts of
+//! the stream, is stored in a few words of mapped memory, and the stream is received into the file. State that rarely
+//! changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is written next to the
+//! previous commit, with a checksum, before the server replies to the client.
 //!
-//! The next process validates the journal like any saved state (`saved`), and handles messages again if they have no
-//! reply. Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client
-//! can observe.
+//! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
+//! Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
+//! observe.
 
 mod file;
 mod saved;
@@ -29,7 +29,7 @@ use vmm_memory::descriptors::{Giving, ParkError};
 use vmm_memory::keeper::{Keeper, Slots};
 pub use vmm_memory::keeper::{Kept, SLOTS};
 
-/// Maximum number of a client's stored descriptors: its slots, the journal, and the connection.
+/// Maximum number of stored descriptors of a client: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
 /// Owner ID of a client's part in the journal file.
 const CLIENT: u32 = 0;
@@ -64,7 +64,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal with a buffer for messages of `message` bytes and `extra` more bytes.
+    /// Creates a journal whose buffer has space for messages of `message` bytes, and for `extra` more bytes.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -95,7 +95,7 @@ impl Journal {
         self.sequence
     }
 
-    /// Commits the state returned by `save`, with its descriptors. On failure, ends the journal and logs the reason.
+    /// Commits the state that `save` returns, with its descriptors. On failure, ends the journal and logs the reason.
     pub fn commit(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) {
         if !self.is_changed() {
             return;
@@ -138,8 +138,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the journal. The keeper still holds the connection, and the next process closes it, so that the client
-    /// notices.
+    /// Ends the journal. The keeper still holds the connection. The next process closes it, so that the client notices.
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);

@@ -16,8 +16,8 @@
 //! - `suspended_client`: a suspended client, which a server can resume in this process or in another.
 //! - [`journal`]: a client's state for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
-//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Other kinds of servers also use them.
-//! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
+//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping. Servers of other kinds also use them.
+//! - [`echo`]: a device that consists of plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
 //! The crate is not specific to GPUs. Not supported: copying a device's state while the device runs (`PRE_COPY`), the
@@ -28,7 +28,7 @@
 //! bounded, and a client that does not read its replies is disconnected. An invalid but framed message gets an error
 //! reply. If a stream loses its framing, the server closes the connection.
 //!
-//! Lock order: the state of `Link`, then [`interrupts`]; the other locks are leaf locks. No lock is held while the
+//! Lock order: the state of `Link`, then [`interrupts`]. The other locks are leaf locks. No lock is held while the
 //! server calls a device.
 //!
 //! Sources: the vfio-user specification (`docs/interop/vfio-user.rst` in QEMU, `docs/vfio-user.rst` in libvfio-user),

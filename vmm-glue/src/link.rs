@@ -17,7 +17,7 @@ use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
 use vmm_memory::memory::GuestMemory;
 
-/// Stops or suspends a running server from any thread. Clones control the same servers.
+/// Stops running servers, or suspends their clients, from any thread. Clones control the same servers.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -41,8 +41,8 @@ impl StopHandle {
         self.0.wake.wake();
     }
 
-    /// Makes every [`crate::Server::serve`] call with this handle return its suspended clients, once none of their
-    /// requests is partially executed.
+    /// Makes every [`crate::Server::serve`] call with this handle return its suspended client, once none of the
+    /// client's requests is partially executed.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -74,9 +74,9 @@ impl StopHandle {
 /// A connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
-    /// PID of the connected process, in the server's namespace; 0 if the process is not visible there.
+    /// PID of the connected process in the server's namespace, or 0 if the process is not visible there.
     pub pid: i32,
-    /// User ID of the process.
+    /// User ID of the connected process.
     pub uid: u32,
     /// ID of the served domain, if the client is not a process.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -144,8 +144,8 @@ impl Link {
         *self.0.client.lock()
     }
 
-    /// Requests a check by the server of whether the client's memory is actually shared. A device calls this when the
-    /// guest enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
+    /// Requests the server to check whether the client's memory is really shared. A device calls this when the guest
+    /// enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -182,7 +182,7 @@ impl Link {
 #[cfg(feature = "client")]
 impl Link {
     /// Maps memory like `DMA_MAP`. Returns the region to pass to [`crate::Device::dma_map`]. Addresses and sizes are
-    /// multiples of 4 KiB; the file is mapped from offset 0.
+    /// multiples of 4 KiB. The file is mapped from offset 0.
     ///
     /// # Errors
     /// Returns an error if the region overlaps another, or if the file cannot be mapped.
@@ -197,12 +197,12 @@ impl Link {
         self.memory().add(region, &vmm_memory::memory::MemoryLimits::default(), self.wake())
     }
 
-    /// Removes the region at `gpa`, like `DMA_UNMAP` before a call of [`crate::Device::dma_unmap`].
+    /// Removes the region at `gpa`, as `DMA_UNMAP` does before it calls [`crate::Device::dma_unmap`].
     pub fn take_back(&self, gpa: u64) -> Option<vmm_memory::memory::DmaRegion> {
         self.memory().remove(gpa)
     }
 
-    /// Returns true if the server was requested to close the connection and has not done so yet.
+    /// Returns true if the server was requested to close the connection but has not done so yet.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }

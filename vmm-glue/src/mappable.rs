@@ -1,16 +1,16 @@
 //! Parts of a region that a client can map and access without messages.
 //!
-//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; file offsets equal region offsets. The
-//! reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one area is the whole
-//! region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries the file's
-//! descriptor only with the capability, that is, if the reply fits (`argsz`) and the client accepts descriptors. The
-//! kernel creates the client's copy of the descriptor when the reply is sent; this process does not duplicate it.
+//! A [`Mappable`] consists of a file (a memfd) and the areas of a region that it backs. File offsets equal region
+//! offsets. The reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one area
+//! is the whole region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries the
+//! file's descriptor only with the capability, that is, if the reply fits (`argsz`) and the client accepts descriptors.
+//! The kernel creates the client's copy of the descriptor when the reply is sent. This process does not duplicate it.
 //!
 //! Requirements for a device:
 //! - The areas only tell an honest client which parts are mappable. The descriptor gives access to the whole file, so
-//!   the file must not contain data that the client may not read. Unless the file is sealed against writing, it must
+//!   the file must not contain data that the client may not read. Unless it is sealed against writing, the file must
 //!   also not contain data that the client may not write.
-//! - A mapping cannot be revoked, not even from a disconnected client. Therefore, each client needs a new file;
+//! - A mapping cannot be revoked, not even from a disconnected client. Each client therefore needs a new file:
 //!   [`crate::Device::regions`] is called once per client.
 //! - Data in these areas can change at any time, so copy it first, then validate and use the copy.
 //! - The client can also access a mapped area through messages, which the device must handle.
@@ -38,9 +38,9 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// A part of a region that a client may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmapArea {
-    /// Offset in the region and in the file, in bytes; a multiple of the file's page size.
+    /// Offset in the region and in the file in bytes, a multiple of the file's page size.
     pub offset: u64,
-    /// Size in bytes; a nonzero multiple of the file's page size.
+    /// Size in bytes, a nonzero multiple of the file's page size.
     pub size: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Mappable {
 }
 
 impl Mappable {
-    /// Validates `areas` against `file` and a region of `region` bytes. `writable` is set if clients may write to the
+    /// Validates `areas` against `file` and a region of `region` bytes. `writable` is true if clients may write the
     /// region.
     pub(crate) fn new(
         file: Arc<OwnedFd>,

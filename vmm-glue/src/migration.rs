@@ -1,8 +1,8 @@
 //! The interface of a migratable device.
 //!
 //! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another
-//! device. Each device defines its own format; a loaded state is untrusted. The client also queries the memory that the
-//! device has written ([`vmm_memory::memory::WriteLog`] contains this process's writes).
+//! device. Each device defines the format of its state. A loaded state is untrusted. The client also queries the memory
+//! that the device has written ([`vmm_memory::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ pub trait Migration {
     /// Moves from running to stopped. Once this call has returned, the device no longer changes any state.
     ///
     /// # Errors
-    /// Returns an error if the device cannot stop; it then keeps running.
+    /// Returns an error if the device cannot stop. It then keeps running.
     fn stop(&mut self) -> Result<(), MigrationError>;
 
     /// Moves from stopped to running.
@@ -88,7 +88,7 @@ pub trait Migration {
     /// Begins saving the state of the stopped device.
     ///
     /// # Errors
-    /// Returns an error if the state cannot be saved; the device then remains stopped.
+    /// Returns an error if the state cannot be saved. The device then remains stopped.
     fn begin_saving(&mut self) -> Result<(), MigrationError>;
 
     /// Writes the next bytes of the state into `data`. Fills `data` completely except at the end of the state.
@@ -103,7 +103,7 @@ pub trait Migration {
     /// Drops the state of the stopped device, so that another state can be loaded.
     ///
     /// # Errors
-    /// Returns an error if no other state can be loaded; the device has then failed.
+    /// Returns an error if no other state can be loaded. The device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Accepts the next bytes of the new state, which are untrusted.
@@ -115,13 +115,13 @@ pub trait Migration {
     /// Applies the complete state. The device remains stopped.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid; the device has then failed.
+    /// Returns an error if the state is invalid. The device has then failed.
     fn end_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Starts or stops logging the device's own writes to client memory.
     fn log_writes(&mut self, on: bool);
 
     /// Calls `each` with ranges of client memory that contain all of the device's own writes in `range` since the last
-    /// call. A range inside `range` is not reported again unless it is written again.
+    /// call. A reported range inside `range` is not reported again unless it is written again.
     fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>));
 }

@@ -11,7 +11,7 @@ pub struct ServerOptions {
     pub memory: MemoryLimits,
     /// Maximum size of the data in one message in bytes, from 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// Time to poll for the next message before sleeping; zero disables polling. Polling halves the latency of reads,
+    /// Time to poll for the next message before sleeping. Zero disables polling. Polling halves the latency of reads,
     /// costs nothing while the client is idle, and is suspended while it does not help.
     pub spin: Duration,
     /// Maximum total size of a client's queued replies in bytes. A client whose replies exceed this size is

@@ -1,6 +1,6 @@
 //! Constants and structures of the vfio-user wire format, in host byte order.
 //!
-//! This module contains only definitions. It repeats structures from `linux/vfio.h` that the wire format shares,
+//! This module contains only definitions. It redefines structures that the wire format shares with `linux/vfio.h`,
 //! because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and command numbers from 16 follow QEMU's
 //! edition of the specification.
 
@@ -23,7 +23,7 @@ macro_rules! commands {
         impl Command {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// Returns the name in the specification; `None` for an unknown number.
+            /// Returns the name in the specification, or `None` for an unknown number.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -35,41 +35,41 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Version and capability negotiation, a client's first message.
+    /// Negotiates the version and capabilities. A client's first message.
     VERSION = 1;
-    /// The client maps memory for the device.
+    /// Maps client memory for the device.
     DMA_MAP = 2;
-    /// The client unmaps memory from the device.
+    /// Unmaps client memory from the device.
     DMA_UNMAP = 3;
-    /// Number of regions and interrupt types.
+    /// Queries the number of regions and interrupt types.
     DEVICE_GET_INFO = 4;
-    /// Size and access rights of a region.
+    /// Queries the size and access rights of a region.
     DEVICE_GET_REGION_INFO = 5;
-    /// File descriptors for sub-regions; not supported here.
+    /// Queries file descriptors for sub-regions. Not supported.
     DEVICE_GET_REGION_IO_FDS = 6;
-    /// Number of interrupts of a type.
+    /// Queries the number of interrupts of a type.
     DEVICE_GET_IRQ_INFO = 7;
     /// Attaches event file descriptors to interrupts, or masks, unmasks or triggers interrupts.
     DEVICE_SET_IRQS = 8;
-    /// Read from a region.
+    /// Reads from a region.
     REGION_READ = 9;
-    /// Write to a region.
+    /// Writes to a region.
     REGION_WRITE = 10;
-    /// Server to client: read from client memory.
+    /// Sent by the server: reads from client memory.
     DMA_READ = 11;
-    /// Server to client: write to client memory.
+    /// Sent by the server: writes to client memory.
     DMA_WRITE = 12;
-    /// Reset of the device.
+    /// Resets the device.
     DEVICE_RESET = 13;
-    /// Dirty pages, in older editions; not supported here.
+    /// Dirty page request of older editions. Not supported.
     DIRTY_PAGES = 14;
-    /// Several small region writes in one message.
+    /// Makes several small region writes in one message.
     REGION_WRITE_MULTI = 15;
-    /// Device features, all of which concern migration.
+    /// Queries or sets a device feature. All features concern migration.
     DEVICE_FEATURE = 16;
-    /// Migration data from the device.
+    /// Reads migration data from the device.
     MIG_DATA_READ = 17;
-    /// Migration data to the device.
+    /// Writes migration data to the device.
     MIG_DATA_WRITE = 18;
 }
 
@@ -157,11 +157,11 @@ pub struct Version {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaMap {
-    /// Size of this structure.
+    /// Size of this structure in bytes.
     pub argsz: u32,
     /// `DMA_MAP_*` bits.
     pub flags: u32,
-    /// Offset in the attached descriptor's file.
+    /// Byte offset in the attached descriptor's file.
     pub offset: u64,
     /// First guest physical address.
     pub address: u64,
@@ -170,9 +170,9 @@ pub struct DmaMap {
 }
 const _: () = assert!(size_of::<DmaMap>() == 32);
 
-/// `flags` of [`DmaMap`]: the device may read.
+/// `flags` of [`DmaMap`]: the device may read the memory.
 pub const DMA_MAP_READ: u32 = 1;
-/// `flags` of [`DmaMap`]: the device may write.
+/// `flags` of [`DmaMap`]: the device may write the memory.
 pub const DMA_MAP_WRITE: u32 = 2;
 
 /// Body of `DMA_UNMAP` and its reply.
@@ -190,9 +190,9 @@ pub struct DmaUnmap {
 }
 const _: () = assert!(size_of::<DmaUnmap>() == 24);
 
-/// `flags` of [`DmaUnmap`]: request a dirty bitmap; not supported here.
+/// `flags` of [`DmaUnmap`]: request a dirty bitmap. Not supported.
 pub const DMA_UNMAP_GET_DIRTY_BITMAP: u32 = 1;
-/// `flags` of [`DmaUnmap`]: unmap every region; address and size are 0.
+/// `flags` of [`DmaUnmap`]: unmap all regions. Address and size are 0.
 pub const DMA_UNMAP_ALL: u32 = 2;
 
 /// Body of `DEVICE_GET_INFO` and its reply.
@@ -224,7 +224,7 @@ pub struct RegionInfoBody {
     pub flags: u32,
     /// Region number.
     pub index: u32,
-    /// Offset of the first capability in the body.
+    /// Byte offset of the first capability in the body.
     pub cap_offset: u32,
     /// Size of the region in bytes.
     pub size: u64,
@@ -233,13 +233,13 @@ pub struct RegionInfoBody {
 }
 const _: () = assert!(size_of::<RegionInfoBody>() == 32);
 
-/// `flags` of [`RegionInfoBody`]: readable.
+/// `flags` of [`RegionInfoBody`]: the region is readable.
 pub const REGION_READ: u32 = 1;
-/// `flags` of [`RegionInfoBody`]: writable.
+/// `flags` of [`RegionInfoBody`]: the region is writable.
 pub const REGION_WRITE: u32 = 2;
 /// `flags` of [`RegionInfoBody`]: the client may map parts of the region.
 pub const REGION_MMAP: u32 = 4;
-/// `flags` of [`RegionInfoBody`]: capabilities follow.
+/// `flags` of [`RegionInfoBody`]: capabilities follow the body.
 pub const REGION_CAPS: u32 = 8;
 
 /// Region capability that lists the mappable parts, followed by [`SparseArea`]s.
@@ -250,7 +250,7 @@ pub struct SparseMmapCap {
     pub id: u16,
     /// Always 1.
     pub version: u16,
-    /// Offset of the next capability in the body; 0 in the last capability.
+    /// Byte offset of the next capability in the body, or 0 in the last capability.
     pub next: u32,
     /// Number of areas.
     pub nr_areas: u32,
@@ -265,7 +265,7 @@ pub const CAP_SPARSE_MMAP: u16 = 1;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseArea {
-    /// Offset in the region.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Size in bytes.
     pub size: u64,
@@ -285,16 +285,16 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// `flags` of [`IrqInfo`]: signalled through eventfds.
+/// `flags` of [`IrqInfo`]: the interrupt is signalled through an eventfd.
 pub const IRQ_INFO_EVENTFD: u32 = 1;
-/// `flags` of [`IrqInfo`]: can be masked.
+/// `flags` of [`IrqInfo`]: the interrupt can be masked.
 pub const IRQ_INFO_MASKABLE: u32 = 2;
-/// `flags` of [`IrqInfo`]: masks itself when triggered.
+/// `flags` of [`IrqInfo`]: the interrupt masks itself when triggered.
 pub const IRQ_INFO_AUTOMASKED: u32 = 4;
 /// `flags` of [`IrqInfo`]: all interrupts of the type must be set up together.
 pub const IRQ_INFO_NORESIZE: u32 = 8;
 
-/// Start of the body of `DEVICE_SET_IRQS`; booleans may follow.
+/// Start of the body of `DEVICE_SET_IRQS`. Booleans may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
@@ -311,24 +311,24 @@ pub struct IrqSet {
 }
 const _: () = assert!(size_of::<IrqSet>() == 20);
 
-/// `flags` of [`IrqSet`]: no data.
+/// `flags` of [`IrqSet`]: there is no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// `flags` of [`IrqSet`]: one byte per interrupt, nonzero if the action applies to it.
+/// `flags` of [`IrqSet`]: the data is one byte per interrupt, nonzero if the action applies to it.
 pub const IRQ_DATA_BOOL: u32 = 2;
 /// `flags` of [`IrqSet`]: eventfds are attached.
 pub const IRQ_DATA_EVENTFD: u32 = 4;
-/// `flags` of [`IrqSet`]: mask.
+/// `flags` of [`IrqSet`]: mask the interrupts.
 pub const IRQ_ACTION_MASK: u32 = 8;
-/// `flags` of [`IrqSet`]: unmask.
+/// `flags` of [`IrqSet`]: unmask the interrupts.
 pub const IRQ_ACTION_UNMASK: u32 = 16;
 /// `flags` of [`IrqSet`]: trigger the interrupt, or attach the descriptor to signal when the device triggers it.
 pub const IRQ_ACTION_TRIGGER: u32 = 32;
 
-/// Start of the body of `REGION_READ` and `REGION_WRITE` and their replies; data may follow.
+/// Start of the body of `REGION_READ` and `REGION_WRITE` and their replies. Data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionAccess {
-    /// Offset in the region.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Region number.
     pub region: u32,
@@ -337,11 +337,11 @@ pub struct RegionAccess {
 }
 const _: () = assert!(size_of::<RegionAccess>() == 16);
 
-/// One write of `REGION_WRITE_MULTI`. The body is a count (`u64`) followed by that many writes.
+/// One write of `REGION_WRITE_MULTI`. The body consists of a count (`u64`) followed by that many writes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MultiWrite {
-    /// Offset in the region.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Region number.
     pub region: u32,
@@ -352,7 +352,7 @@ pub struct MultiWrite {
 }
 const _: () = assert!(size_of::<MultiWrite>() == 24);
 
-/// Start of the body of `DMA_READ` and `DMA_WRITE` and their replies; data may follow.
+/// Start of the body of `DMA_READ` and `DMA_WRITE` and their replies. Data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaAccess {
@@ -363,11 +363,11 @@ pub struct DmaAccess {
 }
 const _: () = assert!(size_of::<DmaAccess>() == 16);
 
-/// Start of the body of `DEVICE_FEATURE` and its reply; the feature's data follows.
+/// Start of the body of `DEVICE_FEATURE` and its reply. The feature's data follows.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceFeature {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the full body.
     pub argsz: u32,
     /// Feature number (`FEATURE_*`), with `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
     pub flags: u32,
@@ -424,18 +424,18 @@ pub const STATE_RESUMING: u32 = 4;
 pub struct LoggingStart {
     /// Request: requested page size in bytes. Reply: the actual page size.
     pub page_size: u64,
-    /// Number of ranges; 0 means all memory.
+    /// Number of ranges, or 0 for all memory.
     pub num_ranges: u32,
     /// Always 0.
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<LoggingStart>() == 16);
 
-/// A range of client memory whose writes are logged.
+/// A range of client memory in which writes are logged.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingRange {
-    /// First address.
+    /// First address of the range.
     pub iova: u64,
     /// Size in bytes.
     pub length: u64,
@@ -445,7 +445,7 @@ pub struct LoggingRange {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingReport {
-    /// First address.
+    /// First address of the range.
     pub iova: u64,
     /// Size in bytes.
     pub length: u64,
@@ -454,11 +454,11 @@ pub struct LoggingReport {
 }
 const _: () = assert!(size_of::<LoggingReport>() == 24);
 
-/// Start of the body of `MIG_DATA_READ`, its reply, and `MIG_DATA_WRITE`; data may follow.
+/// Start of the body of `MIG_DATA_READ`, its reply, and `MIG_DATA_WRITE`. Data may follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MigData {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the body.
     pub argsz: u32,
     /// Size of the data in bytes.
     pub size: u32,

@@ -1,9 +1,8 @@
 //! The event loop of one socket.
 //!
-//! The server serves one client at a time. A new connection is not served until it sends data. If no client is being
-//! served, the first connection that sends data becomes the client; otherwise the connection is rejected immediately.
-//! The server blocks only while waiting for events. A client that stops sending or reading delays only its own
-//! connection.
+//! The server serves one client at a time. A connection becomes active only when it sends data: it then becomes the
+//! client if no client is being served, and is rejected otherwise. The server blocks only while waiting for events. A
+//! client that stops sending or reading delays only its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +32,7 @@ pub use vmm_memory::keeper::Keeper;
 
 /// Maximum number of connections that have sent no data. A further connection closes the oldest one.
 const MAX_WAITING: usize = 4;
-/// Output size at which output is sent, in bytes.
+/// Output size in bytes at which the output is sent.
 const FLUSH_AT: usize = 64 << 10;
 /// Number of receive calls after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
@@ -93,8 +92,8 @@ impl Server {
         SuspendedClient::restored(saved, descriptors, link, &self.options)
     }
 
-    /// Restores a killed process's client from the keeper's descriptors, for [`Self::serve`]. Restores its link state
-    /// to `link`. The client's device must be new.
+    /// Restores the client of a killed process from the keeper's descriptors, for [`Self::serve`]. Restores its link
+    /// state to `link`. The client's device must be new.
     ///
     /// # Errors
     /// Returns an error if no such client exists, its journal is invalid, or its memory cannot be mapped.
@@ -115,17 +114,17 @@ impl Server {
         self.listener.as_fd().try_clone_to_owned()
     }
 
-    /// Serves one client after another until `stop`. `device` must have been created with a clone of `link`.
+    /// Serves one client after another until `stop` is set. `device` must have been created with a clone of `link`.
     ///
-    /// Returns an error only on a host failure, which no client can cause.
+    /// Returns an error only on a host failure, which a client cannot cause.
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Same as [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state of these
+    /// Calls [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state of these
     /// clients' device.
     ///
-    /// After [`StopHandle::park`], stops serving the clients and returns them, with none of their requests partially
+    /// After [`StopHandle::park`], stops serving the clients and returns them. None of their requests is then partially
     /// executed.
     pub fn serve(
         &self,
@@ -171,7 +170,7 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection. It is shut down on drop, so that the peer notices, unless another process continues it.
+/// A connection. Unless another process continues it, it is shut down on drop, so that the peer notices.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
@@ -255,7 +254,7 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles the client's messages until no more arrive for a while.
+    /// Handles the client's messages until no more messages arrive for some time.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
@@ -327,7 +326,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Makes the first connection that sends data the client, or rejects it.
+    /// Makes the first connection that sends data the client, or rejects it if a client is being served.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
@@ -398,7 +397,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of handling the client's messages.
 enum Served {
-    /// No work is left for now.
+    /// There is no more work at the moment.
     Idle,
     /// Some work was done.
     Busy,
@@ -488,7 +487,7 @@ impl Active<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
                 // The number of descriptors in flight is limited per user, and clients that do not read can exhaust
-                // this limit. The socket has space, so this loop would spin without a pause.
+                // this limit. The socket has space, so without a pause this loop would spin.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;

@@ -27,7 +27,7 @@ const MAX_UNREAD: u32 = 1 << 16;
 /// Ownership and permissions of a socket's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Permission bits; `None` uses the process's umask.
+    /// Permission bits. `None` applies the process's umask.
     pub mode: Option<u32>,
     /// User ID of the owner. Setting it requires privileges.
     pub uid: Option<u32>,
@@ -134,7 +134,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Binds `path` and listens. Permissions are set before the first client can connect.
+/// Binds `path` and listens. Sets the permissions before the first client can connect.
 pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
     let path = path.to_owned();
     let parent = match path.parent() {
@@ -219,9 +219,9 @@ pub fn end(stream: &UnixStream) {
 /// The result of one receive call.
 #[derive(Debug)]
 pub struct Received {
-    /// Number of bytes; 0 means that the peer has closed the connection.
+    /// Number of received bytes, or 0 if the peer has closed the connection.
     pub len: usize,
-    /// File descriptors: up to [`MAX_FDS`] or a few more.
+    /// Received file descriptors: up to [`MAX_FDS`], or a few more.
     pub fds: Vec<OwnedFd>,
     /// Set if more descriptors arrived than fit, or than the process may open.
     pub truncated: bool,
@@ -242,7 +242,8 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Sends as much as fits, with descriptors. Fails with `WouldBlock` if no byte fits. Returns the number of bytes sent.
+/// Sends as many bytes as fit, with descriptors. Returns the number of bytes sent. Fails with `WouldBlock` if no byte
+/// fits.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

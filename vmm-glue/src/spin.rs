@@ -4,15 +4,15 @@ use std::time::{Duration, Instant};
 
 /// Maximum polling credit.
 const MAX_CREDIT: u32 = 8;
-/// Minimum number of consecutive short sleeps after which polling is retried. The initial number is twice this bound.
+/// Minimum number of consecutive short sleeps after which polling resumes. The initial number is twice this minimum.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
 /// Decides whether to poll for messages before sleeping.
 ///
 /// Polling that finds a message earns credit. Polling that finds no message, or that uses a CPU needed by other
-/// threads, costs credit. Without credit, the thread sleeps immediately, until enough consecutive sleeps were shorter
-/// than a polling interval. Each time polling stops, the number of short sleeps required to resume it grows.
+/// threads, costs credit. Without credit, the thread sleeps immediately until enough consecutive sleeps have been
+/// shorter than a polling interval. Each time polling stops, the number of short sleeps required to resume it grows.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
@@ -21,18 +21,18 @@ pub struct Spin {
     streak: u32,
     /// Number of consecutive short sleeps after which polling resumes.
     needed: u32,
-    /// Start of the current sleep. Not set if polling was skipped for this message only.
+    /// Start of the current sleep, or `None` if polling was skipped for this message only.
     slept: Option<Instant>,
 }
 
 impl Spin {
-    /// Creates a state that polls for `length`, at most one millisecond.
+    /// Creates a state that polls for `length`, but at most for one millisecond.
     pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
-    /// Returns the polling deadline from `now`, if the thread should poll.
+    /// Returns the deadline of polling that starts at `now`, or `None` if the thread should not poll.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
@@ -55,7 +55,7 @@ impl Spin {
         }
     }
 
-    /// Records that no message arrived until `now`.
+    /// Records that no message had arrived by `now`.
     pub fn miss(&mut self, now: Instant) {
         self.lose();
         self.slept = Some(now);

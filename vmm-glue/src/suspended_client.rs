@@ -1,8 +1,8 @@
 //! A suspended client, which a server can resume in this process or in another.
 //!
 //! The client notices only a delay: its connection and state are preserved, and its messages wait in the socket.
-//! Descriptors are passed to another process directly. The rest is plain data, which is validated on restore, like all
-//! data from another process.
+//! Descriptors are passed to another process directly. The rest is plain data, which, like all data from another
+//! process, is validated on restore.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! Runs cloud-hypervisor's own client, the crate `vfio_user`, against the server, with requests in the VMM's order. The
+//! Runs cloud-hypervisor's own client, the `vfio_user` crate, against the server, with requests in the VMM's order. The
 //! client ignores error replies, but must still stay in sync with the server.
 
 mod support;
@@ -53,8 +53,8 @@ fn registers_are_accessible_and_rejection_keeps_client_in_step() {
     let mut client = client(&host);
     for round in 0..3_u32 {
         client.region_write(0, 0x10, &round.to_le_bytes()).unwrap();
-        // The client ignores both errors. If a reply were too short or too long, its next request would misread the
-        // stream.
+        // The client ignores both errors. If a reply were too short or too long, the client's next request would
+        // misread the stream.
         client.region_write(0, DENIED, &[1, 2, 3, 4]).unwrap();
         client.region_write(0, BAR0_SIZE, &[0; 4]).unwrap();
         let mut data = [0; 4];

@@ -90,7 +90,7 @@ fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let mut other_client = other.client();
     let mut client = host.client();
     let body = RegionAccess { offset: 0, region: 0, count: 0x1000 };
-    // The client requests far more data than the server and the socket buffer, and never reads the replies.
+    // The client requests far more data than the server and the socket can buffer, and never reads the replies.
     let sent = (0..10_000).take_while(|_| client.send(Command::REGION_READ, 0, body.as_bytes(), &[]).is_ok()).count();
     assert!(sent < 10_000, "the server has closed the connection");
     host.wait_for(&Event::Disconnected);
@@ -189,7 +189,7 @@ fn client_reads_end_of_connection_despite_pending_messages() {
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
 }
 
-/// Stores copies of connections, and reports both calls.
+/// Stores copies of connections, and reports the calls that store and release them.
 #[derive(Debug)]
 struct Copies(Sender<Option<OwnedFd>>);
 

@@ -15,7 +15,7 @@ use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
 
 const BAR1: u32 = 1;
 const REGION_BYTES: u64 = 0x8000;
-/// Body size of a reply that describes a region with two areas.
+/// Size of the body of a reply that describes a region with two areas, in bytes.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
 /// Creates a server whose BAR1 has mappable `areas` (offset, size). Also returns the device's own descriptor of the

@@ -1,4 +1,4 @@
-//! Checks that descriptors of mappable regions do not accumulate. This test has its own file because it counts the
+//! Checks that descriptors of mappable regions do not accumulate. This test has its own file, because it counts the
 //! descriptors of the whole process.
 
 mod support;
@@ -25,7 +25,7 @@ fn descriptors_do_not_pile_up() {
     let bar1 = RegionInfo::read_write(0x4000).with_mappable(file.clone(), areas).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
 
-    // Once the reply has arrived, the server has finished with the previous client and with this client's request.
+    // Once the reply has arrived, the server has finished handling the previous client and this client's request.
     let mut client = host.client();
     client.device_info().unwrap();
     let (fds, owners) = (open(), Arc::strong_count(&file));

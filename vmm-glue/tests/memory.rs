@@ -265,7 +265,7 @@ fn memory_that_is_cut_short_can_be_written_to_as_well() {
     host.wait_for(&Event::Disconnected);
 }
 
-/// Client memory: `bytes`, starting at address 0.
+/// Client memory that consists of `bytes`, starting at address 0.
 struct Memory {
     bytes: Vec<u8>,
     errno: u32,
@@ -369,7 +369,7 @@ fn private_memory_is_detected_by_asking_the_client() {
     let mut client = host.client();
     lend(&mut client, 0, MIB);
     let memory = Memory { bytes: pattern(MIB as usize), errno: 0, longest: 0 };
-    // The file stays empty, but the client's own memory does not, as with `share=off`.
+    // The file stays empty but the client's own memory does not, as with `share=off`.
     check_shared(&mut client, memory, 2);
     host.wait_for(&Event::NotShared(0));
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotShared { gpa: 0 }));
@@ -453,7 +453,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     assert_eq!(blocks * 512, 0x1000 + 0x4000 + 0x1000, "the file has the counted pages, and the client's two");
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
-    // The next client has other memory.
+    // The next client has different memory.
     drop(client);
     host.wait_for(&Event::Disconnected);
     assert_eq!(touches.bytes(), 0);

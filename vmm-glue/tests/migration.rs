@@ -107,8 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // A write at one of these offsets makes the device write to client memory, either by itself or through this
-        // process.
+        // A write at one of these offsets makes the device write client memory, either itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -231,7 +230,7 @@ fn out_of_order_or_oversized_requests_fail_and_change_nothing() {
         }
     }
     let mut ask = |command, body: &[u8]| errno(client.request(command, body, &[]));
-    // Send invalid sizes, and parts that exceed any message.
+    // Send invalid sizes, and parts that exceed the maximum message size.
     let part = |argsz: u32, size: u32| MigData { argsz, size };
     assert_eq!(ask(Command::MIG_DATA_WRITE, part(8, 4).as_bytes()), EINVAL);
     assert_eq!(ask(Command::MIG_DATA_WRITE, &[part(8, 4).as_bytes(), &[0; 8]].concat()), EINVAL);

@@ -1,4 +1,4 @@
-//! Checks that accesses do not allocate once the buffers have grown.
+//! Checks that accesses do not allocate memory once the buffers have grown.
 #![allow(unsafe_code, reason = "a global allocator that counts")]
 // UNSAFETY: forwards every call to the system allocator.
 

@@ -1,4 +1,4 @@
-//! Tests clients of a server that is suspended and resumes in this process or in another.
+//! Tests a server that is suspended and resumes its clients in this process or in another.
 
 mod support;
 
@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server restored all state and was dropped.
+        // The other server has restored all state, and has been dropped.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));

@@ -1,25 +1,24 @@
-//! Balancer: when the card is full, selects the VM to evict a chunk from, the chunk to evict, and the VM to return
-//! chunks to.
+//! Balancer. If the card is full, selects the VM from which to evict a chunk, the chunk to evict, and the VM to which
+//! to return chunks.
 //!
 //! # Entitlement
-//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee
-//! and at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds, all VMs get
-//! chunks in proportion to their weights until no chunk is left. VMs without a recent submission
-//! ([`Config::idle_after_ns`]) share the chunks that remain. Entitlements do not depend on the locations of chunks, so
-//! moves do not change them.
+//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee,
+//! and at most the lower of its quota and its use (on the card and elsewhere). Within these bounds, all VMs get chunks
+//! in proportion to their weights until no chunk is left. VMs without a recent submission ([`Config::idle_after_ns`])
+//! share the chunks that remain. Entitlements do not depend on the locations of chunks, so moves do not change them.
 //!
 //! # Evictions
-//! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most, where the
-//! requested chunks count as used by the requester. GPUswap (section 4.3) uses the same rule. If this VM is the
-//! requester itself, its new chunk is placed in host memory. Chunks that exceed a quota are evicted first. Chunks for
-//! the mediator and for new guarantees are also requests.
+//! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most. For this
+//! comparison, the requested chunks count as used by the requester. GPUswap (section 4.3) uses the same rule. If the
+//! requester itself exceeds its entitlement the most, its new chunk is placed in host memory. Chunks that exceed a
+//! quota are evicted first. Chunks for the mediator and for new guarantees are also requests.
 //!
 //! # Returns
 //! Every [`Config::return_interval_ns`], the balancer gives spare chunks to VMs with chunks in host memory, starting
 //! with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its entitlement
 //! exchanges a chunk with a VM below its entitlement, but only if one of them differs from its entitlement by at least
-//! one chunk. Therefore, no VM ends up more than one chunk from its entitlement, and no exchange undoes an earlier one.
-//! [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
+//! one chunk. The result is that no VM is more than one chunk from its entitlement, and no exchange undoes an earlier
+//! one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
 
 mod active;
 mod config;
@@ -69,7 +68,7 @@ pub struct Entitlement {
     pub ceil: u32,
 }
 
-/// Reasons why a chunk cannot be pinned.
+/// Reason for not pinning a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The range does not belong to the VM.
@@ -81,7 +80,7 @@ pub enum PinError {
          other chunks"
     )]
     Guarantee {
-        /// VM whose chunk cannot be pinned.
+        /// VM with the chunk that cannot be pinned.
         vm: TenantId,
         /// Number of chunks that would be pinned.
         pinned: u32,
@@ -98,7 +97,7 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Plans moves of chunks. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`], and
+/// Plans moves of chunks. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`] and
 /// copies the chunks. A failed step is planned again later if it is still needed.
 #[derive(Debug)]
 pub struct Balancer {
@@ -160,7 +159,7 @@ impl Balancer {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of the members of `turn` other than the holder
+    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of all members of `turn` except for the holder
     /// is evicted as soon as possible, as if they were idle. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
@@ -170,7 +169,7 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// Makes the next plan without a request due immediately instead of at the end of the interval.
+    /// Makes the next plan without a request due immediately.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
@@ -240,11 +239,11 @@ impl Balancer {
     }
 
     /// Pins the chunks in a range of guest VRAM to the card, or unpins them. Pinned chunks are never evicted, are
-    /// returned first, and count towards the guarantee. If the guarantee is lowered later, the chunks at the highest
-    /// addresses are unpinned.
+    /// returned before others, and count towards the guarantee. If the guarantee is lowered later, the chunks at the
+    /// highest addresses are unpinned.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. In this case, nothing is changed.
+    /// Returns a [`PinError`]. Nothing is then changed.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -269,7 +268,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Returns a VM's number of pinned chunks.
+    /// Returns the number of a VM's pinned chunks.
     #[must_use]
     pub fn pinned(&self, vm: TenantId) -> u32 {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)

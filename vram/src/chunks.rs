@@ -41,7 +41,7 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 pub struct Placed {
     /// Location of the given guest address.
     pub place: Place,
-    /// True if this call placed the chunk. Then the chunk contains zeros, and no user refers to it yet.
+    /// True if this call placed the chunk. The chunk then contains zeros, and no user refers to it yet.
     pub new: bool,
 }
 
@@ -54,8 +54,8 @@ pub struct Placed {
 /// possible. These chunks are assigned in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
-///   instance blocks, and rings, which are in the mediator's chunks. Therefore, guarantees are useful only if this
-///   share is large enough for all admitted VMs;
+///   instance blocks, and rings, which are in the mediator's chunks. Guarantees are therefore useful only if this share
+///   is large enough for all admitted VMs;
 /// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, because no work
 ///   can run without page tables. Borrowed chunks are returned before any chunk is spare ([`Self::repay`]);
 /// - chunks that the mediator claims ([`Self::claim`]). They are available for new guarantees, but not to VMs beyond
@@ -65,16 +65,15 @@ pub struct Placed {
 ///   chunk to evict.
 ///
 /// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
-/// chunks even if enough chunks are set aside. Each of the mediator's tables fits into one chunk unless chunks are
-/// small.
+/// chunks even if enough chunks are set aside. Each of the mediator's tables fits in one chunk unless chunks are small.
 ///
 /// # Moves
 /// [`Self::begin_move`] reserves the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
 /// destination the chunk's place. Until then, the chunk's place is the source. A moving chunk counts towards the limits
-/// of both memories, so neither a committed nor an aborted move exceeds a limit.
+/// of both memories, so neither committing nor aborting a move exceeds a limit.
 ///
 /// # The reserve
-/// A chunk in the reserve stays on the card, but is counted in host memory. Thus, another VM can get a card chunk
+/// A chunk in the reserve stays on the card, but is counted in host memory. Another VM can thus get a card chunk
 /// immediately, without waiting for a copy. The chunk is copied to host memory later, which refills the reserve
 /// ([`Self::start`]).
 #[derive(Debug)]
@@ -99,7 +98,7 @@ pub struct ChunkTable {
     /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
     vms: BTreeMap<TenantId, VmMap>,
-    /// VMs whose chunks must not move.
+    /// VMs with chunks that must not move.
     frozen: BTreeSet<TenantId>,
     /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
@@ -175,13 +174,13 @@ impl ChunkTable {
     }
 
     /// Sets the number of usable host slots, which is 0 for a new table. New slots contain zeros. A number below the
-    /// current use removes no slots, but prevents allocations until enough slots are free.
+    /// number of used slots removes no slots, but prevents allocations until enough slots are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest sees `bytes` of VRAM, which is unplaced until [`Self::place`] is called. The size may
-    /// exceed the card's size, but the guarantee in `limits` may not.
+    /// Admits a VM with a guest that sees `bytes` of VRAM, which is unplaced until [`Self::place`] is called. The size
+    /// may exceed the card's size, but the guarantee in `limits` may not.
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if the guarantee is impossible. Chunks that are not zeroed yet count as available.
@@ -205,7 +204,7 @@ impl ChunkTable {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes a VM's limits. The VM loses no chunks: if it exceeds a quota or cap, it only gets no further chunks.
+    /// Changes a VM's limits. The VM loses no chunks. If it exceeds a quota or cap, it only gets no further chunks.
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee is currently impossible, or [`Error::Guarantee`],
@@ -217,7 +216,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Changes the size of a VM's VRAM and its limits. The VM loses no chunks or addresses: if it has more chunks than
+    /// Changes the size of a VM's VRAM and its limits. The VM loses no chunks or addresses. If it has more chunks than
     /// the new size permits, it only gets no further chunks. [`Self::save`] does not save a reduced size, so VMs that
     /// will be saved must not shrink.
     ///
@@ -282,7 +281,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// Unplaces all chunks of a VM, as [`Self::unplace`] does. Returns the number of chunks. The guarantee stays valid.
+    /// Unplaces all chunks of a VM as [`Self::unplace`] does, and returns their number. The guarantee stays valid.
     pub fn unplace_all(&mut self, vm: TenantId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -313,7 +312,7 @@ impl ChunkTable {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Same as [`Self::take_scrub_work`], but only for one memory. For callers that get [`Error::NeedsScrub`].
+    /// Calls [`Self::take_scrub_work`] for only one memory. For callers that get [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
@@ -330,7 +329,7 @@ impl ChunkTable {
     }
 
     /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it: immediately if
-    /// it has no owner, otherwise when it loses its owner. It still counts as used.
+    /// it has no owner, or otherwise when it loses its owner. It still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
@@ -385,10 +384,10 @@ impl ChunkTable {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// Same as [`Self::spare`], but includes the chunks claimed by the mediator.
+    /// Returns [`Self::spare`] plus the number of chunks claimed by the mediator.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Quarantine can leave fewer chunks than are promised.
+        // Because of quarantine, there may be fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
@@ -481,7 +480,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the location of guest `address`, whose chunk is at `spot`.
+    /// Returns the location of guest `address` in the chunk at `spot`.
     fn within(&self, spot: Spot, address: GuestVramAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

@@ -1,15 +1,15 @@
-//! VRAM ownership and placement in chunks, and the mapping from guest VRAM to the memory that backs it.
+//! Ownership and placement of VRAM in chunks, and the mapping from guest VRAM to the memory that backs it.
 //!
 //! Contents:
 //! - [`ChunkTable`]: tracks the owner and state of each chunk of VRAM and host memory, maps guest VRAM to both,
 //!   enforces VMs' limits ([`Limits`]), keeps their accounts ([`VmSummary`]), and tracks moves between the two
 //!   memories;
 //! - [`PagePool`]: allocates power-of-two multiples of 4 KiB in chunks that the mediator owns;
-//! - [`Balancer`]: plans chunk moves: fair shares, victims, and returns ([`balance`], [`victim`]);
-//! - [`Quanta`]: decides when VMs whose working sets do not fit together take turns using the card's memory.
+//! - [`Balancer`]: plans moves of chunks based on fair shares, victims, and returns ([`balance`], [`victim`]);
+//! - [`Quanta`]: decides when VMs with working sets that do not fit together take turns using the card's memory.
 //!
 //! None of these does I/O: they do not access memory, and callers pass the time. The caller zeroes chunks
-//! ([`ChunkTable::take_scrub_work`]) and reports the result; until then, a chunk has no new owner. The caller also
+//! ([`ChunkTable::take_scrub_work`]) and reports the result. Until then, a chunk has no new owner. The caller also
 //! copies chunks between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!
 //! # Words
@@ -17,7 +17,7 @@
 //! card chunk or a *host slot*, which is one chunk of pinned host memory. An unplaced chunk has no place. Slot N starts
 //! at N times the chunk size in the linear pool ([`HostAddr`]).
 //!
-//! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. [`ChunkTable`]
+//! A guest chunk gets a place at its first use ([`ChunkTable::place`]). Until then, it reads as zeros. [`ChunkTable`]
 //! documents VMs' guarantees, the mediator's share, and the assignment of all other chunks. Code outside this crate
 //! must not assume that adjacent guest chunks are adjacent on the card.
 //!

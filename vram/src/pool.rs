@@ -50,8 +50,8 @@ pub struct Block {
 }
 
 /// A buddy allocator over runs of chunks. Block sizes are power-of-two multiples of 4 KiB, and blocks are aligned to
-/// their size. The caller must zero reused blocks. Each VM can have its own pool, whose memory
-/// [`PagePool::release_all`] frees when the VM ends.
+/// their size. The caller must zero reused blocks. Each VM can have its own pool, which [`PagePool::release_all`] frees
+/// when the VM ends.
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
@@ -59,7 +59,8 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Orders of allocated blocks, by address.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, to which the run is aligned.
+    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, and the run is aligned to its
+    /// size.
     runs: BTreeMap<u64, Run>,
     /// Address ranges that have not been used since their chunk was zeroed, as start and end.
     zeroed: BTreeMap<u64, u64>,
@@ -91,7 +92,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// Same as [`Self::alloc`], but also returns true if the block contains only zeros.
+    /// Calls [`Self::alloc`], but returns a [`Block`], which also indicates whether the block contains only zeros.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if no memory is available.
@@ -121,7 +122,7 @@ impl PagePool {
         self.insert_free(address.0, order);
     }
 
-    /// Returns all runs of chunks without an allocation to `table`. Returns the number of these chunks.
+    /// Returns all runs of chunks without an allocation to `table`. The result is the number of these chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -149,7 +150,7 @@ impl PagePool {
         self.reclaim(table);
     }
 
-    /// Returns the current allocations, to check those of their users after a restore.
+    /// Returns the current allocations, so that those of their users can be checked after a restore.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         Allocations(self.used.clone())
@@ -192,8 +193,8 @@ impl PagePool {
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // An overlapping range starts before the block's end. Among the ranges that start before the block, only the
-        // last one can overlap it.
+        // An overlapping range starts before the block's end. Of the ranges that start before the block, only the last
+        // one can overlap it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();

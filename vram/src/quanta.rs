@@ -1,11 +1,11 @@
-//! Thrash detection. If the working sets of VMs do not fit together and their chunks are repeatedly moved, the VMs take
-//! turns: each gets exclusive use of the card's memory for a quantum.
+//! Thrash detection. If the working sets of VMs do not fit together and their chunks are moved repeatedly, the VMs take
+//! turns: each of them gets exclusive use of the card's memory for a quantum.
 //!
 //! The detector implements the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two
 //! extensions that the thesis names as future work (section 13.2): traffic between card and host in a sliding window
 //! activates quanta, and the length of a quantum depends on the number of bytes to copy when the turn changes. If the
-//! GPU accesses host memory directly, it can thrash without any relocation. Therefore, its bus traffic is included if
-//! the card counts it. Without a counter, quanta are [probed](probes).
+//! GPU accesses host memory directly, it can thrash without any relocation, so its bus traffic is included if the card
+//! counts it. Without a counter, quanta are [probed](probes).
 
 mod probes;
 mod saved;
@@ -76,7 +76,7 @@ pub struct QuantaConfig {
     pub window_ns: u64,
     /// Minimum bus traffic that counts as thrashing, in permille of the window at the measured bandwidth.
     pub on_permille: u32,
-    /// Hysteresis, in permille: quanta end after this part of the memory has been free for one window.
+    /// Hysteresis, in permille. Quanta end after this part of the memory has been free for one window.
     pub margin_permille: u32,
     /// Length of a quantum, as a multiple of the copy time when the turn changes.
     pub factor: u32,
@@ -110,14 +110,15 @@ pub struct Turn {
     pub members: Vec<TenantId>,
     /// VM that has the current turn.
     pub holder: TenantId,
-    /// Length of the quantum in ns, not including the copies at its start.
+    /// Length of the quantum in ns, without the copies at its start.
     pub quantum_ns: u64,
 }
 
 /// State of a VM in the quanta of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QuantumState {
-    /// The VM can use its memory at any time: it does not take turns, or its quantum is over and no other VM has work.
+    /// The VM can use its memory at any time. Either it does not take turns, or its quantum is over and no other VM has
+    /// work.
     Free,
     /// Another VM has the quantum.
     Waits,
@@ -127,19 +128,19 @@ pub enum QuantumState {
     Holds,
 }
 
-/// State of a tenant of several cards on a lower card, which decides about its quanta on all of them.
+/// State of a tenant with several cards on a lower card, which decides about the tenant's quanta on all of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lead {
-    /// Another tenant has the quantum there, so a quantum here would be useless.
+    /// Another tenant has the quantum on that card, so a quantum on this card would be useless.
     Waits,
-    /// The tenant has the quantum there. A quantum here lasts as long as that one.
+    /// The tenant has the quantum on that card. A quantum on this card lasts as long as that one.
     Holds,
 }
 
 /// A change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// VMs take turns from now on, or the members have changed.
+    /// From now on, VMs take turns, or the members have changed.
     On(Turn),
     /// The quantum of the next VM starts.
     Next(Turn),
@@ -147,25 +148,25 @@ pub enum Change {
     Off,
 }
 
-/// Detector, and the current quantum. Callers pass the traffic, the working sets, and the time.
+/// Thrash detector and current quantum. Callers pass the traffic, the working sets, and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Number of each window slot, and the bytes of bus traffic in it.
+    /// Number of each window slot, and the bytes of bus traffic in the slot.
     traffic: VecDeque<(u64, u64)>,
     /// Bandwidth of copies between the card and the host in bytes per second, or 0 before the first copy.
     bandwidth: u64,
     /// Bandwidth from which the lengths of quanta are computed in the current round, in which each member has one
-    /// quantum. It is constant so that copies for one member do not change the shares of others. It is 0 if the
-    /// bandwidth was unknown at the start of the round.
+    /// quantum. It is constant during the round, so that copies for one member do not change the shares of others. It
+    /// is 0 if the bandwidth was unknown at the start of the round.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
     /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// Tenants of several cards whose quanta another card decides.
+    /// Tenants of several cards for which another card decides about quanta.
     leads: BTreeMap<TenantId, Lead>,
-    /// Number of quanta here when another card began a quantum of a tenant.
+    /// Number of quanta on this card at the time when another card began a quantum of a tenant.
     led_since: BTreeMap<TenantId, u64>,
     /// Tenants of several cards whose memory is not ready on all other cards.
     unready: BTreeSet<TenantId>,
@@ -209,7 +210,7 @@ impl Quanta {
     }
 
     /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
-    /// probes are kept. Traffic, working sets and the current quantum are not.
+    /// probes are kept. Traffic, working sets and the current quantum are discarded.
     #[must_use]
     pub fn at_rest(self, config: QuantaConfig) -> Self {
         let Self { bandwidth, round_bandwidth, probes, .. } = self;
@@ -222,7 +223,7 @@ impl Quanta {
         &self.config
     }
 
-    /// Changes the settings. The next [`Self::tick`] applies them.
+    /// Changes the settings. They take effect at the next [`Self::tick`].
     pub fn set_config(&mut self, config: QuantaConfig) {
         self.traffic.clear();
         self.probes.end();
@@ -280,7 +281,8 @@ impl Quanta {
         self.idle = idle;
     }
 
-    /// Sets the tenants of several cards whose quanta another card decides. The next [`Self::tick`] follows that card.
+    /// Sets the tenants of several cards for which another card decides about quanta. The next [`Self::tick`] follows
+    /// that card.
     pub fn set_leads(&mut self, leads: BTreeMap<TenantId, Lead>) {
         let (granted, holds) = (self.granted, |vm: &TenantId| leads.get(vm) == Some(&Lead::Holds));
         self.led_since.retain(|vm, _| holds(vm));
@@ -290,14 +292,14 @@ impl Quanta {
         self.leads = leads;
     }
 
-    /// Sets the tenants of several cards that could not use their memory on another card now.
+    /// Sets the tenants of several cards that could not currently use their memory on another card.
     pub fn set_unready(&mut self, unready: BTreeSet<TenantId>) {
         self.unready = unready;
     }
 
-    /// Returns true if the quantum should not start yet, although its copies are complete: the holder has several
-    /// cards, and its memory is not ready on one of them. Other VMs with work wait for this for at most three times the
-    /// quantum's length, because the owner of another card may be stopped.
+    /// Returns true if the quantum should not start yet although its copies are complete, because the holder has
+    /// several cards and its memory is not ready on one of them. Other VMs with work wait for this for at most three
+    /// times the quantum's length, because the owner of another card may be stopped.
     #[must_use]
     pub fn waits_for_cards(&self, now_ns: u64) -> bool {
         let turn = self.turn().filter(|turn| self.unready.contains(&turn.holder));
@@ -320,7 +322,7 @@ impl Quanta {
         }
     }
 
-    /// Sets the work completed for each VM so far, which shows if probed quanta help.
+    /// Sets the work completed for each VM so far, which shows whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
@@ -331,14 +333,14 @@ impl Quanta {
         self.turn.is_some() && self.probes.tries()
     }
 
-    /// Returns true if bus traffic may decide soon if VMs take turns.
+    /// Returns true if bus traffic may soon determine whether VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns true if bus traffic currently decides if VMs take turns: their working sets do not fit together, and
-    /// they do not take turns yet.
+    /// Returns true if bus traffic currently determines whether VMs take turns. This is the case if their working sets
+    /// do not fit together and they do not take turns yet.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
@@ -361,7 +363,8 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. The interval between calls should be short compared to a quantum.
+    /// Returns the change that is due now, if any. The interval between calls should be short in comparison with a
+    /// quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         let change = if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) };
@@ -409,7 +412,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // Members stay until the working sets certainly fit together, but removed VMs leave.
+        // Members remain until the working sets certainly fit together, but removed VMs leave.
         let fit_now = auto && self.sets.fit(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
@@ -420,8 +423,8 @@ impl Quanta {
         let gone = !members.contains(&turn.holder) || lead == Some(&Lead::Waits);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // This is a ski-rental problem: if the wait for an idle holder is at most as long as a change of turns
-            // takes, the total cost is at most twice the optimum. Memory allocated during the quantum must also be
+            // This is a ski-rental problem: if the wait for an idle holder does not exceed the duration of a change of
+            // turns, the total cost is at most twice the optimum. Memory allocated during the quantum must also be
             // copied at its end.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
@@ -458,8 +461,8 @@ impl Quanta {
     }
 
     /// Returns the member that has waited longest for a quantum. Before every second quantum, a member to which another
-    /// card has given a quantum goes first if it has waited here since before the last quantum, because its quantum
-    /// there could end before its turn.
+    /// card has given a quantum goes first if it has waited on this card since before the last quantum. Otherwise, its
+    /// quantum on the other card could end before its turn.
     fn longest_waiting(
         &self,
         members: &[TenantId],
@@ -471,14 +474,14 @@ impl Quanta {
         led.or_else(|| self.longest(members, holder, may))
     }
 
-    /// Returns the member other than `holder` whose last quantum was first, among the members for which `may` returns
-    /// true.
+    /// Among the members other than `holder` for which `may` returns true, returns the one with the oldest last
+    /// quantum.
     fn longest(&self, members: &[TenantId], holder: TenantId, may: &dyn Fn(TenantId) -> bool) -> Option<TenantId> {
         let others = members.iter().copied().filter(|vm| *vm != holder && may(*vm));
         others.min_by_key(|vm| self.last.get(vm).copied().unwrap_or(0))
     }
 
-    /// Returns true if other members than `vm` have work.
+    /// Returns true if members other than `vm` have work.
     fn is_contested(&self, turn: &Turn, vm: TenantId) -> bool {
         turn.members.iter().any(|&member| member != vm && self.can_work(member))
     }
@@ -498,13 +501,13 @@ impl Quanta {
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, sorted by number. In forced mode, returns all VMs with
-    /// evictable memory.
+    /// Returns the VMs with working sets that do not fit together, sorted by number. In forced mode, returns all VMs
+    /// with evictable memory.
     fn members(&self) -> Vec<TenantId> {
         self.sets.members(self.config.mode == Mode::Forced)
     }
 
-    /// Returns the length of a member's quantum in ns. A probed quantum is as long as its copies.
+    /// Returns the length of a member's quantum in ns. A probed quantum takes as long as its copies.
     fn quantum_ns(&self, members: &[TenantId], vm: TenantId) -> u64 {
         if self.probes.tries() { self.bounded(self.change_ns(members)) } else { self.whole_quantum_ns(members, vm) }
     }
@@ -549,8 +552,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder` among the members that satisfy `may`. `holder` may have been removed
-/// already.
+/// Returns the first VM after `holder` among the members that satisfy `may`. `holder` may already have been removed.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

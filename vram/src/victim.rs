@@ -1,8 +1,8 @@
-//! Selects which of a VM's chunks are evicted or returned first.
+//! Determines the order in which a VM's chunks are evicted or returned.
 //!
 //! Each policy is a file in this folder and a variant of [`VictimPolicy`]. The policy selects among candidates, and the
-//! [`Balancer`](crate::Balancer) decides how many chunks of each VM are evicted. Information about chunks ([`Hints`])
-//! is stored outside the policies, so it is not lost if the policy changes at run time.
+//! [`Balancer`](crate::Balancer) determines the number of chunks to evict from each VM. Information about chunks
+//! ([`Hints`]) is stored outside the policies, so that it is not lost if the policy changes at run time.
 
 mod clock;
 mod hints;
@@ -19,11 +19,11 @@ use std::str::FromStr;
 
 /// Selection of chunks by a policy.
 pub trait Choose: Debug + Send {
-    /// Reduces `candidates` (guest chunks in ascending order) to the `count` best ones to evict, best first. Keeps all
-    /// candidates if there are fewer.
+    /// Reduces `candidates` (guest chunks in ascending order) to the `count` best chunks to evict, best first. Keeps
+    /// all candidates if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Same as [`Self::victims`], but selects the best chunks to return to the card.
+    /// Like [`Self::victims`], but selects the best chunks to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
     /// Returns the state of the random generator. A policy created with it as the seed continues the same sequence.
@@ -44,8 +44,8 @@ pub enum VictimPolicy {
     Profiled,
     /// Selects chunks that have not been used since the clock hand last passed them. The mediator observes the uses.
     Clock,
-    /// Selects the most recently used chunks first, except chunks that are always in use. Uses are inferred from
-    /// arrivals and evictions. Intended for programs that loop over more memory than the card has.
+    /// Selects the most recently used chunks first, except for chunks that are always in use. Uses are inferred from
+    /// arrivals and evictions. This policy is intended for programs that loop over more memory than the card has.
     Loops,
 }
 
@@ -94,7 +94,7 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Keeps the `count` candidates with the lowest keys, in ascending order of keys. If keys are equal, prefers the lowest
+/// Keeps the `count` candidates with the lowest keys, in ascending order of keys. Among equal keys, prefers the lowest
 /// index.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {

@@ -1,21 +1,22 @@
-//! One training step of a perceptron with a hidden layer: propagates values forwards and errors backwards, and adjusts
+//! One training step of a perceptron with a hidden layer. Propagates values forwards and errors backwards, and adjusts
 //! the weights.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of hidden units; the network has one output.
+/// Number of hidden units. The network has one output.
 const HIDDEN: usize = 16;
 /// Number of inputs summed per block.
 const BLOCK_INPUTS: u32 = 16;
-/// Fraction of the error that is added to the weights; the kernels use the same value.
+/// Fraction of the error that is added to the weights. The kernels use the same value.
 const LEARNING_RATE: f32 = 0.3;
-/// Fraction of the last change that is added to the weights; the kernels use the same value.
+/// Fraction of the last change that is added to the weights. The kernels use the same value.
 const MOMENTUM: f32 = 0.3;
 /// The target output.
 const TARGET: f32 = 0.1;
 
-/// A network and an input. The arrays of inputs and hidden units start with a constant 1; its weights are the biases.
+/// A network and an input. The arrays of inputs and hidden units start with a constant 1, and the weights of this
+/// constant are the biases.
 #[derive(Debug)]
 pub(crate) struct Backprop {
     inputs: Vec<f32>,
@@ -40,8 +41,8 @@ impl Backprop {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let (count, mut random) = (1024 * scale as usize, Random::new(seed));
         let inputs = [vec![1.0], random.units(count)].concat();
-        // Each unit's weights have the same sign, and their sum stays small for any count. Therefore, hidden units do
-        // not saturate, and sums do not lose precision.
+        // Each unit's weights have the same sign, and their sum stays small for any count, so hidden units do not
+        // saturate, and sums do not lose precision.
         let gains: Vec<f32> = random.units(HIDDEN).iter().map(|unit| (8.0 * unit - 4.0) / count as f32).collect();
         let mut random_weights = || {
             let units = random.units(inputs.len() * HIDDEN);
@@ -53,7 +54,7 @@ impl Backprop {
         Self { inputs, weights, changes, output_weights, output_changes }
     }
 
-    /// Returns the number of inputs, excluding the constant.
+    /// Returns the number of inputs, not including the constant.
     fn count(&self) -> usize {
         self.inputs.len() - 1
     }
@@ -147,8 +148,9 @@ impl Workload for Backprop {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term passes through
-        // one product, eight sums in the trees, two more sums, and its thread's sums, which number a 4096th of the
-        // inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
+        // one product, eight sums in the trees, two more sums, and its thread's sums, the number of which is a 4096th
+        // of the inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below
+        // 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
@@ -159,9 +161,9 @@ impl Workload for Backprop {
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
-        // s * (1 - s) * (t - s) changes less than s: each of these weights gets 0.3 of this change and of its unit's
-        // error. The hidden units' errors are s * (1 - s) * w times the output's, which is below an eighth; the errors
-        // of their values change them by the same amount.
+        // s * (1 - s) * (t - s) changes less than s. Each of these weights gets 0.3 of this change and of its unit's
+        // error. The hidden units' errors are s * (1 - s) * w times that of the output, which is below an eighth. The
+        // errors of their values change them by the same amount.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

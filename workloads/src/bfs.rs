@@ -1,10 +1,10 @@
-//! Breadth-first search: the number of edges from the first node of a graph to each node.
+//! Breadth-first search, which computes the number of edges from the first node of a graph to each node.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::{Result, bail};
 use std::collections::VecDeque;
 
-/// Maximum number of edges per node; the mean is about half of this number.
+/// Maximum number of edges per node. The mean is about half of this number.
 const DEGREE: u32 = 8;
 /// Level of an unreachable node.
 const UNREACHED: u32 = u32::MAX;

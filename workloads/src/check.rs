@@ -19,7 +19,7 @@ impl Bound {
 /// Compares words bit for bit. Returns the number of bytes compared.
 ///
 /// # Errors
-/// Returns an error if words differ. The error contains the first difference and the number of further differences.
+/// Returns an error if words differ. The error contains the first difference and the number of other differences.
 pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
     compare(what, got, expected, |got, expected| got == expected)
 }
@@ -27,7 +27,7 @@ pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
 /// Compares floats within a bound. Returns the number of bytes compared.
 ///
 /// # Errors
-/// Returns an error if values differ. The error contains the first difference and the number of further differences. A
+/// Returns an error if values differ. The error contains the first difference and the number of other differences. A
 /// NaN differs from every value.
 pub fn compare_floats(what: &str, got: &[f32], expected: &[f32], bound: Bound) -> Result<u64> {
     compare(what, got, expected, |got, expected| {

@@ -1,9 +1,10 @@
-//! Copy workloads: through VRAM with the copy engine, and between buffers shared by the CPU and the GPU.
+//! Copy workloads, which copy data through VRAM with the copy engine, and between buffers shared by the CPU and the
+//! GPU.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Size in bytes at scale 1; the papers' 64 MiB are 256 times as large.
+/// Size in bytes at scale 1. The papers' 64 MiB are 256 times as large.
 const BYTES: u64 = 256 << 10;
 
 fn input(scale: u32, seed: u64) -> Vec<u32> {

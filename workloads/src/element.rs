@@ -1,4 +1,4 @@
-//! Matrix elements: wrapping integers, and floats.
+//! Matrix elements, which are wrapping integers or floats.
 
 use crate::{Bound, Random, Results, Slot};
 use anyhow::Result;

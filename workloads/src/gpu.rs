@@ -44,8 +44,8 @@ pub trait Gpu {
     /// Returns an error if no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
-    /// Launches the kernel `name` of a module. Does not wait. `uses` lists the buffers that the kernel accesses; other
-    /// buffers are not guaranteed to be resident.
+    /// Launches the kernel `name` of a module. Does not wait. `uses` lists the buffers that the kernel accesses. Other
+    /// buffers need not be resident.
     ///
     /// # Errors
     /// Returns an error if the kernel is unknown, the parameters have the wrong size, or the driver fails.

@@ -4,7 +4,7 @@
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of frames; the points in the first frame are known.
+/// Number of frames. The points in the first frame are known.
 const FRAMES: usize = 11;
 /// Number of points on the inner wall (an ellipse) at scale 1.
 const INNER: usize = 6;
@@ -14,7 +14,7 @@ const OUTER: usize = 9;
 const TEMPLATE: usize = 8;
 /// Side of the search area in positions.
 const PLACES: u32 = 8;
-/// Number of threads per block: one per position.
+/// Number of threads per block, with one thread per position.
 const THREADS: u32 = PLACES * PLACES;
 /// Distance of a point from the first pixel of its search area.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
@@ -58,7 +58,7 @@ impl Heartwall {
         &self.film[index * pixels..(index + 1) * pixels]
     }
 
-    /// Returns the initial templates: pixels of the first frame.
+    /// Returns the initial templates, which are pixels of the first frame.
     fn templates(&self) -> Vec<u32> {
         let of = |[x, y]: [u32; 2]| self.patch(0, x, y);
         self.points.iter().flat_map(|&point| of(point)).collect()

@@ -1,19 +1,19 @@
-//! Temperature of a chip: a stencil computation over several time steps, with heat from each cell's power.
+//! Temperature of a chip, as a stencil computation over several time steps, with heat from each cell's power.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 /// Total number of time steps.
 const TIME_STEPS: u32 = 5;
-/// Number of time steps per launch; the last launch has one step fewer.
+/// Number of time steps per launch. The last launch has one step fewer.
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile in cells.
 const TILE: u32 = 16;
 /// Side of the tile part that is still valid after a launch.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductance to each neighbour in x.
+/// Conductance to each neighboring cell in x.
 const ALONG_X: f32 = 1.0;
-/// Conductance to each neighbour in y.
+/// Conductance to each neighboring cell in y.
 const ALONG_Y: f32 = 0.75;
 /// Conductance to the environment.
 const AMBIENT_WEIGHT: f32 = 0.0625;

@@ -1,10 +1,10 @@
-//! Compute workloads for Fermi cards: the kernels in the tables of GPUvm and Gdev, written in our own assembly, with
-//! inputs and expected results.
+//! Compute workloads for Fermi cards. The kernels are those in the tables of GPUvm and Gdev, written in our own
+//! assembly, with inputs and expected results.
 //!
 //! A [`Workload`] does not depend on a driver, but on a [`Gpu`], which provides buffers, programs and launches. In a
-//! guest, this is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`] executes
-//! a workload, times its phases as in GPUvm's table, and compares the result with the CPU's: bit for bit for integers,
-//! within a stated bound for floats.
+//! guest, this is nouveau through raw ioctls. In this crate's tests, it is `simgpu`'s compute engine. [`run`] executes
+//! a workload, measures the time of its phases as in GPUvm's table, and compares the result with that of the CPU: bit
+//! for bit for integers, and within a stated bound for floats.
 //!
 //! Parts: `gpu` (the interface to the device), `setup` (a workload on a device), `phases` ([`run`] and the phase
 //! times), `check` (the comparison), and one file per workload, with its kernels in `kernels/NAME.sm20`.
@@ -61,7 +61,7 @@ pub trait Workload {
     /// Returns an error if the device reports an error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
-    /// Computes the result on the CPU and compares it. Returns the number of bytes compared.
+    /// Computes the result on the CPU and compares it with the given results. Returns the number of bytes compared.
     ///
     /// # Errors
     /// Returns an error if the results differ. The error describes the differences.
@@ -71,8 +71,8 @@ pub trait Workload {
 /// Options that determine a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Approximate size as a multiple of the smallest size, from 1 to 1000. The work is proportional to it; at 1, it
-    /// takes a fraction of a second on a software card.
+    /// Approximate size as a multiple of the smallest size, from 1 to 1000. The work is proportional to the size. At
+    /// size 1, it takes a fraction of a second on a software card.
     pub scale: u32,
     /// Seed of the input.
     pub seed: u64,
@@ -81,8 +81,8 @@ pub struct Options {
     pub rounds: Option<u32>,
     /// Size of `memory`'s working set in bytes. `None` selects the default.
     pub working_set: Option<u64>,
-    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], independent of the scale. `None` selects
-    /// their default.
+    /// Side of the matrices of `madd` and `long-madd`, which is at most [`MOST_SIDE`] and does not depend on the scale.
+    /// `None` selects their default.
     pub side: Option<u32>,
 }
 

@@ -1,9 +1,9 @@
-//! A working set of a given size, which kernels and copies repeatedly read and write completely.
+//! A working set of a given size, which kernels and copies read and write completely and repeatedly.
 //!
-//! The set consists of equally sized buffers and a spare buffer. A pass processes the buffers in order: the copy engine
-//! copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same offset of the
-//! previous buffer, and the copied buffer becomes the next spare. Therefore, a final word depends on the words at its
-//! offset in all buffers, and one lost or stale word corrupts all later words.
+//! The set consists of buffers of equal size and a spare buffer. A pass processes the buffers in order. The copy engine
+//! copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same offset in the
+//! previous buffer, and the copied buffer becomes the next spare one. A final word therefore depends on the words at
+//! its offset in all buffers, and one lost or stale word corrupts all later words.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};
@@ -20,15 +20,15 @@ const MOST_BUFFERS: u64 = 64;
 const BLOCK: u32 = 512;
 /// Number of words per buffer, at the same offsets, that the CPU computes at a time.
 const COLUMNS: usize = 4096;
-/// Mixing factor; the kernel uses the same constant.
+/// Mixing factor. The kernel uses the same constant.
 const FACTOR: u32 = 0x9e37_79b1;
-/// Value that each pass adds, multiplied by the pass number.
+/// Value that is multiplied by the pass number and added in each pass.
 const KEY: u32 = 0x85eb_ca6b;
 
 /// The working set.
 #[derive(Debug)]
 pub(crate) struct MemoryHungry {
-    /// Number of buffers, excluding the spare buffer.
+    /// Number of buffers, not including the spare buffer.
     count: usize,
     /// Size of each buffer in bytes.
     piece: u64,
@@ -39,7 +39,7 @@ pub(crate) struct MemoryHungry {
 impl MemoryHungry {
     pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
         let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
-        // Rounding may make the buffers a few KiB larger than requested.
+        // Due to rounding, the buffers may be a few KiB larger than requested.
         let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(MIN_BUFFER_BYTES);
         let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns the final contents of all buffers, for `words` words starting at `first`. The spare buffer comes last;
-    /// it contains the last buffer's contents before the last step.
+    /// Returns the final contents of all buffers, for `words` words starting at `first`. The spare buffer comes last.
+    /// It contains the last buffer's contents before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);

@@ -1,4 +1,4 @@
-//! Nearest neighbours: computes the distances between records and points; the CPU selects the smallest.
+//! Nearest neighbours. Computes the distances between records and points. The CPU selects the smallest ones.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -8,8 +8,8 @@ const POINTS: usize = 4;
 /// Number of neighbours of each point.
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
-/// The error consists of four roundings of 2^-24 before the square root, which halves them; two units in the last place
-/// (2^-22) of the hardware's reciprocal square root; and one more rounding. The sum is less than 2^-21.
+/// The error consists of four roundings of 2^-24 before the square root, which halves them, two units in the last place
+/// (2^-22) of the hardware's reciprocal square root, and one more rounding. The sum is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records in the unit square.
@@ -25,7 +25,7 @@ impl Nn {
         let mut random = Random::new(seed);
         // Leave some threads of the last block without a record.
         let records = random.units(2 * (8192 * scale as usize - 100));
-        // One point is itself a record, so its distance is zero.
+        // One point is also a record, so its distance is zero.
         let mut points = vec![[records[0], records[1]]];
         points.resize_with(POINTS, || [random.unit(), random.unit()]);
         Self { records, points }
@@ -80,7 +80,7 @@ impl Workload for Nn {
         let of = |point: [f32; 2]| self.records.chunks(2).map(move |record| distance(record, point));
         let expected: Vec<f32> = self.points.iter().copied().flat_map(of).collect();
         let verified = results.same_floats("distances", &expected, BOUND)?;
-        // Records whose distances are equal within the bound may be swapped; the distances still agree.
+        // Records with distances that are equal within the bound may be swapped, because the distances still agree.
         let found = results.floats("distances")?;
         for (found, expected) in found.chunks(self.count()).zip(expected.chunks(self.count())) {
             let (found, expected): (Vec<f32>, Vec<f32>) = nearest(found)
@@ -88,7 +88,7 @@ impl Workload for Nn {
                 .zip(nearest(expected))
                 .map(|((at, _), (_, least))| (expected[*at], least))
                 .unzip();
-            // The bound counts twice: once for the selected record, and once for the other record.
+            // The bound counts twice: once for the selected record and once for the other record.
             let bound = Bound { relative: 2.5 * BOUND.relative, ..BOUND };
             crate::compare_floats("the neighbours' distances", &found, &expected, bound)?;
         }

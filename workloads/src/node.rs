@@ -18,13 +18,13 @@ pub enum NodeKernel {
 }
 
 impl NodeKernel {
-    /// Returns the function named `name`.
+    /// Returns the function with the name `name`.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
     }
 
-    /// Returns the name of the function, which is also its kernel's name in the program.
+    /// Returns the name of the function, which is also the name of its kernel in the program.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Measures a fixed computation on the CPU, for comparing CPUs.
+/// Measures a fixed computation on the CPU, to compare CPUs.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

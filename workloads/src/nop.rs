@@ -1,4 +1,4 @@
-//! An empty workload, for measuring the cost of opening and closing the device.
+//! An empty workload, which measures the cost of opening and closing the device.
 
 use crate::{Gpu, Results, Setup, Slot, Workload};
 use anyhow::Result;

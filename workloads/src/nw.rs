@@ -1,4 +1,4 @@
-//! Needleman-Wunsch: alignment scores of two letter sequences.
+//! Needleman-Wunsch, which computes alignment scores of two letter sequences.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;

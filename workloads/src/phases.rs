@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the amount of data checked. Closing the device is up to the caller.
+/// Times of a run, and the amount of data checked. The caller must close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each phase of [`Phase::ALL`].
@@ -56,7 +56,7 @@ pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     run.end(gpu)
 }
 
-/// A run that lets the caller inspect the device between phases.
+/// A run that allows the caller to inspect the device between phases.
 pub struct Run<'a> {
     workload: &'a dyn Workload,
     setup: Option<Setup>,
@@ -70,7 +70,7 @@ impl<'a> Run<'a> {
         Self { workload, setup: None, times: [Duration::ZERO; 4] }
     }
 
-    /// Executes a phase and waits for its work. Each phase of [`Phase::ALL`] must be executed once, in this order.
+    /// Executes a phase, and waits for its work. Each phase of [`Phase::ALL`] must be executed once, in this order.
     ///
     /// # Errors
     /// Returns an error if the device reports an error.

@@ -3,8 +3,8 @@
 /// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// An input generator (SplitMix64). The same seed yields the same numbers in guests and on the host, and a sequence can
-/// be generated from any position.
+/// An input generator (SplitMix64). The same seed results in the same numbers in guests and on the host, and a sequence
+/// can be generated from any position.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 

@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Creates a buffer that is filled with random words before the launch. The words are generated at that time.
+    /// Creates a buffer that is filled with random words before the launch. The words are not generated earlier.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -153,7 +153,7 @@ impl Setup {
         &self.buffers
     }
 
-    /// Launches a kernel of the workload; see [`Gpu::launch`].
+    /// Launches a kernel of the workload. See [`Gpu::launch`].
     ///
     /// # Errors
     /// Returns an error if the device reports an error.
@@ -196,7 +196,7 @@ impl Setup {
         &self.results
     }
 
-    /// Frees the buffers. The program stays on the device.
+    /// Frees the buffers. The program remains on the device.
     ///
     /// # Errors
     /// Returns an error if the device reports an error.

@@ -9,7 +9,7 @@ const THREADS: u32 = 256;
 const BLOCK: u32 = 64;
 /// Default number of rounds at scale 1.
 const DEFAULT_ROUNDS: u32 = 2000;
-/// Factor of each round; the kernel uses the same constant.
+/// Factor of each round. The kernel uses the same constant.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Compute all rounds at once, by exponentiating an affine map by squaring.
+        // Compute all rounds at once by exponentiating an affine map by squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

@@ -1,15 +1,15 @@
-//! Speckle-reducing anisotropic diffusion, first version: computes the image's exponential, statistics of the whole
+//! Speckle-reducing anisotropic diffusion, first version. Computes the image's exponential, statistics of the whole
 //! image (with a reduction on the device), and the image's logarithm.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Fraction of the difference to each of its four neighbours by which a pixel changes per iteration.
+/// Fraction of the difference to each of its four neighboring pixels by which a pixel changes per iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
 /// Number of threads in a one-dimensional block.
 const THREADS: u32 = 256;
-/// Number of values that a one-dimensional block sums.
+/// Number of values summed by a one-dimensional block.
 const BLOCK_SUMS: u32 = 512;
 /// Dimensions of a two-dimensional block in threads.
 const PATCH: [u32; 2] = [32, 8];
@@ -21,7 +21,7 @@ pub(crate) struct Srad {
     image: Vec<f32>,
 }
 
-/// Returns a noisy image with values below 1: a bright centre with darker surroundings.
+/// Returns a noisy image with values below 1, which has a bright centre with darker surroundings.
 pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     let (mut random, middle) = (Random::new(seed), side / 4..side / 4 * 3);
     let pixels = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
@@ -29,13 +29,13 @@ pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     pixels.map(|pixel| if bright(pixel) { 0.5 + 0.5 * random.unit() } else { 0.5 * random.unit() }).collect()
 }
 
-/// Returns an image's variance relative to the square of its mean, a measure of its speckle.
+/// Returns an image's variance relative to the square of its mean, which is a measure of its speckle.
 pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     let mean = sum / count as f64;
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// Returns an image after an iteration, for any precision. `variation` is the variation of its speckle.
+/// Returns an image after an iteration, for any precision. `variation` is the variation of the image's speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -59,14 +59,15 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     (0..image.len()).map(moved).collect()
 }
 
-/// Returns a bound of a pixel's relative error after `iterations` iterations, for an initial error `before` and an
+/// Returns a bound for a pixel's relative error after `iterations` iterations, for an initial error `before` and an
 /// error `statistics` of the variation. All errors are in units of 2^-24.
 ///
 /// A worst-case estimate. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and the
-/// variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences, whose
-/// magnitudes sum to about 2. Therefore, about a third of the variation's error counts. The error of q is the error of
-/// two pixels, doubled by the square, plus about 30 units, so an iteration triples earlier errors. Rounding errors have
-/// both signs, so the pixels' errors on `simgpu` are less than a hundredth of this bound.
+/// variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences, and
+/// the sum of the magnitudes of the differences is about 2. About a third of the variation's error therefore counts.
+/// The error of q is the error of two pixels, doubled by the square, plus about 30 units, so an iteration triples
+/// earlier errors. Rounding errors have both signs, so the pixels' errors on `simgpu` are less than a hundredth of this
+/// bound.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }
@@ -143,9 +144,9 @@ impl Workload for Srad {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| (255.0 * pixel.ln()) as f32).collect();
-        // The error of e^x is up to 6 units, and that of a sum up to 22 more, in a tree over four million values. The
-        // relative error of the variance, which is a 15th of the mean of the squares, is below 2048 units. The
-        // logarithm's absolute error is its argument's relative error, plus two units in its last place.
+        // The error of e^x is up to 6 units, and the error of a sum is up to 22 more units, in a tree over four million
+        // values. The relative error of the variance, which is a 15th of the mean of the squares, is below 2048 units.
+        // The logarithm's absolute error is its argument's relative error, plus two units in its last place.
         let unit = 1.0 / (1 << 24) as f32;
         let bound = Bound { relative: 8.0 * unit, absolute: 255.0 * error(6.0, 2048.0, ITERATIONS) * unit };
         results.same_floats("image", &expected, bound)

@@ -1,5 +1,5 @@
-//! Speckle-reducing anisotropic diffusion, second version: uses tiles in shared memory, and statistics that the CPU
-//! computes over part of the image.
+//! Speckle-reducing anisotropic diffusion, second version. Uses tiles in shared memory, and statistics that the CPU
+//! computes for a part of the image.
 
 use crate::srad::{DIFFUSION_RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
@@ -8,7 +8,7 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Side of a tile in pixels.
 const TILE: u32 = 16;
-/// Number of image rows without variation other than speckle, because they show only the surroundings.
+/// Number of image rows that contain no variation other than speckle, because they show only the surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
 /// An image with values from 1 to e.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, Random, Setup, Workload};
 
 const MIB: u64 = 1 << 20;
-/// Number of page tables; each covers 128 MiB.
+/// Number of page tables. Each one covers 128 MiB.
 const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
@@ -22,11 +22,12 @@ const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// VRAM address of the first buffer. The second buffer of the smallest workloads crosses the multiple of 2^32.
+/// VRAM address of the first buffer. The second buffer of the smallest workloads crosses a multiple of 2^32.
 const FIRST_BUFFER_AT: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Fill byte of allocated memory. Guard bytes with this value follow each buffer; no work may overwrite them.
+/// Value of the bytes in allocated memory. Guard bytes with this value follow each buffer, and no work may overwrite
+/// them.
 const UNUSED: u8 = 0xa5;
 
 /// The compute engine with its own address space.
@@ -204,10 +205,10 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
 /// An injected fault between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
-    /// Loses the launch with this number.
+    /// The launch with this number is lost.
     LostLaunch(usize),
-    /// Flips the second-highest bit of a word in the download with this number, which exceeds any float's bound. The
-    /// second field is the position of the word, in units of 2^-32 of the distance from the first word to the last.
+    /// The second-highest bit of a word in the download with this number is flipped, which exceeds any float's bound.
+    /// The second field is the position of the word, in units of 2^-32 of the distance from the first word to the last.
     WrongWord(usize, u32),
 }
 
@@ -275,7 +276,7 @@ fn smallest(name: &str) -> Box<dyn Workload> {
     workloads::by_name(name, Options { seed: 3, ..Options::default() }).expect("a workload of that name")
 }
 
-/// Runs a workload up to the end of the download, on a device with an injected fault. Returns the setup and the number
+/// Runs a workload up to the end of the download on a device with an injected fault. Returns the setup and the number
 /// of launches.
 fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, usize)> {
     let mut card = SimGpu::new()?;

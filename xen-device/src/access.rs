@@ -12,11 +12,11 @@ use vmm_glue::protocol::Command;
 use crate::function::Function;
 use crate::requests::{Request, kind};
 
-/// Maximum number of items per request; Xen sends at most one page of items.
+/// Maximum number of items per request. Xen sends at most one page of items.
 const MAX_ITEMS: u32 = 4096;
 /// Size of the accessible configuration space in bytes.
 const CONFIG_BYTES: u64 = 256;
-/// Value of a read without a target.
+/// Value read if the access has no target.
 const UNMAPPED_READ: u64 = u64::MAX;
 
 /// The target of an access.
@@ -83,7 +83,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Serves an item. Returns the value of a read.
+    /// Serves one item. Returns the value of a read.
     fn item(&mut self, request: &Request, space: Space, address: u64, data: u64) -> u64 {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
@@ -93,7 +93,7 @@ impl Accesses<'_> {
         if request.read {
             self.access(space, address, Data::Read(place));
             if request.data_is_address {
-                // Writes to missing memory, such as a page that the guest has released, are dropped.
+                // Drop writes to missing memory, such as a page that the guest has released.
                 let _ = self.link.memory().write(data, place);
             }
         } else {

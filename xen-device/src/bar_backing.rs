@@ -1,12 +1,12 @@
 //! Domain pages under the BARs, for device memory that a client can map.
 //!
-//! A vfio-user client maps a file for this memory. A domain cannot do this, because only its own memory is accessible
+//! A vfio-user client maps a file for this memory. A domain cannot do so, because it can access only its own memory
 //! without an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for
-//! each page of the device's area, and the device stores the area's data in them. An access that misses these pages for
-//! any reason arrives as a request, and reaches the same memory. The pages only speed up accesses.
+//! each page of the device's area, and the device stores the area's data in them. An access that does not reach these
+//! pages, for any reason, arrives as a request and reaches the same memory. The pages only speed up accesses.
 //!
-//! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, they stay where
-//! they are.
+//! The pages are added when the BAR is first enabled, and follow the BAR when it moves. While the BAR is disabled, they
+//! stay at their addresses.
 
 use std::io;
 use std::ops::Range;
@@ -32,7 +32,7 @@ enum Pages {
     Wanted,
     /// First guest frame number of the pages.
     At(u64),
-    /// The area has no pages: accesses arrive as requests until the domain is destroyed.
+    /// The area has no pages. Accesses arrive as requests until the domain is destroyed.
     Without,
 }
 
@@ -132,8 +132,8 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory at these addresses. If a guest maps a BAR over its own memory, Xen would remove
-/// that memory.
+/// Checks that the guest has no memory at these addresses. If a guest mapped a BAR over its own memory, Xen would
+/// remove that memory.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
@@ -156,7 +156,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
             let lent = device.lend_area(area.region, area.area, &Arc::new(mapping));
             lent.map_err(|error| refused("the device rejects them", &error))
         });
-    // If the device does not have the pages, guest writes to them would be lost.
+    // If the device did not have the pages, guest writes to them would be lost.
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 

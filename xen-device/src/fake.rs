@@ -1,7 +1,7 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept are recorded as
+//! A fake hypervisor for tests on any host. It is stricter than Xen: it records errors that Xen would accept as
 //! [`FakeXen::breaches`], such as binding a port twice, partially releasing a range, or answering without a request.
 //!
-//! The guest's side is [`FakeDomain`]: it makes accesses as Xen does for virtual CPUs, and adds and removes memory.
+//! The guest's side is [`FakeDomain`], which makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,8 +21,7 @@ use crate::ram::VGA;
 use crate::requests::{Request, kind, state, writer};
 use crate::store::{DomainName, Found, Store};
 
-/// TIMEOUT: a server that takes longer than this to respond to an access is considered hung. Any host responds far
-/// faster.
+/// TIMEOUT: a server that takes longer to answer an access is considered hung. Any host answers far faster.
 const ANSWER: Duration = Duration::from_secs(60);
 /// Port of the first virtual CPU.
 const FIRST_PORT: u32 = 11;
@@ -62,7 +61,7 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages added to the domain's memory: page number in the file by guest frame.
+    /// Pages added to the domain's memory, as page numbers in the file by guest frame.
     given: BTreeMap<u64, u64>,
     /// File pages that can be added.
     spare: BTreeSet<u64>,
@@ -90,7 +89,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and have not been taken.
+    /// Ports that have fired but have not been taken.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -98,7 +97,7 @@ struct ServerState {
     fails: bool,
 }
 
-/// An event that is readable while it is set.
+/// An event whose descriptor is readable while the event is set.
 #[derive(Debug)]
 struct Signal(OwnedFd);
 
@@ -129,7 +128,7 @@ pub struct FakeSpec {
     pub kib: u64,
     /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
-    /// Set for an HVM domain.
+    /// True for an HVM domain.
     pub hvm: bool,
     /// Number of pages that the host can add to the domain's memory.
     pub spare: u64,
@@ -173,7 +172,7 @@ impl FakeXen {
         FakeDomain(domain)
     }
 
-    /// Returns the domain list for one server.
+    /// Returns the domain list, for one server.
     #[must_use]
     pub fn store(&self) -> Box<dyn Store> {
         let signal = Arc::new(Signal::new());
@@ -181,7 +180,7 @@ impl FakeXen {
         Box::new(FakeStore { xen: self.clone(), signal, found: None })
     }
 
-    /// Returns the hypervisor for one server.
+    /// Returns the hypervisor, for one server.
     #[must_use]
     pub fn hypervisor(&self) -> Box<dyn Hypervisor> {
         Box::new(self.clone())
@@ -232,12 +231,12 @@ impl Hypervisor for FakeXen {
     }
 }
 
-/// The domain list, as one server sees it.
+/// The domain list as seen by one server.
 #[derive(Debug)]
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
-    /// The last domain found by the server, until it queries changes again.
+    /// The last domain found by the server, until the server queries changes again.
     found: Option<Arc<Domain>>,
 }
 
@@ -276,7 +275,7 @@ impl Store for FakeStore {
     }
 }
 
-/// A domain, as its server sees it.
+/// A domain as seen by its server.
 #[derive(Debug)]
 struct FakeTarget {
     domain: Arc<Domain>,
@@ -581,8 +580,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: an access to memory is executed, an access outside the server's claims reads as all
-    /// ones, and all other accesses are forwarded.
+    /// Makes an access as Xen does: executes an access to memory, reads all ones for an access outside the server's
+    /// claims, and forwards all other accesses.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.
@@ -623,7 +622,7 @@ impl FakeDomain {
         self.memory(cpu, Request { address, size, count: 1, data, ..Request::default() });
     }
 
-    /// Accesses `size` bytes of configuration space: writes `data`, or reads.
+    /// Accesses `size` bytes of configuration space: writes `data` if it is given, and reads otherwise.
     pub fn config(&self, offset: u64, size: u32, data: Option<u64>) -> u64 {
         let slot = self.server().map_or(0, |server| server.slot);
         let address = u64::from(slot) << 35 | offset;
@@ -672,8 +671,8 @@ impl FakeDomain {
         fire(&server, port);
     }
 
-    /// Removes frames from the domain, notifies the server through the last virtual CPU's slot, as Xen does when a
-    /// guest releases frames, and waits for the answer.
+    /// Removes frames from the domain as Xen does when a guest releases them: notifies the server through the last
+    /// virtual CPU's slot, and waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -702,7 +701,7 @@ impl FakeDomain {
         self.0.state.lock().given.get(&frame).copied()
     }
 
-    /// Makes Xen refuse to move frames from now on.
+    /// Makes Xen reject requests to move frames from now on.
     pub fn stick(&self) {
         self.0.state.lock().stuck = true;
     }
@@ -775,7 +774,7 @@ impl FakeDomain {
     }
 }
 
-/// Fires a server's port as Xen does: a masked port becomes pending.
+/// Fires a server's port as Xen does. A masked port becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {

@@ -1,6 +1,6 @@
 //! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
 //!
-//! The device stores the configuration space. This module reads it after each guest write.
+//! The device stores the configuration space. This module rereads it after each guest write.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
 /// Number of BARs per function.
 const BARS: usize = 6;
-/// Maximum number of capabilities to read, which is the number that fits in configuration space.
+/// Maximum number of capabilities to read, which is the number that fit in configuration space.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Address and data of the device's MSI message.
@@ -89,7 +89,7 @@ impl Function {
         &self.windows
     }
 
-    /// Re-reads configuration space after a write.
+    /// Rereads configuration space after a write.
     pub fn look(&mut self, device: &mut dyn Device) {
         let command = word(device, config::COMMAND);
         self.bus_master = command & COMMAND_MASTER != 0;
@@ -109,8 +109,8 @@ impl Function {
         *self.pin.lock()
     }
 
-    /// Deasserts the pin when the guest makes an access that may have removed the cause. The pin is reasserted if the
-    /// cause remains.
+    /// Deasserts the pin on a guest access that may have removed the cause. The pin is asserted again if the cause
+    /// remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {

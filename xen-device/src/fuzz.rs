@@ -25,7 +25,7 @@ const KIB: u64 = 4096;
 /// Start addresses of the BARs, which are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Reads bytes in sequence, and zeros after their end.
+/// Reads bytes in sequence, and zeros once they are exhausted.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -84,7 +84,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server on drop, including during a panic. Otherwise, joining its thread would block forever.
+/// Stops a server on drop, even during a panic. Otherwise, joining its thread would block forever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {

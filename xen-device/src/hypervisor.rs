@@ -38,7 +38,7 @@ pub enum AttachError {
     Refused {
         /// ID of the domain.
         domain: DomainId,
-        /// Description of the call.
+        /// Description of the rejected call.
         what: &'static str,
         /// Xen's error.
         error: io::Error,
@@ -49,17 +49,17 @@ pub enum AttachError {
 
 /// A hypervisor whose domains can be served.
 pub trait Hypervisor: Send + std::fmt::Debug {
-    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. No accesses arrive before
-    /// [`Target::enable`].
+    /// Makes this process the server of the PCI function in `slot` of bus 0 of a domain. No accesses arrive before
+    /// [`Target::enable`] is called.
     ///
     /// # Errors
     /// Returns an error if Xen or the kernel rejects the call.
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError>;
 }
 
-/// A domain, as its server uses it from any thread. Dropping this value removes the server.
+/// A domain as used by its server, from any thread. Dropping this value removes the server.
 pub trait Target: Send + Sync + std::fmt::Debug {
-    /// Returns the page of synchronous requests, with one slot per virtual CPU.
+    /// Returns the page of synchronous requests, which has one slot per virtual CPU.
     fn requests(&self) -> &Mapping;
 
     /// Returns the page of buffered requests.
@@ -74,7 +74,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the port does not exist.
     fn bind(&self, port: u32) -> io::Result<u32>;
 
-    /// Enables accesses.
+    /// Enables the forwarding of accesses.
     ///
     /// # Errors
     /// Returns an error if Xen rejects the call.
@@ -83,7 +83,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Claims addresses, so that accesses to them are forwarded to this process.
     ///
     /// # Errors
-    /// Returns an error if any of them is already claimed.
+    /// Returns an error if any of the addresses is already claimed.
     fn claim(&self, range: Range) -> io::Result<()>;
 
     /// Releases a claim.
@@ -101,8 +101,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns a descriptor that is readable once a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, at most as many as fit, without waiting. Each of them stays masked until
-    /// [`Self::unmask`].
+    /// Takes the ports that have fired, without waiting, and at most as many as fit. Each of them stays masked until
+    /// [`Self::unmask`] is called.
     ///
     /// # Errors
     /// Returns an error if events were lost or the device has failed.
@@ -114,25 +114,27 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns, for each of the `count` frames from `first`, true if the domain has memory there.
+    /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
     ///
     /// # Errors
     /// Returns an error if the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain from `first`: either all of them or none.
+    /// Maps `count` frames of the domain starting at `first`, either all of them or none.
     ///
     /// # Errors
     /// Returns an error if any frame is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
-    /// Adds `count` frames from `first` to the domain, beyond its current memory and limit: either all of them or none.
+    /// Adds `count` frames starting at `first` to the domain, beyond its current memory and limit, either all of them
+    /// or none.
     ///
     /// # Errors
     /// Returns an error if the host has no memory for the frames, or if Xen rejects the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames from `first` from the domain. They continue to exist as long as they are mapped here.
+    /// Removes `count` frames starting at `first` from the domain. They continue to exist as long as they are mapped
+    /// here.
     ///
     /// # Errors
     /// Returns an error if any frame is missing. The other frames are removed nevertheless.
@@ -141,7 +143,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Moves `count` frames from `from` to `to`. The two ranges must not overlap.
     ///
     /// # Errors
-    /// Returns an error if Xen rejects the move; in this case, some frames may have been moved.
+    /// Returns an error if Xen rejects the move. Some frames may then have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
     /// Delivers an MSI.

@@ -1,7 +1,7 @@
 //! The hypervisor through Linux devices: `/dev/xen/privcmd` for calls and memory, `/dev/xen/evtchn` for events.
 //!
 //! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls, and
-//! mapping their pages as a resource), except for one call that `frames` describes. It does not need a Xen library.
+//! mapping their pages as a resource), except for one call, which `frames` describes. It does not need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure in the layout that its number requires. The structure outlives the call and
 // points only to memory of this module. Each mapping is owned by one value, which unmaps it on drop.
@@ -31,7 +31,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without a direction, like all of Xen's ioctls.
+/// Returns the number of an ioctl without a direction, as all of Xen's ioctls are.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -116,7 +116,7 @@ impl KernelHypervisor {
     /// Opens the kernel's device.
     ///
     /// # Errors
-    /// Returns an error if this is not domain 0, or the process may not call the hypervisor.
+    /// Returns an error if this is not domain 0, or if the process is not permitted to call the hypervisor.
     pub fn open() -> Result<Self, AttachError> {
         let advice = "domains are served from domain 0 of a Xen host, by root, with the kernel's module xen-privcmd";
         Ok(Self { privcmd: Arc::new(device(PRIVCMD, 0, advice)?) })
@@ -182,8 +182,8 @@ impl Calls {
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
-        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, all of which outlives the
-        // call.
+        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, and all of them outlive
+        // the call.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), DM_OP, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
@@ -236,10 +236,10 @@ impl Calls {
             frames: frames.as_ptr(),
             errors: errors.as_mut_ptr(),
         };
-        // SAFETY: the call maps `count` pages over pages owned by `area`; both lists have `count` entries.
+        // SAFETY: the call maps `count` pages over pages owned by `area`. Both lists have `count` entries.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_BATCH, &raw const call) };
         let error = io::Error::last_os_error();
-        // ENOENT means that a frame is paged out; the list also contains this error.
+        // ENOENT means that a frame is paged out. The list also contains this error.
         if done < 0 && error.raw_os_error() != Some(libc::ENOENT) {
             return Err(error);
         }
@@ -247,7 +247,7 @@ impl Calls {
     }
 }
 
-/// An existing server in the hypervisor.
+/// A server that exists in the hypervisor.
 #[derive(Debug)]
 struct Server {
     calls: Calls,

@@ -11,16 +11,17 @@
 //! - `model`, `fuzz` (feature `fake`): a device for tests, and the body of the fuzz target;
 //! - [`store`]: the domain list, from xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that carry accesses;
-//! - `function`: the PCI function: the addresses of its BARs, and its interrupts;
+//! - `function`: the PCI function, with the addresses of its BARs and its interrupts;
 //! - `bar_backing`: domain pages under the parts of BARs that a client can map;
 //! - `ram`: guest memory as DMA regions, which are removed when the guest releases pages;
 //! - `access`: translates requests into device calls; `session`: serves one domain; `server`: serves one domain after
 //!   another.
 //!
-//! A device sees no difference from the vfio-user server: it is a [`vmm_glue::Device`] with its [`vmm_glue::Link`].
+//! For a device, this server does not differ from the vfio-user server: the device is a [`vmm_glue::Device`] with its
+//! [`vmm_glue::Link`].
 //!
-//! Not supported: migration (an ioreq server cannot reject it in Xen's interface, see docs/guides/xen.md), PV and PVH
-//! domains, stub domains, more than one segment or bus, grant references.
+//! Not supported: migration (an ioreq server cannot reject it through Xen's interface, see docs/guides/xen.md), PV and
+//! PVH domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
 //! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` in Xen.

@@ -15,7 +15,7 @@ use vmm_glue::link::Link;
 use vmm_glue::mappable::{MmapArea, region_memory};
 use vmm_glue::memory::{DmaRegion, Mapping};
 
-/// Size of the 32-bit BAR0 in bytes; the mask in configuration space must match.
+/// Size of the 32-bit BAR0 in bytes. The mask in configuration space must match it.
 pub const BAR0: u64 = 0x2000;
 /// Size of the 64-bit BAR1 in bytes.
 pub const BAR1: u64 = 0x2000;
@@ -32,20 +32,20 @@ pub mod register {
     pub const PIN: u64 = 0x08;
     /// Reads 8 bytes of guest memory at the written address into [`DATA`].
     pub const FETCH: u64 = 0x10;
-    /// The fetched bytes; all ones if the guest has no memory there.
+    /// The fetched bytes, or all ones if the guest has no memory there.
     pub const DATA: u64 = 0x18;
 }
 
 /// Record of all calls to a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Accesses: region, offset, length in bytes, and true for a write.
+    /// Accesses: region, offset, length in bytes, and a flag that is true for a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
     /// Currently mapped memory: sizes in bytes by address.
     pub mapped: BTreeMap<u64, u64>,
-    /// Number of connected domains.
+    /// Number of domains that have connected.
     pub came: u64,
-    /// Number of disconnected domains.
+    /// Number of domains that have disconnected.
     pub went: u64,
     /// Set if the device rejects pages for its regions.
     pub refuses: bool,
@@ -94,7 +94,7 @@ impl Model {
         put(0x14, &[4, 0, 0, 0, 0, 0, 0, 0], &(!(BAR1.saturating_sub(1))).to_le_bytes());
         put(0x34, &[0x40, 0, 0, 0], &[]);
         put(0x3c, &[0, 1], &[0xff]);
-        // One message, 64-bit address.
+        // MSI: one message, 64-bit address.
         put(0x40, &[5, 0, 0x80, 0], &[0, 0, 1, 0, 0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
     }
 
@@ -110,7 +110,7 @@ impl Model {
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside the region"))
     }
 
-    /// Returns the pages lent for an offset, and the position of the offset in them.
+    /// Returns the pages lent for an offset, and the offset within these pages.
     fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
         let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
         let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;

@@ -15,7 +15,7 @@ pub struct XenOptions {
     pub slot: u8,
     /// Limits on the domain's mapped memory.
     pub memory: MemoryLimits,
-    /// Time to poll for the next request before sleeping; zero disables polling.
+    /// Time to poll for the next request before sleeping. Zero disables polling.
     pub spin: Duration,
 }
 

@@ -1,9 +1,9 @@
 //! The domain's memory, mapped for the device in chunks of bounded size.
 //!
 //! A complete chunk is one region. A chunk with holes has a region for each run of frames, and is checked periodically,
-//! because Xen does not report it if the guest takes memory back. When Xen reports that frames may have been removed,
-//! each chunk is compared with the present frames. The regions of missing frames are unmapped first from the device,
-//! and then from this process, whose mapping still keeps the frames allocated in the hypervisor.
+//! because Xen does not report that the guest has taken memory back. When Xen reports that frames may have been
+//! removed, each chunk is compared with the present frames. The regions of missing frames are unmapped first from the
+//! device, and then from this process, because its mapping keeps the frames allocated in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -17,12 +17,12 @@ use crate::hypervisor::Target;
 
 /// Size of the smallest chunk in frames: 2 MiB.
 const MIN_PIECE: u64 = 512;
-/// Target number of chunks; the number of a client's regions is limited.
+/// Target number of chunks. The number of regions per client is limited.
 const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA memory, which never contain RAM. A chunk with these frames would always have a hole, and would
 /// be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
-/// First frame that is never RAM: the guest's firmware and Xen use the addresses from here to 4 GiB.
+/// First frame below 4 GiB that is never RAM. The guest's firmware and Xen use the addresses from here to 4 GiB.
 const LOW_END: u64 = 0xf_0000;
 /// Frame at 4 GiB.
 const FRAME_AT_4_GIB: u64 = 0x10_0000;
@@ -63,16 +63,16 @@ impl Piece {
 pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Number of runs rejected by the device or because of a limit.
+    /// Number of runs rejected, by the device or because of a limit.
     refused: u64,
 }
 
 impl Ram {
-    /// Creates the chunks of a domain with up to `kib` KiB of memory. None of them is mapped yet.
+    /// Creates the chunks of a domain with up to `kib` KiB of memory. No chunk is mapped yet.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / TARGET_PIECES).next_power_of_two().max(MIN_PIECE);
-        // The range below 4 GiB contains as much memory as fits; the toolstack places the rest above.
+        // The range below 4 GiB contains as much memory as fits. The toolstack places the rest above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(FRAME_AT_4_GIB..FRAME_AT_4_GIB.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
@@ -86,8 +86,8 @@ impl Ram {
             if piece.first == FRAME_AT_4_GIB {
                 met_end = false;
             }
-            // Initially, a domain's memory is contiguous: a chunk without memory is followed only by other such chunks.
-            // Drop these chunks instead of checking them periodically.
+            // A domain's memory is initially contiguous, so a chunk without memory is followed only by other such
+            // chunks. Drop these chunks instead of checking them periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -145,7 +145,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Maps those frames of a chunk that are present and not mapped yet.
+    /// Maps the frames of a chunk that are present and not mapped yet.
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };

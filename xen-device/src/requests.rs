@@ -23,7 +23,7 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the byte that has the state in its low half. Its upper half contains flags: `data` is an address, the
+    /// Offset of the byte whose low half contains the state. Its upper half contains flags: `data` is an address, the
     /// access is a read, and the CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
@@ -59,7 +59,7 @@ pub mod kind {
     pub const PORT: u8 = 0;
     /// A memory access.
     pub const MEMORY: u8 = 1;
-    /// A PCI configuration space access: the function is in the upper half of the address, the offset in the lower
+    /// A PCI configuration space access. The function is in the upper half of the address, and the offset in the lower
     /// half.
     pub const PCI_CONFIG: u8 = 2;
     /// The guest has set its clock.
@@ -81,11 +81,11 @@ pub struct Request {
     pub size: u32,
     /// Kind of request, a value in [`kind`].
     pub kind: u8,
-    /// Set if `data` is the guest physical address of the data.
+    /// True if `data` is the guest physical address of the data.
     pub data_is_address: bool,
-    /// Set if the guest's access is a read.
+    /// True if the guest's access is a read.
     pub read: bool,
-    /// Set if the addresses of successive items decrease.
+    /// True if the addresses of successive items decrease.
     pub backwards: bool,
 }
 
@@ -116,7 +116,7 @@ fn state_of(page: &Mapping, number: usize) -> Option<&AtomicU8> {
     page.get_atomic_ref::<AtomicU8>(place(number, slot::STATE)?).ok()
 }
 
-/// Returns a slot's port; 0 if the virtual CPU does not exist.
+/// Returns a slot's port, or 0 if the virtual CPU does not exist.
 #[must_use]
 pub fn port(page: &Mapping, number: usize) -> u32 {
     let port = place(number, slot::PORT).and_then(|at| page.get_atomic_ref::<AtomicU32>(at).ok());
@@ -163,8 +163,8 @@ pub fn answer(page: &Mapping, number: usize, data: Option<u64>) {
     state.store(flags & !STATE_MASK | state::ANSWERED, Ordering::Release);
 }
 
-/// Takes the oldest buffered request, if any. Returns `Err` if the ring is invalid; all requests in it are then
-/// dropped.
+/// Takes the oldest buffered request, if any. Returns an error and drops all requests in the ring if the ring is
+/// invalid.
 pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     let pointer = |at| page.get_atomic_ref::<AtomicU32>(at).map_err(|_| BadRing { filled: 0 });
     let (read, write) = (pointer(ring::READ)?, pointer(ring::WRITE)?);

@@ -45,7 +45,8 @@ impl XenServer {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain each time it exists, until `stop`. `device` must have been created with a clone of `link`.
+    /// Serves the domain each time it exists, until `stop` is set. `device` must have been created with a clone of
+    /// `link`.
     ///
     /// # Errors
     /// Returns an error if the host fails, which guests cannot cause.
@@ -92,7 +93,7 @@ impl XenServer {
             Ok(target) => {
                 // Drop requests intended for the previous domain.
                 link.take_disconnect();
-                // From now on the virtual CPUs' ports exist, and incoming accesses wait.
+                // The virtual CPUs' ports exist from now on, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
             }
             Err(error) => {
@@ -108,7 +109,7 @@ impl XenServer {
             }
         };
         tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
-        // The device cannot be saved with its domain.
+        // The device cannot be saved together with its domain.
         if let Err(error) = self.store.refuse_saves(domain, true) {
             tracing::warn!(domain, name, %error, "cannot make the toolstack refuse to save or migrate the domain");
         }

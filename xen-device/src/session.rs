@@ -19,12 +19,12 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. The response to a guest that takes memory back need not
+/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back need not
 /// be fast.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
-/// Number of polls for a request per reading of the clock.
+/// Number of polls for a request per clock reading.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 /// Maximum number of buffered requests taken in sequence.
 const MAX_BUFFERED: u32 = requests::RING;
@@ -46,7 +46,7 @@ struct Cpu {
     number: usize,
     /// Port of the server.
     port: u32,
-    /// Set if the port has fired and is still masked.
+    /// True if the port has fired and is still masked.
     silent: bool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Session<'a> {
     function: Function,
     ram: Ram,
     cpus: Vec<Cpu>,
-    /// The server's port for buffered requests, and true if it is masked.
+    /// The server's port for buffered requests, and a flag that is true if the port is masked.
     buffered: Option<(u32, bool)>,
     spin: Spin,
     malformed: u64,
@@ -71,8 +71,8 @@ impl<'a> Session<'a> {
     /// Starts serving a domain.
     ///
     /// # Errors
-    /// Returns an error if the domain's ports cannot be bound, or if Xen refuses to forward accesses. In this case, the
-    /// device is not notified.
+    /// Returns an error if the domain's ports cannot be bound, or if Xen refuses to forward accesses. The device is
+    /// then not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -115,7 +115,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Serves until the end.
+    /// Serves the domain until the session ends.
     ///
     /// # Errors
     /// Returns an error if the host fails, so that events or the domain list can no longer be read.
@@ -147,7 +147,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends the session: withdraws memory and interrupts, and notifies the device. Outstanding requests get no answer.
+    /// Ends the session: withdraws memory and interrupts, and notifies the device. Outstanding requests remain
+    /// unanswered.
     pub fn end(mut self) {
         self.function.leave();
         self.ram.withdraw_all(self.link, self.device);
@@ -156,7 +157,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none arrives for a while. Returns true if more work is ready.
+    /// Serves requests until none arrives for some time. Returns true if more work is ready.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -198,7 +199,7 @@ impl<'a> Session<'a> {
             let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
             let Some(request) = requests::take(self.target.requests(), number) else { continue };
             any = true;
-            // The request may have arrived, preceded by writes, after the ring was checked.
+            // The request may have arrived, preceded by buffered writes, after the ring was checked.
             self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);

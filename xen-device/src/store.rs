@@ -145,7 +145,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // While a domain reboots, the old and the new domain can both exist for a while.
+        // While a domain reboots, the old and the new domain may both exist for some time.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)
@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node until only domain 0 may write to it.
+        // The domain owns this node until only domain 0 may write it.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

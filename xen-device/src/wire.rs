@@ -1,6 +1,6 @@
 //! The xenstore protocol, through the kernel's device.
 //!
-//! A request and its answer have the same number; watch events may arrive in between. The protocol limits the size of
+//! A request and its answer have the same number. Watch events may arrive in between. The protocol limits the size of
 //! answers.
 //!
 //! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
@@ -69,7 +69,7 @@ impl Connection {
         self.ask_with(kind, words, "")
     }
 
-    /// Same as [`Self::ask`], with a last word that is not NUL-terminated.
+    /// Calls [`Self::ask`] with an additional last word, which is not NUL-terminated.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -119,7 +119,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages have been handled, and at most one message and one read are kept.
+            // All received messages have been handled, so at most one message and one read are kept.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }

@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The same priority as all other work. For long work on which all later work depends: if it yielded, CPUs would be
-    /// idle at the end.
+    /// The same priority as all other work. This is for long work on which all later work depends: if it yielded, CPUs
+    /// would be idle at the end.
     Equal,
     /// Uses only idle CPUs.
     Behind,
@@ -21,7 +21,7 @@ const NICE: i32 = 19;
 pub enum Background {
     /// The work is running.
     Pending(JoinHandle<Result<()>>),
-    /// The work has finished. Contains the reason if it failed.
+    /// The work has ended. Contains the reason if it failed.
     Ended(Result<(), String>),
 }
 

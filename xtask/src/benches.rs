@@ -59,7 +59,7 @@ const BENCHES: [Bench; 31] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark: either its full name, or the part before a `-`.
+/// Checks that a name selects a benchmark. It must be a full name, or the part of a name before a `-`.
 ///
 /// # Errors
 /// Returns an error if no benchmark has this name. The error lists the known names.

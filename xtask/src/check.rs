@@ -9,7 +9,7 @@ use crate::{counts, language, layers, lints, orphans, programs, rooms};
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, even after a failure. Returns true if all checks passed. If `lints_only` is set, skips the checks
+/// Runs every check, even after a failure. Returns true if all checks passed. If `lints_only` is true, skips the checks
 /// that run the toolchain's tools.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
@@ -58,8 +58,8 @@ pub fn run(lints_only: bool) -> Result<bool> {
 /// Folders of the packages with a test that generates part of the documentation.
 const PACKAGES_WITH_PAGES: [&str; 4] = ["mediator/config", "mediator/ctl", "mediator/metrics", "xtask/pages"];
 
-/// Runs the tests that generate parts of the documentation. They compare these parts with the code, or rewrite them if
-/// `write` is set. Returns true if all passed.
+/// Runs the tests that generate parts of the documentation. They compare these parts with the code, or rewrite the
+/// parts if `write` is true. Returns true if all tests passed.
 pub fn generated_pages(write: bool) -> Result<bool> {
     let mut passed = true;
     for program in programs::build_libraries()? {
@@ -75,7 +75,7 @@ pub fn generated_pages(write: bool) -> Result<bool> {
     Ok(passed)
 }
 
-/// Runs the toolchain's tools. Returns each tool, with true if it passed.
+/// Runs the toolchain's tools. Returns each tool with a flag that is true if it passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

@@ -1,4 +1,4 @@
-//! Checks the operators' counters: code must increment every declared counter.
+//! Checks the operators' counters: the code must increment every declared counter.
 //!
 //! The check works on the source text. A counter is a field in a `counts!` block. It counts as used if product code of
 //! the same crate increments or sets it.
@@ -34,7 +34,7 @@ fn counts(text: &str, field: &str) -> bool {
     })
 }
 
-/// Returns a file's crate: its path before `src`.
+/// Returns a file's crate, which is the part of its path before `src`.
 fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }

@@ -1,4 +1,4 @@
-//! CUDA: NVIDIA's headers, which are downloaded but never added to the sources, and benchmarks on a real card.
+//! NVIDIA's CUDA headers, which are downloaded but never added to the sources, and benchmarks on a real card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -143,7 +143,7 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
 }
 
 /// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The scripts require a GPU, NVIDIA's driver, and
-/// a `python3`; all except `disk` also require PyTorch, and `cards` requires two GPUs.
+/// a `python3`. All scripts except for `disk` also require PyTorch, and `cards` requires two GPUs.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build(if name == "cards" { &["mediatord", "mediatorctl"] } else { &[] })?;
     let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));

@@ -1,7 +1,7 @@
 //! The fuzz suite: runs each target in `tests/fuzz` with its seed corpus for a limited time.
 //!
 //! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: the flags below
-//! enable an LLVM coverage pass, and the crate `libfuzzer-sys` provides the driver.
+//! enable an LLVM coverage pass, and the `libfuzzer-sys` crate provides the driver.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Commands that need guests: they create the images, and build the daemon in release mode for the demo and the
+//! Commands that need guests. They create the images, and build the daemon in release mode for the demo and the
 //! benchmarks.
 
 use std::path::PathBuf;
@@ -48,9 +48,9 @@ pub struct BenchOptions {
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
-    /// Set to run every benchmark, each with its own file in the folder `json`.
+    /// True to run every benchmark, each with its own file in the folder `json`.
     pub all: bool,
-    /// Set to keep the results that the file already contains.
+    /// True to keep the results that the file already contains.
     pub resume: bool,
     /// Number of concurrent busy loops.
     pub beside_load: u32,

@@ -2,7 +2,7 @@
 //! that may only fall.
 //!
 //! `cargo xtask check` fails if a package has more of these words than `language.toml` permits. `cargo xtask language`
-//! prints the counts of each package; with `--lower`, it writes lower counts to that file. It never raises a budget.
+//! prints the counts of each package. With `--lower`, it writes lower counts to that file. It never raises a budget.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -121,7 +121,7 @@ fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -
     problems
 }
 
-/// Prints the counts of each package. If `lower` is set, writes decreased counts to the budget file.
+/// Prints the counts of each package. If `lower` is true, writes decreased counts to the budget file.
 pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     let counts = counts(metadata, files);
     println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
@@ -158,8 +158,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns a sample of sentences in comments, with their locations: the sentences with the smallest hashes of seed and
-/// sentence.
+/// Returns a sample of sentences in comments, with their locations. These are the sentences with the smallest hashes of
+/// seed and sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Checks the dependencies between crates, and licences.
+//! Checks the dependencies between crates, and the crates' licences.
 
 use std::fs;
 
@@ -78,7 +78,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
-    // Only the choice: `config` has the rules that cards must pass, and the daemon reads the links from their owners.
+    // This crate only chooses a card: `config` has the rules that cards must obey, and the daemon reads the links from
+    // their owners.
     ("placement", &[]),
     ("config", &["channels", "placement", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
@@ -388,7 +389,7 @@ fn licence_problem(text: &str, allowed: &[String]) -> Option<String> {
     }
 }
 
-/// Returns true if exactly this licence is permitted, including its exception if it has one.
+/// Returns true if exactly this licence is permitted, including its exception, if any.
 fn is_allowed(requirement: &LicenseReq, allowed: &[String]) -> bool {
     allowed.contains(&requirement.to_string())
 }

@@ -135,7 +135,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
 
 /// Crates with ranked locks, which must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Locking and waiting functions that have a checked variant in the crate `locks`, with the name of that variant.
+/// Locking and waiting functions that have a checked variant in the `locks` crate, with the name of that variant.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -216,7 +216,7 @@ pub fn test_names(files: &[File]) -> Vec<String> {
 /// Maximum number of columns per line. rustfmt enforces this limit for code, but not for comments.
 const MAX_COLUMNS: usize = 120;
 
-/// Returns comments that are too wide, except for single words, which cannot be broken.
+/// Returns comments that are too wide, except for those that consist of a single word, which cannot be broken.
 pub fn wide_comments(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -231,7 +231,7 @@ pub fn wide_comments(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Returns modules in files `x/mod.rs`. By convention, a module is `x.rs`, with its parts in `x/`.
+/// Returns modules in files named `x/mod.rs`. By convention, a module is in `x.rs`, with its parts in `x/`.
 pub fn module_files(files: &[File]) -> Vec<String> {
     let in_sources = |file: &&File| file.path.components().any(|part| part.as_os_str() == "src");
     let named = files.iter().filter(in_sources).filter(|file| file.path.ends_with("mod.rs"));

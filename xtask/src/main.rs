@@ -9,11 +9,11 @@
 //! - [`guests`]: commands that need guests: the creation of images, the demo, and the benchmarks
 //! - [`mutations`]: mutation testing with deliberate mistakes that the tests must detect
 //! - [`load`]: busy loops during tests or measurements
-//! - `docs`: parts of the documentation that are generated from code (crate `doc-pages`)
+//! - `docs`: parts of the documentation that are generated from code (the `doc-pages` crate)
 //! - [`package`]: the Debian packages
 //! - [`run`]: child processes
 //!
-//! The program does not install anything; the crate `images` creates the guest images in a cache folder.
+//! The program does not install anything. The `images` crate creates the guest images in a cache folder.
 
 mod background;
 mod benches;

@@ -1,11 +1,11 @@
 //! Mutation testing with deliberate mistakes, each of which must make a test fail: `cargo xtask mutations`.
 //!
-//! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
+//! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, or a flush. The file
 //! `mutations.toml` of a crate lists the mistakes for that crate ([`list`]). They are made in a copy of the sources,
-//! where a test of the crate must then fail; a failed build does not count. Only crates whose tests need no guests are
+//! where a test of the crate must then fail. A failed build does not count. Only crates whose tests need no guests are
 //! mutated, and only the tests that should detect the mistake run.
 //!
-//! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], a function with a
+//! Most of the time is spent compiling, so all mistakes are compiled together. In the [`copy`], a function with a
 //! mistake has both bodies, and an environment variable selects one of them ([`switch`], [`place`]). A mistake that is
 //! not within one function, or that does not compile next to the correct body, is compiled separately. An undetected
 //! mistake is also tried separately, because a test that clears the environment of its processes disables the switch.
@@ -40,8 +40,8 @@ struct Mutation {
     name: String,
     /// Description of the mistake.
     what: String,
-    /// Package with the tests that should detect the mistake: by default the crate with the list; otherwise a crate
-    /// that depends on it.
+    /// Package with the tests that should detect the mistake: the crate that has the list by default, or a crate that
+    /// depends on it.
     #[serde(default)]
     package: String,
     /// Path of the file to change, relative to the workspace root. In the list, it is relative to the crate's folder.
@@ -61,7 +61,7 @@ impl Mutation {
     }
 }
 
-/// Tries each mistake in turn. Returns true if tests detected all mistakes. If `resume` is set, skips mistakes that
+/// Tries each mistake in turn. Returns true if tests detected all mistakes. If `resume` is true, skips mistakes that
 /// were detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
@@ -80,7 +80,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package.as_str()).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // The same tests must pass without a mistake; otherwise, their failure would prove nothing.
+    // The same tests must pass without a mistake. Otherwise, their failure would prove nothing.
     for package in &packages {
         let of_package = wanted.iter().filter(|mutation| mutation.package == *package);
         let filters: BTreeSet<_> = of_package.flat_map(|mutation| mutation.filters()).collect();
@@ -159,7 +159,7 @@ impl<'m> Sources<'m> {
         switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
     }
 
-    /// Creates a copy with a switch for each mistake, except those that must be compiled separately.
+    /// Creates a copy with a switch for each mistake, except for those that must be compiled separately.
     fn make(wanted: &[&'m Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
         let mut by_file: BTreeMap<&str, Vec<&'m Mutation>> = BTreeMap::new();
         for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name.as_str())) {
@@ -211,7 +211,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Loads a record if `resume` is set; otherwise creates an empty one.
+    /// Loads a record if `resume` is true, or creates an empty one otherwise.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;

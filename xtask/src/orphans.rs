@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::lints::File;
 
-/// Returns those `files` that no target in the workspace or the fuzz crate includes through `mod`.
+/// Returns the files in `files` that no target in the workspace or the fuzz crate includes through `mod`.
 pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<String>> {
     let targets = metadata.workspace_packages().into_iter().flat_map(|p| p.targets.clone());
     let mut roots: Vec<_> = targets.map(|t| t.src_path.into_std_path_buf()).collect();

@@ -3,8 +3,8 @@
 //! Parts: `spec` (the packages), `recipe` (how to build a package), `symbols` (debug symbols), `tree` (file layout),
 //! `rpm` (the other format), `check` (checks a finished package).
 //!
-//! Builds are reproducible: file timestamps are the time of the last commit (or `SOURCE_DATE_EPOCH`), names are sorted,
-//! and root owns all files.
+//! Builds are reproducible: file timestamps equal the time of the last commit (or `SOURCE_DATE_EPOCH`), names are
+//! sorted, and root owns all files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

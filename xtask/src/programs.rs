@@ -1,4 +1,4 @@
-//! The workspace's test programs: builds them once, together with the programs that they start, and lists their tests.
+//! The workspace's test programs. Builds them once, together with the programs that they start, and lists their tests.
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -13,8 +13,8 @@ use crate::run::{cargo, root, target};
 
 /// Features to enable, so that the guest and CUDA programs are built together with all others.
 ///
-/// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
-/// compile a third of all dependencies again.
+/// Cargo unifies the features of a dependency over all packages of a command. A command for only some of the packages
+/// would compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries,tenant-move/libraries";
 
 /// Groups of crates with separate test suites.
@@ -46,7 +46,7 @@ pub struct Program {
     pub package: String,
     /// Name of the library, program or integration test under test.
     pub target: String,
-    /// Set for an integration test.
+    /// True for an integration test.
     pub integration: bool,
     /// Group of the program's crate.
     pub group: Group,

@@ -57,7 +57,7 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// # Errors
 /// Returns an error if Python or pip is missing, or the registry does not respond.
 pub fn helm() -> Result<bool> {
-    // Helm's library claims to require a newer Python than Debian 12's, but also works with the latter.
+    // Helm's library claims to require a newer Python than Debian 12's, but also works with Debian's.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
     Ok(true)
 }

@@ -1,4 +1,4 @@
-//! The changelog, in the packages' formats.
+//! The changelog, in the formats of the packages.
 
 use std::fs;
 

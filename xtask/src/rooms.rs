@@ -1,4 +1,4 @@
-//! Checks the size and circular imports of all crates. In crates under `mediator/`, also checks the direction of
+//! Checks the size and the circular imports of all crates. In crates under `mediator/`, also checks the direction of
 //! imports, and finds public items that no other crate names.
 //!
 //! Also checks which files use the software card. All checks work on the source text instead of the compiler's data, so
@@ -36,7 +36,7 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// Same as [`place`], but only for crates under `mediator/`.
+/// Calls [`place`], but only for crates under `mediator/`.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))
@@ -114,7 +114,7 @@ fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     crates
 }
 
-/// Returns all modules reachable from a module through imports.
+/// Returns all modules that a module reaches through imports.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut left = vec![from];
@@ -187,7 +187,7 @@ pub fn sizes(files: &[File]) -> Vec<String> {
 
 /// Patterns of references to the software card's types. Messages and configuration keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// Crates that may use the software card: for card descriptions, the configuration, and tests.
+/// Crates that may use the software card: for card descriptions, for the configuration, and for tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Returns files above `card::Card` that use the software card.
@@ -212,7 +212,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 /// A public item: its name, or `None` if it is public through another item, and the words in its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Returns the public items declared in a text, except modules, with their public parts: fields, trait methods, and
+/// Returns the public items declared in a text except for modules, with their public parts: fields, trait methods, and
 /// types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];

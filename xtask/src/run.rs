@@ -1,4 +1,4 @@
-//! Child processes: runs cargo in the workspace, and shows output as it arrives.
+//! Runs child processes: runs cargo in the workspace, and shows output as it arrives.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -31,13 +31,13 @@ pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// Same as [`shown`], but returns the exit status.
+/// Runs `command` like [`shown`], but returns the exit status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command`. Shows each line of its standard output, and passes it to `line`.
+/// Runs `command`. Shows each line of its standard output, and passes the line to `line`.
 pub fn lines(command: &mut Command, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;

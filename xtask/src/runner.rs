@@ -1,7 +1,7 @@
 //! Runs tests in parallel, each in its own process, and measures each of them.
 //!
-//! With separate processes, the runner can measure each test's duration, and the CPU time of all its processes, which
-//! is comparable even on a busy host. Tests of different programs can also run concurrently.
+//! With separate processes, the runner can measure each test's duration and the CPU time of all its processes, which is
+//! comparable even on a busy host. Tests of different programs can also run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Ticks per second of CPU times in `/proc`, which is the same on every Linux.
+/// Ticks per second of CPU times in `/proc`. This is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines repeated at the end for each panic or error.
@@ -108,8 +108,8 @@ impl Outcome {
     }
 }
 
-/// Test queue, and the number of free CPUs. Tests start in order, but tests that mostly wait may overtake tests that
-/// need CPUs.
+/// Test queue, and the number of free CPUs. Tests start in order, except that tests that mostly wait may overtake tests
+/// that need CPUs.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
@@ -162,11 +162,11 @@ pub struct Manner<'a> {
     pub limit: Duration,
     /// Additional environment variables for the tests.
     pub variables: &'a [(&'a str, &'a OsStr)],
-    /// Set to run at full scale, through [`FULL_VARIABLE`].
+    /// True to run at full scale, through [`FULL_VARIABLE`].
     pub full: bool,
 }
 
-/// Environment variable that makes tests run their full workloads; `tests::scale` reads it.
+/// Environment variable that makes tests run their full workloads. `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
 /// Returns true if a test runs only at full scale, because it is in a module named `full`.
@@ -241,7 +241,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     // Do not capture output, because the output of a killed test matters most, and a passing test may also print a
     // report.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // Use a file, because a pipe would stay open while a process that a test left behind is running.
+    // Use a file, because a pipe would stay open while a process left behind by a test is running.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -268,15 +268,15 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
 
 /// Returns the current contents of a file that processes may still be writing to.
 ///
-/// These processes share the file offset, so this function must not change it. Otherwise, a process that a test left
-/// behind would overwrite the beginning of the file.
+/// These processes share the file offset, so this function must not change it. Otherwise, a process left behind by a
+/// test would overwrite the beginning of the file.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns true if a program reports that it runs exactly one test. With an unknown name, it would run no test and
+/// Returns true if a program reports that it runs exactly one test. Given an unknown name, it would run no test and
 /// succeed.
 ///
 /// The program reports this before any of the test's threads start, because they may print into the program's last
@@ -322,7 +322,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
+/// Returns the sum of the CPU times starting at field `first`: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
     // Eleven fields precede the times after the program name, which may contain any characters.

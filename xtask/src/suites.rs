@@ -1,4 +1,4 @@
-//! `cargo xtask test`: runs the suites, and reports the counts and times of each.
+//! `cargo xtask test`: runs the suites, and reports the counts and times of each suite.
 
 use std::ops::AddAssign;
 use std::process::Command;
@@ -22,7 +22,7 @@ const PACKAGE: &str = "tests";
 /// A test suite. To add a suite, add a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Tests without guests: unit, property and integration tests of all crates except those in `cuda` and `fleet`.
+    /// Tests without guests: unit, property and integration tests of all crates except for those in `cuda` and `fleet`.
     Unit,
     /// The crates in `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
     /// guests, which wait for images.
@@ -49,7 +49,7 @@ pub enum Suite {
 /// A way to run a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
-    /// The integration test named after the suite in the crate `tests`, with guest images.
+    /// The integration test in the `tests` crate that is named after the suite, with guest images.
     Integration,
     /// All test programs that do not belong to another suite, and the documentation examples.
     Rest,
@@ -80,7 +80,7 @@ impl Suite {
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Batch systems' daemons poll and sleep.
             Self::Fleet => Load::Waits,
-            // Usually, a single guest boots, on one CPU. This also applies to machines that are Xen hosts or run VMs.
+            // Usually, a single guest boots on one CPU. This also applies to machines that are Xen hosts or run VMs.
             _ => Load::Processors(1),
         }
     }
@@ -90,7 +90,7 @@ impl Suite {
         matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
-    /// Returns the time limit of the suite's tests: several times the longest duration under busy loops.
+    /// Returns the time limit of the suite's tests, which is several times the longest duration under busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
@@ -191,7 +191,7 @@ struct Session<'a> {
     headers: Option<Background>,
     /// Set if the fuzz suite is selected.
     fuzzes: bool,
-    /// The build of the fuzz targets, if it runs in parallel to another suite.
+    /// The build of the fuzz targets, if it runs in parallel with another suite.
     targets: Option<Background>,
 }
 

@@ -1,4 +1,4 @@
-//! Time limits: a hanging test fails, its threads are listed, and the other tests continue.
+//! Time limits. A hanging test fails, its threads are listed, and the other tests continue.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// Maximum number of processes and threads to examine, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
-/// Multiplies a limit by the factor for slow hosts. The crate `tests` reads the same environment variable, but this
+/// Multiplies a limit by the factor for slow hosts. The `tests` crate reads the same environment variable, but this
 /// program does not depend on it.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
@@ -47,7 +47,7 @@ pub fn end(process: u32) -> String {
         threads(process, &mut text);
     }
     for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
-        // The process may have already exited.
+        // The process may already have exited.
         let _ = kill_process(process, Signal::KILL);
     }
     text

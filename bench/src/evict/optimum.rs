@@ -1,4 +1,4 @@
-//! Computes bounds of the optimal policy from the whole trace.
+//! Computes bounds for the optimal policy from the whole trace.
 //!
 //! Belady's rule evicts the chunk with the farthest next use. It minimizes copies in, but ignores copies out.
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
@@ -6,8 +6,8 @@
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out each time it leaves between a write and its next use. Minimizing these copies is the same
 //!   problem restricted to these intervals, so the same rule solves it.
-//! - The upper bound is the number of copies in feasible schedules: Belady's schedule, which prefers clean chunks among
-//!   equals, and variants in which the next use of a dirty chunk counts as nearer.
+//! - The upper bound is the number of copies in feasible schedules. These are Belady's schedule, which prefers clean
+//!   chunks among equals, and variants that treat the next use of a dirty chunk as nearer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the distance to a dirty chunk's next use. The best result counts.
+/// Divisors of the distance to a dirty chunk's next use. The best result is used.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds on the minimum number of copied chunks.
@@ -51,7 +51,7 @@ impl Uses {
 pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Optimum {
     let uses = Uses::from_pieces(pieces);
     let schedules = DIRTY.map(|divisor| farthest(pieces, &uses, vms, capacity, divisor));
-    // The first schedule is Belady's, which has the fewest copies in.
+    // The first schedule is Belady's, with the fewest copies in.
     let ins = schedules[0].ins;
     let reached = schedules.iter().map(|copied| copied.sum()).min().unwrap_or(0);
     Optimum { least: ins + fewest_outs(pieces, &uses, capacity), reached }
@@ -79,7 +79,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns the minimum number of evictions of chunks between a write and the chunk's next use, or the end.
+/// Returns the minimum number of evictions of chunks between a write and the chunk's next use or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
     // Chunks kept until their next use, sorted by that use. Each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();

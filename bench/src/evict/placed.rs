@@ -1,6 +1,6 @@
-//! Compares the policies for final placements: without page faults, chunks that do not fit on the card stay in host
-//! memory, where the GPU accesses them, and all other chunks stay on the card. The placement determines the bus
-//! traffic, as in GPUswap and its author's dissertation. The best placement puts the chunks with the least traffic into
+//! Compares the policies for final placements. Without page faults, chunks that do not fit on the card remain in host
+//! memory, where the GPU accesses them, and all other chunks remain on the card. The placement determines the bus
+//! traffic, as in GPUswap and its author's dissertation. The best placement puts the chunks with the least traffic in
 //! host memory.
 
 use super::replay::{Instance, Sees};

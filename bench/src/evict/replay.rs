@@ -1,8 +1,8 @@
-//! Replays traces on a card that is too small for them: each step needs all its chunks on the card, and the mediator's
-//! victim policies choose the chunks to evict.
+//! Replays traces on a card that is too small for them. Each step needs all of its chunks on the card, and the
+//! mediator's victim policies choose the chunks to evict.
 //!
 //! A chunk is created on the card at its first use, at no cost. A returning chunk is copied in. An evicted chunk is
-//! copied out if it was written since its arrival; otherwise it is dropped, because host memory still has a copy.
+//! copied out if it was written since its arrival. Otherwise, it is dropped, because host memory still has a copy.
 //! GPUswap's rule chooses the VM from which to evict: the one with the most chunks, including the request. For equal
 //! weights, this is also the balancer's rule.
 
@@ -29,7 +29,7 @@ pub(super) enum Sees {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the mediator. `None` evicts the newest chunk, which no real policy does; it shows the possible gain.
+    /// A policy of the mediator. `None` evicts the newest chunk, which no real policy does, to show the possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
@@ -56,7 +56,7 @@ impl Known {
         let step = 255 / buffers.len().max(1);
         let mut priorities = BTreeMap::new();
         for (rank, &(first, last)) in (1..).zip(&buffers) {
-            // If a chunk belongs to two buffers, the higher priority counts.
+            // If a chunk belongs to two buffers, the higher priority is used.
             (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
         }
         Self { accesses, priorities }
@@ -75,7 +75,7 @@ impl Known {
     }
 }
 
-/// A program's run and its profile.
+/// A program's run and profile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Instance<'a> {
     pub(super) trace: &'a Trace,

@@ -15,7 +15,7 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
 
 /// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // A state is the set of chunks on the card, each with a flag that is set if the chunk was written since its
+    // A state is the set of chunks on the card, each with a flag that is true if the chunk was written since its
     // arrival. The value is the state's minimum cost.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();

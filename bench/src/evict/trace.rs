@@ -1,11 +1,11 @@
-//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card with space for all of its
-//! memory.
+//! Records a workload's memory accesses in order. The workload runs as a mediated guest on a card with space for all of
+//! its memory.
 //!
 //! The card records the memory blocks that its engines access, in short steps ([`simgpu::SimGpu::take_touches`]). The
 //! mediator's chunk table maps these blocks to the guest's chunks. The mediator's access tracking adds the chunks that
-//! it observed in use: those referenced by submissions or accessed by the guest's CPU. A step is about one thread block
-//! of a grid. If accesses to host memory are not permitted, all memory that a step uses must be on the card at the same
-//! time.
+//! it observed in use, which are those referenced by submissions or accessed by the guest's CPU. A step covers about
+//! one thread block of a grid. If accesses to host memory are not permitted, all memory used by a step must be on the
+//! card at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,10 +36,10 @@ pub(super) struct Use {
 /// Chunks that are used together.
 pub(super) type Step = BTreeMap<u32, Use>;
 
-/// A submission, or a transfer by the guest's CPU, with the chunks that it uses.
+/// A submission or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// Chunks whose use the mediator had observed when it received the submission.
+    /// Chunks with uses that the mediator had observed when it received the submission.
     pub(super) seen: BTreeSet<u32>,
     pub(super) steps: Vec<Step>,
 }
@@ -77,7 +77,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let gpu = gpu(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // Discard the accesses of the driver's initialization, which do not belong to the workload.
+    // Discard accesses during the driver's initialization, which do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
@@ -123,7 +123,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // Memory that the submission references counts as used at the submission's start.
+        // Memory that the submission references counts as used when the submission starts.
         if steps.is_empty() {
             steps.push(Step::new());
         }

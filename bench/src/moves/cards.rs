@@ -1,5 +1,5 @@
-//! Moves a working VM back and forth between two cards of a daemon. Measures the number of bytes copied, and the VM's
-//! pauses relative to the time that this CPU needs to copy the VM's memory once.
+//! Moves a VM that does work back and forth between two cards of a daemon. Measures the number of bytes copied, and the
+//! VM's pauses relative to the time that this CPU needs to copy the VM's memory once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -21,9 +21,9 @@ const ON_CARD: Load = Load { mib: 64, channels: 4 };
 const HOST_MIB: u32 = 512;
 /// Number of moves per load.
 const MOVES: usize = 60;
-/// Target for a pause, as a multiple of the time for copying the VM's memory once.
+/// Target for a pause, as a multiple of the time to copy the VM's memory once.
 const MOST_PAUSE: f64 = 2.0;
-/// Target for the bytes copied, as a multiple of the VM's memory.
+/// Target for the amount copied, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
 /// Size of a baseline copy in MiB.
 const BASELINE_MIB: u64 = 64;
@@ -72,7 +72,7 @@ impl Move {
 }
 
 /// Moves a VM between cards with `host_mib` MiB of host memory. Returns the moves, and the durations of the VM's rounds
-/// in the meantime, in ms.
+/// during the moves, in ms.
 fn moves(load: Load, host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");

@@ -1,4 +1,4 @@
-//! Switches PGRAPH between two VMs, with and without clearing registers and shared memory in between.
+//! Switches PGRAPH between two VMs, with and without clearing registers and shared memory between switches.
 
 use std::time::Instant;
 
@@ -64,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Makes copies for the two VMs alternately, and records the duration of each copy in microseconds.
+    /// Makes copies for the two VMs in alternation, and records the duration of each copy in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

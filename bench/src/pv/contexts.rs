@@ -1,9 +1,9 @@
 //! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
 //! with the modified driver. The baseline is a VM with a passed-through card.
 //!
-//! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. A model computes
-//! the cost of contexts without their kernels from the counts, for guests and for the host ([`crate::model`]). Measured
-//! times would mean little, because the emulated guests share two CPUs.
+//! As in the paper, each context launches `madd` repeatedly, on a card with a fixed kernel duration. From the counts, a
+//! model ([`crate::model`]) computes the cost of contexts without their kernels, for guests and for the host. Measured
+//! times would not be meaningful, because the emulated guests share two CPUs.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: time until the last context ends, in ms, and total counts.
+/// Result for several contexts: the time until the last context ends, in ms, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -69,8 +69,8 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // The first context of a VM creates state that later contexts reuse. This accounts for two thirds of its work,
-        // and would hide any growth.
+        // The first context of a VM creates state that later contexts reuse. Creating it is two thirds of the first
+        // context's work, which would hide any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
@@ -106,7 +106,7 @@ impl Host {
     }
 }
 
-/// Sums counts.
+/// Sum of counts.
 trait SumUp {
     fn sum_up(self) -> Result<Counts>;
 }
@@ -139,7 +139,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the figures per context for one way, compared with a single context.
+/// Returns the figures per context for one way, in comparison with a single context.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::for_counts(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

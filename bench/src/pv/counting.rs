@@ -1,5 +1,5 @@
-//! Counts a guest's operations in each phase of a workload with the daemon's counters. The guest program pauses between
-//! phases until the counters have been read.
+//! Counts a guest's operations in each phase of a workload, with the daemon's counters. The guest program pauses
+//! between phases until the counters have been read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of polls for a guest's posted messages.
 const MAX_POLLS: u32 = 40;
 
-/// Counts, keyed by phase.
+/// Counts, by phase.
 pub type Phases = BTreeMap<&'static str, Counts>;
 
 /// Reads a VM's total counts.
@@ -51,7 +51,7 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads`, and counts operations after its mark `begin`. Each mark labels the operations before it.
+/// Runs `gpu-workloads`, and counts operations after its `begin` mark. Each mark labels the operations before it.
 /// `last` labels the operations between the last mark and the end of the program.
 pub fn marked(
     daemon: &Daemon,

@@ -1,7 +1,8 @@
-//! Gdev's figure 11: graphs whose nodes pass their outputs in segments, compared with copies through CPU memory.
+//! Gdev's figure 11: graphs with nodes that pass their outputs in segments, in comparison with copies through CPU
+//! memory.
 //!
 //! An emulated CPU performs the copies through CPU memory, so measured times would overstate the benefit of segments.
-//! Therefore, the copies are counted, and a model computes the times of both methods on a real host ([`crate::model`]).
+//! Instead, the copies are counted, and a model ([`crate::model`]) computes the times of both methods on a real host.
 
 use anyhow::{Context, Result};
 use tests::guest;
@@ -14,7 +15,7 @@ use crate::report::{Metric, Target};
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows; here, a
+/// Shape, kernel and matrix size of each data-flow program. The papers' matrices have 256 and 1024 rows. Here, a
 /// product of matrices with 64 rows takes as long as the papers' product.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
@@ -28,7 +29,7 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A method of passing outputs to the next node.
+/// A method for passing outputs to the next node.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,

@@ -20,13 +20,13 @@ const TITLES: [(&str, &str); 9] = [
     ("pv-naive", "PV naive"),
     ("pv", "PV multicall"),
 ];
-/// Value at which bars of measured times are clipped.
+/// Value above which bars of measured times are clipped.
 const MAX_SHOWN: f64 = 3.0;
-/// Value at which bars of modelled times are clipped. Their scale is logarithmic.
+/// Value above which bars of modelled times are clipped. Their scale is logarithmic.
 const MODEL_TOP: f64 = 1000.0;
 /// Numbers of contexts.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
-/// Methods of creating the contexts: their names in the results and in the chart.
+/// Ways of creating the contexts, with their names in the results and in the chart.
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),
     ("passthrough", "passthrough"),

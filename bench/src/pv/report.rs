@@ -37,7 +37,7 @@ fn measurement<'a>(table: &'a Table, workload: &'static str, kind: &'static str)
     table.get(&(workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
 }
 
-/// Returns the total counts of some phases.
+/// Returns the total counts of several phases.
 fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
@@ -144,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Returns the time that is common to all kinds, in seconds: the fastest time of each phase, scaled to a real CPU. It
-/// includes messages and the software card, so it exceeds the guest's own time.
+/// Returns the time that is common to all kinds, in seconds. This is the fastest time of each phase, scaled to a real
+/// CPU. It includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {

@@ -9,10 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Environment variable with the commit, for machines without the sources, such as the CUDA benchmark's.
+/// Environment variable that contains the commit, for machines without the sources, such as the machine of the CUDA
+/// benchmark.
 const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
 
-/// Records the conditions once. Must be called at program start, before the program causes load.
+/// Records the conditions once. Must be called when the program starts, before it causes load.
 pub fn note() -> &'static Value {
     static NOTED: OnceLock<Value> = OnceLock::new();
     NOTED.get_or_init(|| {
@@ -35,19 +36,19 @@ fn root() -> &'static Path {
     folder.parent().unwrap_or(folder)
 }
 
-/// Makes the path of an argument within `root` relative, because results files are read on other machines.
+/// Makes an argument's path within `root` relative, because results files are read on other machines.
 fn within(root: &Path, arg: &str) -> String {
     Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
 }
 
-/// Returns the commit of the sources, followed by `+` if they contain uncommitted changes.
+/// Returns the commit of the sources, with a `+` appended if they contain uncommitted changes.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).current_dir(root()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let head = git(&["rev-parse", "HEAD"])?;
-    // Results of earlier measurements are not part of the measured sources.
+    // Exclude results of earlier measurements, which are not part of the measured sources.
     let others = [":(top,exclude)docs", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--", ":/"], &others[..]].concat())?;
     Some(if changed.is_empty() { head } else { head + "+" })

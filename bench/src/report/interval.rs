@@ -2,8 +2,8 @@
 //!
 //! Bootstrap: draws as many rounds as were measured, with replacement, computes the figure from them, and repeats this.
 //! The interval is the middle 95 % of the results. The method does not assume a distribution, and works for any figure
-//! that is computed from rounds. A measurement and its baseline in the same round are drawn together, so that changes
-//! in the host's speed between rounds do not widen the interval.
+//! computed from rounds. A measurement and its baseline in the same round are drawn together, so that changes in the
+//! host's speed between rounds do not widen the interval.
 
 use fastrand::Rng;
 use serde_json::Value;
@@ -25,13 +25,13 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Returns the interval of a figure that is computed from rounds. `figure` receives round indices, which may
-    /// repeat. Returns `None` if there are too few rounds, or if the figure cannot be computed.
+    /// Returns the interval of a figure that is computed from rounds. `figure` gets round indices, which may repeat.
+    /// Returns `None` if there are too few rounds, or if the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < MIN_ROUNDS {
             return None;
         }
-        // Use a fixed seed, so that equal samples yield equal intervals.
+        // Use a fixed seed, so that equal samples result in equal intervals.
         let mut random = Rng::with_seed(rounds as u64);
         let mut drawn = vec![0; rounds];
         let draw = |_| {
@@ -50,7 +50,7 @@ impl Interval {
     }
 
     /// Returns the confidence interval of the ratio between a figure of the samples and the same figure of a baseline
-    /// from the same rounds.
+    /// measured in the same rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))

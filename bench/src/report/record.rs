@@ -1,4 +1,4 @@
-//! Figures of a run, written to a file immediately, because long measurements may be interrupted.
+//! Figures of a run, which are written to a file immediately, because long measurements may be interrupted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Opens a record in `file`, if given. If `resume` is set, keeps the contents of the file.
+    /// Opens a record in `file`, if given. If `resume` is true, keeps the contents of the file.
     ///
     /// # Errors
     /// Returns an error if the file is not a record.
@@ -34,7 +34,7 @@ impl Record {
         Ok(Self { metrics, ended, file })
     }
 
-    /// Returns all figures so far.
+    /// Returns all figures recorded so far.
     pub fn metrics(&self) -> &[Metric] {
         &self.metrics
     }
@@ -44,7 +44,7 @@ impl Record {
         self.ended.contains(benchmark)
     }
 
-    /// Replaces figures with the same names, and appends the others.
+    /// Replaces figures that have the same name as a new figure, and appends the others.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.

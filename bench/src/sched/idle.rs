@@ -1,5 +1,5 @@
-//! Simulates sixteen VMs, of which a few compete while the others are idle, as on a host where most guests are idle
-//! after booting. Half of the competitors run short kernels, and the other half long kernels. Kernels are either
+//! Simulates sixteen VMs, a few of which compete while the others are idle, as on a host where most guests are idle
+//! after booting. Half of the competing VMs run short kernels, and the other half run long kernels. Kernels are either
 //! queued, or submitted when the previous kernel has ended.
 
 use anyhow::Result;
@@ -14,7 +14,7 @@ const SIMULATED_SECONDS: u64 = 20;
 /// Durations of the short and the long kernels in ns.
 const KERNEL_LENGTHS_NS: [(u64, u64); 5] =
     [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
-/// Weights of the VMs with short and with long kernels.
+/// Weights of the VMs with short kernels and with long kernels.
 const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 
 /// Runs the benchmark.
@@ -61,8 +61,8 @@ fn guests(short: u64, long: u64, weights: (u32, u32), depth: u32, vms: usize) ->
     competing.chain((vms..VMS).map(|_| guest(0, MS))).collect()
 }
 
-/// Returns the figures. CREDIT has a target only if guests queue work, because it does not wait for guests that have no
-/// work queued.
+/// Returns the figures. CREDIT has a target only if guests queue work, because it does not wait for guests without
+/// queued work.
 fn figures(row: &str, kind: &str, policy: &str, errors: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match (policy, kind) {
         ("band", _) => (Target::AtMost(1.0), Target::AtMost(3.0)),

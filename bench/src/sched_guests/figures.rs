@@ -10,21 +10,22 @@ use tests::many_vms::COPY_MIB_PER_S;
 use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 use crate::report::Metric;
 
-/// Size of a copy in bytes, which the guest rounds up. A copy takes 2 ms, about as long as a long kernel.
+/// Size of a copy in bytes, which the guest rounds up. A copy takes 2 ms, which is about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival during which windows are omitted, in ns. It covers the setup of the arriving VM,
+/// Time before and after an arrival during which windows are omitted, in ns. This covers the setup of the arriving VM
 /// and a window of history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the start of a load, and the start of the next load, or the end of the run if there is none.
+/// Returns the start of a load and the start of the next load. If there is no next load, returns the end of the run
+/// instead.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Measures short tasks next to long tasks that start later.
+/// Measures short tasks alongside long tasks that start later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
@@ -49,7 +50,7 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
 }
 
 /// Measures copies and kernels of two sizes, in two VMs under BAND, with separate queues (MRQ) and with one queue
-/// (SDQ), according to the mediator's charges.
+/// (SDQ). The figures are based on the mediator's charges.
 pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, queues) in [("mrq", "separate"), ("sdq", "single")] {

@@ -1,5 +1,5 @@
-//! Runs malicious guests next to three well-behaved guests. Measures the lowest GPU time of the three relative to their
-//! entitlement, and their completed work relative to their work next to a fourth well-behaved guest.
+//! Runs malicious guests alongside three well-behaved guests. Measures the lowest GPU time of the three relative to
+//! their entitlement, and their completed work relative to their work alongside a fourth well-behaved guest.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use tests::rogues::{Rogue, neighbour, stretched};
 use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 use crate::report::{Metric, Target};
 
-/// Numbers of rounds of the neighbours' kernels. The kernels take 2 and 10 ms, so that some are still queued if a busy
-/// host delays the guest.
+/// Numbers of rounds of the well-behaved guests' kernels. The kernels take 2 and 10 ms, so that some are still queued
+/// if a busy host delays the guest.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
 /// Minimum measured time per rogue, if the rogue can run for that long.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
@@ -39,10 +39,10 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
         let stretched = stretched.collect::<Result<Vec<_>>>()?.into_iter().fold(0.0, f64::max);
         let account = &outcome.after[fourth];
         metrics.extend([
-            // The target corresponds to one percent of the total time, for a share of 25 %.
+            // For a share of 25 %, the target corresponds to one percent of the total time.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
-            // Ratio of a kernel's duration to its card time. The excess is time in which the rogue used the card.
+            // Ratio of a kernel's duration to its card time. The excess is time during which the rogue used the card.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);
@@ -50,7 +50,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns each neighbour's share of GPU time, computed from its own count of completed kernels.
+/// Returns each well-behaved guest's share of GPU time, computed from its own count of completed kernels.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, WINDOW_STEP_NS);

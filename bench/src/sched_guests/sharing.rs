@@ -1,4 +1,4 @@
-//! Measures unequal weights, bursts next to batch work, and the throughput of a single VM and of sixteen VMs.
+//! Measures unequal weights, bursts alongside batch work, and the throughput of a single VM and of sixteen VMs.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a single VM under each of two policies, which alternate. One measurement is not
-/// sufficient, because fluctuations of the guest's speed exceed the scheduler's cost.
+/// Number of measurements of a single VM under each of two policies, which alternate. One measurement would not be
+/// sufficient, because fluctuations in the guest's speed exceed the scheduler's cost.
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the single VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
@@ -23,13 +23,13 @@ const KERNELS_IN_FLIGHT: u32 = 64;
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between launches of the interactive VM, in ms.
 const PAUSE_MS: u32 = 14;
-/// Minimum number of launches for which the 99th percentile differs from the slowest launch.
+/// Minimum number of launches. With fewer launches, the 99th percentile would be the slowest launch.
 const MIN_SAMPLES: f64 = 100.0;
 /// Numbers of kernel rounds for one VM and for sixteen VMs: 0.4, 1.9 and 5 ms.
 const KERNEL_ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
-/// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 %
-/// and 90 %.
+/// Measures unequal weights. HAMi publishes a similar figure: the number of completed launches of two programs with
+/// limits of 10 % and 90 %.
 pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -64,8 +64,8 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures a VM that needs 2 ms about every 16 ms next to three VMs that always have work. The mediator measures the
-/// VM's wait from doorbell to start. The guest measures `each`, from launch to return.
+/// Measures a VM that needs 2 ms about every 16 ms alongside three VMs that always have work. The mediator measures the
+/// VM's wait from doorbell to start. The guest measures `each`, the time from launch to return.
 pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut row = |name: &str, policy, class: &str, batch: usize| -> Result<()> {
@@ -106,7 +106,7 @@ pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the total number of kernels per second of all VMs in each of the longer windows.
+/// Returns the number of kernels that all VMs together complete per second, for each of the longer windows.
 fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     let vms = outcome.vms.len();
     let work = Work::from_outcome(outcome, &vec![rounds; vms]);

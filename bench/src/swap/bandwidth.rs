@@ -1,5 +1,5 @@
-//! Measures the speed of moving chunks, compared with plain copies between the same memories with the same engines, and
-//! the effect of the chunk size (GPUswap's figures 7 to 9).
+//! Measures the speed of moving chunks in comparison with plain copies between the same memories by the same engines,
+//! and the effect of the chunk size (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
 /// Number of bytes per copy or move.
 pub(super) const BYTES: u64 = 32 * MIB;
-/// Guest VRAM address of the buffer. It is a chunk boundary for every chunk size.
+/// Guest VRAM address of the buffer, which is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;
 /// GPU virtual address of the buffer.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
@@ -31,7 +31,7 @@ const LINE: u64 = 16 << 10;
 /// Number of bytes per copy.
 const COPY_BYTES: u64 = MIB;
 
-/// A card with one guest, which has a filled buffer.
+/// A card with one guest that has a filled buffer.
 pub(super) struct Scene {
     pub(super) rig: Rig,
     driver: Driver,
@@ -41,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back, even if a busy host gives it enough time to do so.
+        // Prevent the mover from moving chunks back, even if a busy host gives it enough time.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -69,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// Returns the speed of plain copies with both engines in bytes per second.
+    /// Returns the speed of plain copies with both engines, in bytes per second.
     pub(super) fn plain(&mut self, from: u64, to: u64) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
@@ -84,7 +84,8 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the speed of moving chunks in bytes per second, and the VM's suspension time in milliseconds.
+    /// Returns the speed of moving chunks in bytes per second, and the time for which the VM is suspended in
+    /// milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -113,10 +114,10 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Speeds in both directions, each measured alternately with its baseline.
+/// Speeds in both directions. Each one was measured in alternation with its baseline.
 struct Rates {
-    /// Speeds if the target is unused host memory, which the host must first allocate: relocation speed, suspension
-    /// time in milliseconds, and plain copy speed.
+    /// Speeds if the target is unused host memory, which the host must first allocate: the relocation speed, the
+    /// suspension time in milliseconds, and the plain copy speed.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

@@ -1,5 +1,6 @@
-//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the suspension time of those VMs.
-//! Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk size.
+//! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the suspension time of those
+//! VMs. Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk
+//! size.
 
 use std::time::Instant;
 
@@ -29,7 +30,7 @@ const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 const REQUEST_BYTES: u64 = 8 * MIB;
 /// Number of requests with each chunk size.
 const ASKED_ROUNDS: u32 = 10;
-/// GPU virtual address at which the first page of a guest is mapped: one page per chunk, in order.
+/// GPU virtual address at which a guest's first page is mapped. One page per chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
 
 /// A guest and its channel.
@@ -74,7 +75,7 @@ impl Vm {
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST_FREE_AT + chunk * *bytes), 1);
         }
-        // PGRAPH's M2MF executes these copies.
+        // PGRAPH's M2MF performs these copies.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -86,7 +87,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(TenantId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of a request: its duration in seconds, and the number of evicted bytes.
+/// Cost of a request: its duration in seconds and the number of evicted bytes.
 struct Cost {
     usable: f64,
     on_card: f64,
@@ -96,7 +97,7 @@ struct Cost {
 
 fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
     let mut requester = Vm::new(rig, vm, chunk)?;
-    // Do not count memory that the driver needs for its own purposes.
+    // Exclude memory that the driver needs for its own purposes.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
         Ok(own.host == 0 && own.moving == 0 && account(rig, 0)?.moving == 0)

@@ -23,11 +23,11 @@ const EACH_MIB: u64 = 120;
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time that each VM holds its memory.
+/// Time for which each VM holds its memory.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// Index of the first guest VRAM chunk that the driver does not use.
 const FIRST_FREE_CHUNK: u64 = 4;
-/// GPU virtual address at which the first page of each chunk is mapped, in order.
+/// GPU virtual address at which the first page of the first chunk is mapped. One page per chunk is mapped, in order.
 const VA: u64 = 0x100_0000;
 
 /// A snapshot of both VMs' memory in chunks, on the card and in host memory.
@@ -37,7 +37,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time, uses it on the GPU, holds all chunks, and verifies them at the end.
+/// Allocates one chunk at a time and uses it on the GPU, then holds all chunks, and finally verifies them.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -104,7 +104,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two VMs never competed for the card");
-    // Evaluate only the final state: while a VM grows, its next chunk always exceeds its share by one.
+    // Evaluate only the final state, because the next chunk of a growing VM always exceeds its share by one chunk.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, compared
-//! with the same number of instances on a card that has space for all of them. Verifies every byte.
+//! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, in
+//! comparison with the same number of instances on a card with space for all of them. Verifies every byte.
 
 use anyhow::{Result, ensure};
 use vram::Limits;
@@ -12,8 +12,8 @@ use rig::in_process_vm::{CardConfig, MIB};
 
 /// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// Size of the card in MiB: enough for one instance of most programs, and for a fifth to a third of five instances'
-/// memory.
+/// Size of the card in MiB. It is large enough for one instance of most programs, and for a fifth to a third of the
+/// memory of five instances.
 const CARD_MIB: u64 = 20;
 /// Number of runs per configuration. The configurations alternate.
 const RUNS: usize = 5;
@@ -49,7 +49,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // The loss beyond the minimum time that both engines need to copy these bytes.
+        // The loss in excess of the minimum time that both engines need to copy these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);

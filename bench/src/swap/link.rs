@@ -3,9 +3,9 @@
 //!
 //! The software card transfers bytes with this machine's CPUs, and measures the duration of the transfers. The rest of
 //! a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for both.
-//! A real card's engines transfer the bytes concurrently. Here, link time and software time are added as if they never
-//! overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest driver's copies with the
-//! same engines, is computed in the same way.
+//! The engines of a real card transfer the bytes concurrently. Here, link time and software time are added as if they
+//! never overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest driver's copies with
+//! the same engines, is computed in the same way.
 
 use std::time::Instant;
 
@@ -17,19 +17,20 @@ use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
 use crate::report::{Metric, Target, quantile};
 use rig::in_process_vm::MIB;
 
-/// Achievable PCI Express copy speeds in bytes per second: version 2.0 with 16 lanes as on a GF100, version 3.0, and
+/// Achievable PCI Express copy speeds in bytes per second: version 2.0 with 16 lanes, as on a GF100, version 3.0, and
 /// version 5.0.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
-/// Number of measurements of each type. The types alternate. An additional first measurement populates unused memory.
+/// Number of measurements of each type. The types alternate. An additional measurement at the start populates unused
+/// memory.
 const ROUNDS: usize = 10;
 
 /// Duration of an operation.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time in seconds, excluding the transfer of the bytes.
+    /// Time in seconds without the transfer of the bytes.
     own: f64,
 }
 

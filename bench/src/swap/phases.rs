@@ -1,10 +1,10 @@
-//! Jobs whose kernels access memory through pointers and indices that submissions do not contain, with CPU phases in
-//! between (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run without
-//! quanta, with quanta, and with quanta of fixed lengths.
+//! Jobs with kernels that access memory through pointers and indices that submissions do not contain, with CPU phases
+//! between kernels (unified-memory thesis, table 12.2). Two such jobs, which do not fit on the card together, run
+//! without quanta, with quanta, and with quanta of fixed lengths.
 //!
-//! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back, and compares
+//! A job runs one of the workloads repeatedly. It fills its buffers, computes, reads the result back, and compares
 //! every byte, which takes CPU time. Both sides of a ratio have the same number of runs. The number is chosen so that a
-//! job takes much longer than a quantum, and than the 2 s after which other VMs get an idle VM's memory.
+//! job takes much longer than a quantum, and much longer than the 2 s after which other VMs get an idle VM's memory.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -17,17 +17,17 @@ use super::{division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Programs and scales: one with kernels that follow graph edges, one with a single large kernel, and one with many
-/// small kernels.
+/// Programs and scales. One has kernels that follow graph edges, one has a single large kernel, and one has many small
+/// kernels.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
-/// Minimum duration of a job alone, in seconds.
+/// Minimum duration of a job that runs alone, in seconds.
 const MIN_JOB_SECONDS: f64 = 8.0;
 /// Number of measurements. The report contains the median.
 const ROUNDS: usize = 3;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// Chunk size in KiB. Chunks are small, so that a switch between quanta is short compared with a quantum.
+/// Chunk size in KiB. Chunks are small, so that a switch between quanta is short in comparison with a quantum.
 const CHUNK_KIB: u64 = 512;
 /// Card memory for the driver, in addition to the buffers of one job, in MiB.
 const BESIDE_MIB: u64 = 4;
@@ -53,7 +53,7 @@ struct Outcome {
     makespan: f64,
     /// Number of bytes moved.
     moved: u64,
-    /// Maximum VRAM that one job uses, in bytes.
+    /// Maximum amount of VRAM that one job uses, in bytes.
     footprint: u64,
 }
 
@@ -96,7 +96,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 
-/// Compares one program in each mode with the same jobs run sequentially.
+/// Compares one program in each mode with the same jobs in sequence.
 fn program(name: &str, scale: u32, rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(name, scale, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * MIN_JOB_SECONDS / makespan).ceil() as u64;

@@ -1,5 +1,5 @@
 //! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum that
-//! works. Also measures the cost of relocation support when memory suffices. Verifies every byte of every run.
+//! works. Also measures the cost of relocation support if memory is sufficient. Verifies every byte of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,9 +19,10 @@ pub(super) const PROGRAMS: [(&str, u32); 7] =
     [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Size of each VM's VRAM in MiB.
 pub(super) const VM_MIB: u64 = 64;
-/// Host memory in MiB: enough for both VMs.
+/// Host memory in MiB, which is sufficient for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// Sizes of the card in MiB, from enough for all memory to enough for almost none. The paper uses 500 MB to 20 MB.
+/// Sizes of the card in MiB, which range from sufficient for all memory to sufficient for almost none. The paper uses
+/// 500 MB to 20 MB.
 const CARD_SIZES_MIB: [u64; 5] = [128, 20, 12, 8, 4];
 /// Size of a card that has space for both instances, in MiB.
 const UNPRESSURED_CARD_MIB: u64 = CARD_SIZES_MIB[0];
@@ -36,7 +37,7 @@ pub(super) struct Outcome {
     pub(super) slower: f64,
     pub(super) moved: u64,
     verified: u64,
-    /// Maximum VRAM that one instance uses, in bytes.
+    /// Maximum amount of VRAM that one instance uses, in bytes.
     footprint: u64,
 }
 

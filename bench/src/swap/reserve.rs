@@ -1,5 +1,5 @@
-//! Gdev's figures 12 and 13: small jobs next to a job that occupies most of the card, with and without a reserve for
-//! immediate evictions; and jobs in a VM with a decreasing share of the card.
+//! Gdev's figures 12 and 13: small jobs alongside a job that occupies most of the card, with and without a reserve for
+//! immediate evictions, and jobs in a VM with a decreasing share of the card.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, SharedGuest, guest};
 
-/// Size of the card in MiB: a sixteenth of the size in the Gdev paper.
+/// Size of the card in MiB, which is a sixteenth of the size in the Gdev paper.
 const CARD_MIB: u64 = 100;
 /// Size of the large job in MiB.
 const LARGE_MIB: u64 = 64;
@@ -22,7 +22,7 @@ const SMALL_MIB: u64 = 8;
 const BESIDE_MIB: u64 = 16;
 /// Numbers of concurrent small jobs.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
-/// Size of the reserve in MiB: a tenth of the card, as in the Gdev paper.
+/// Size of the reserve in MiB, which is a tenth of the card, as in the Gdev paper.
 const RESERVE_MIB: u64 = 10;
 /// Number of passes of a job over its memory.
 const PASSES: u32 = 2;
@@ -42,8 +42,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Starts `jobs` small jobs at the same time, next to the large job, which keeps its memory. Returns the time until all
-/// small jobs have finished, in seconds.
+/// Starts `jobs` small jobs at the same time, alongside the large job, which keeps its memory. Returns the time until
+/// all small jobs have finished, in seconds.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

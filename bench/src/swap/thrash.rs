@@ -1,5 +1,5 @@
-//! Two jobs that fit on the card individually, but not together (unified-memory thesis, chapters 11 to 13). The jobs
-//! run without quanta, with quanta, and with quanta only while they thrash.
+//! Two jobs that fit on the card separately, but not together (unified-memory thesis, chapters 11 to 13). The jobs run
+//! without quanta, with quanta, and with quanta only while they thrash.
 //!
 //! In each pass, a job's engine copies every block of its working set to the next block. The duration of a pass is
 //! modelled for data on the card and in host memory, so the result does not depend on the speed of kernels.
@@ -33,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. Late wake-ups on this machine affect the mean of several passes less.
+/// Number of passes in flight. With several passes, late wake-ups on this machine affect the mean less.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -135,7 +135,7 @@ pub fn run() -> Result<Vec<Metric>> {
         chunk_bytes: CHUNK,
         ..CardConfig::new(CARD * CHUNK / MIB, 64)
     };
-    // Run the jobs sequentially, each with as many passes as when both run together.
+    // Run the jobs in sequence, with the same number of passes per job as when they run together.
     let serial = |passes: u64| -> Result<f64> {
         let mut alone = f64::INFINITY;
         for vm in 0..2 {
@@ -155,7 +155,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ("off", Mode::Off, CARD, FEW_PASSES),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
-        // If both jobs fit, quanta only cost time, so the detector must not enable them.
+        // If both jobs fit, quanta have only a cost, so the detector must not enable them.
         ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
         ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
     ] {
@@ -170,7 +170,7 @@ pub fn run() -> Result<Vec<Metric>> {
             Mode::Forced => "thesis: its lock costs 14 % when jobs would fit",
         };
         metrics.push(against("makespan_to_serial", serial).beside(peer));
-        // Memory that is not on the card must be copied in once, and the same amount must be copied out.
+        // Memory that is not on the card must be copied in once, and the same amount of memory must be copied out.
         let bound = serial + 2.0 * outside as f64 / (LANES * BUS_RATE as f64);
         metrics.push(against("makespan_to_copy_bound", bound));
         metrics.push(Metric::plain(format!("{name}.moved"), moved as f64 / MIB as f64, "MiB"));

@@ -1,4 +1,4 @@
-//! Saved form of the watchdog. Times are on the caller's clock.
+//! Saved form of the watchdog. Times are those of the caller's clock.
 
 use super::{Episode, Signature, Watchdog};
 use nvspec::fifo::{CHANNELS, ChannelId, engine};

@@ -66,8 +66,7 @@ fn block_refers_to_host_userd_ring_and_directory() {
 }
 
 proptest! {
-    /// Checks that only permitted fields reach the card, within their ranges, for arbitrary bytes in a guest's instance
-    /// block.
+    /// Checks for arbitrary guest instance blocks that only permitted fields reach the card, within their ranges.
     #[test]
     fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
         if sane {
@@ -94,7 +93,7 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        // The guest determines if a context exists, and the host determines where its image is.
+        // The guest determines whether a context exists, and the host determines the location of its image.
         for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
                 put(at, image | 4, 8);

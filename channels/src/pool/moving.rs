@@ -1,5 +1,5 @@
-//! Channels of a VM that migrates to another card, with their data on the card: instance blocks, rings, records,
-//! images.
+//! Channels of a VM that migrates to another card, with their data on the card (instance blocks, rings, records,
+//! images).
 //!
 //! A channel keeps its [`Span`] on the target card, because its own structures contain addresses in that span. It gets
 //! a new physical channel number, new VRAM addresses, and new submission numbers.
@@ -91,10 +91,10 @@ impl Channels {
 
     /// Binds channels from another card, for a VM that has no channels here and is [paused](crate::Pause). `directory`
     /// maps a directory of the source card to one of this card. The caller must map each channel's own pages in its
-    /// address space before the VM resumes. Channels whose work had started are [withheld](Self::withhold).
+    /// address space before the VM resumes. Channels with work that had started are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// Returns [`MoveError`] if the channels cannot arrive. In this case, nothing is changed.
+    /// Returns [`MoveError`] if the channels cannot arrive. Nothing is then changed.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,
@@ -185,8 +185,8 @@ impl Channels {
         Invalid::unless(same, || "PGRAPH contexts have another size on this card".into())
     }
 
-    /// Returns the span for a VM's next channel: the one with the channel's physical number, unless a migrated channel
-    /// of the VM already has it.
+    /// Returns the span for a VM's next channel. This is the span with the channel's physical number, unless a migrated
+    /// channel of the VM already has it.
     pub(super) fn take_span(&self, vm: TenantId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
@@ -233,7 +233,7 @@ fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Restores the VM's state other than its channels, and validates it against them.
+/// Restores the VM's state other than its channels, and checks that it is consistent with them.
 fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
     let numbered = || (0u8..).map(ChannelId).zip(channels);
     let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();

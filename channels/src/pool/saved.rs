@@ -1,4 +1,4 @@
-//! Saved form of the channels. Their data on the card (instance blocks, rings, records, images) stays in VRAM.
+//! Saved form of the channels. Their data on the card (instance blocks, rings, records, images) remains in VRAM.
 
 use super::{Bound, Channels, Slot, Vm};
 use crate::episode::{Episode, SavedEpisode, Watchdog};
@@ -139,7 +139,8 @@ pub(crate) struct SavedPreemptions {
 }
 
 impl Channels {
-    /// Saves the channels. Started work continues in the meantime, unless the VMs are paused and off the engines.
+    /// Saves the channels. Work that has started continues in the meantime, unless the VMs are paused and off the
+    /// engines.
     #[must_use]
     pub fn save(&self) -> SavedChannels {
         let Self {
@@ -182,8 +183,8 @@ impl Channels {
         self.vms.keys().copied()
     }
 
-    /// Returns the shadow directories of bound and stuck channels, with their VMs. When shadow tables are restored,
-    /// these directories must belong to these VMs.
+    /// Returns the shadow directories of bound and stuck channels, with their VMs. In restored shadow tables, these
+    /// directories must belong to these VMs.
     pub fn directories(&self) -> impl Iterator<Item = (TenantId, VramAddr)> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Free => None,
@@ -220,8 +221,8 @@ impl Channels {
         })
     }
 
-    /// Restores the channels of a card whose host structures are at `layout`. The caller must check that each directory
-    /// is a shadow of its VM ([`Self::directories`]).
+    /// Restores the channels of a card with host structures at `layout`. The caller must check that each directory is a
+    /// shadow of its VM ([`Self::directories`]).
     ///
     /// # Errors
     /// Returns an error if the saved channels are invalid.
@@ -388,7 +389,7 @@ impl Bound {
             span,
             userd,
             contexts,
-            // The card's block gets the pointer before the channel is saved or when it arrives on another card.
+            // The pointer is in the card's block before the channel is saved or arrives on another card.
             graphics: _,
             next_contexts,
             requested,

@@ -121,7 +121,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
     assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
-    // A second unbind does nothing.
+    // A second unbind has no effect.
     world.card.did.clear();
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
@@ -285,7 +285,7 @@ fn a_hung_channel_is_out_of_use_until_the_card_is_reset() {
     let error = Stuck { channel: physical };
     let reads = world.card.reads;
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Err(error));
-    // The card's lock is held during an unbind, so it must not wait for the card.
+    // The card is locked during an unbind, so the unbind must not wait for the card.
     assert!(world.card.reads - reads < 24, "unbind must not wait");
     assert_eq!(world.channels.run_state(physical), RunState::Stuck);
     assert!(world.channels.uses_directory(VramAddr(0x81_0000)), "the engine may still walk the directory");
@@ -357,7 +357,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Checks that after any sequence of operations, each physical channel has one owner, the card's registers agree
+    /// Checks that, after any sequence of operations, each physical channel has one owner, the card's registers agree
     /// with the model, the runlist contains each bound channel at most once, and each operation by one VM leaves the
     /// other VM's state unchanged.
     #[test]

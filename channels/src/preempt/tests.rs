@@ -41,7 +41,7 @@ fn hung_channel_does_not_block_preemption_of_others() {
     // The cost of each poll is bounded.
     assert!(world.card.reads - reads < 24 * (looks as u32 + 8));
     assert!(preempting(&mut world, A));
-    // Both channels hang. Both are polled repeatedly, so that the departure of either one is detected.
+    // Both channels hang, and both are polled repeatedly, so that the departure of either one is detected.
     world.card.hung.insert(b.0);
     preempt(&mut world, B);
     assert!((0..3 * MAX_POLLS_PER_CHANNEL).all(|_| preempting(&mut world, B)));

@@ -74,7 +74,7 @@ fn submissions_are_in_flight_until_records_run_out() {
         "the maximum is 511 entries"
     );
     assert_eq!(world.channels.in_flight(A, CH), 255);
-    // All entries were fetched but none was executed, so the ring has free entries, but only one record is free.
+    // All entries were fetched, but none was executed, so the ring has free entries, but only one record is free.
     while world.card.fetch(physical) {}
     assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { submission: None, taken: 2, words: 0, left: 0 }));
     assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { submission: None, taken: 0, words: 0, left: 1 }));

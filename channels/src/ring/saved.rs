@@ -156,8 +156,8 @@ impl Ring {
     }
 }
 
-/// Computes the start of each submission in flight, backwards from the end of the last one: its host position, guest
-/// ring index, submission number, and sequence number.
+/// Computes the start of each submission in flight, backwards from the end of the last one. A start consists of a host
+/// position, guest ring index, submission number, and sequence number.
 fn unwind(
     saved: &[SavedRecord],
     put: u64,

@@ -1,4 +1,5 @@
-//! A fake card that executes commands, records their order, and reads the host's rings, and a guest's memory and rings.
+//! A fake card that executes commands and records their order. It reads the host's rings, and a guest's memory and
+//! rings.
 
 use crate::{
     Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Parts, Place, Pulled,
@@ -59,7 +60,7 @@ pub(crate) struct Card {
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels that are loaded in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// True if the card reports a channel as idle as soon as it has fetched all of the channel's work.
+    /// True if the card reports a channel as idle once it has fetched all of the channel's work.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
     /// Channels that never leave their engines.
@@ -206,8 +207,8 @@ impl Card {
         self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
     }
 
-    /// Executes a record according to the class definition: SEMAPHORE_A to D as a 16-byte release with wait-for-idle,
-    /// followed by the interrupt or a NOP.
+    /// Executes a record according to the class definition: SEMAPHORE_A to SEMAPHORE_D, as a 16-byte release with
+    /// wait-for-idle, followed by the interrupt or a NOP.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
         let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
@@ -305,8 +306,7 @@ impl Host for Card {
     }
 }
 
-/// A guest's sparse VRAM and its rings. VRAM is stored by dword, and reads beyond 16 MiB fail. Rings are stored by
-/// virtual address.
+/// A guest's sparse VRAM, stored by dword, and its rings, stored by virtual address. VRAM reads beyond 16 MiB fail.
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
@@ -321,7 +321,7 @@ impl Guest {
         self.words.insert(at / 4, value.to_le_bytes());
     }
 
-    /// Writes an instance block at `at`, as a driver does before it binds the channel.
+    /// Writes an instance block at `at`, as a driver does before binding the channel.
     pub(crate) fn instance(&mut self, at: u64, userd: u64) -> GuestInstance {
         for (offset, value) in ramfc::DEFAULTS {
             self.put(at + offset, value);
@@ -345,7 +345,7 @@ impl Guest {
         GuestInstance::parse(&self.bytes(at)).unwrap()
     }
 
-    /// Returns the ring entry at `va`, which is by default an entry for four dwords at a unique address.
+    /// Returns the ring entry at `va`. By default, this is an entry for four dwords at a unique address.
     pub(crate) fn entry(&self, va: u64) -> u64 {
         self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }
@@ -379,7 +379,7 @@ impl GuestRing for Guest {
     }
 }
 
-/// Two VMs with four channels each, and one guest memory for both.
+/// Two VMs with four channels each, which share one guest memory.
 pub(crate) struct World {
     pub(crate) channels: Channels,
     pub(crate) card: Card,
@@ -413,8 +413,8 @@ impl World {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
-    /// Binds a channel with the current contents of the guest's block, after writing the dwords that differ between
-    /// channels.
+    /// Writes the dwords that differ between channels to the guest's block, and then binds the channel with the block's
+    /// current contents.
     pub(crate) fn bind_block(&mut self, vm: TenantId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);

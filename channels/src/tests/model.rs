@@ -26,11 +26,11 @@ pub(crate) enum Op {
     Preempt(bool, u8),
     Pause(bool, bool),
     Refuse(bool, u8),
-    /// Writes GP_PUT. The flag determines if the doorbell is pulled immediately or later.
+    /// Writes GP_PUT. The doorbell is pulled immediately or later, depending on the flag.
     Ring(bool, u8, u32, bool),
     /// Delivers a stored doorbell, in any order.
     Pull(u8),
-    /// Determines if submissions wait until they are started.
+    /// Determines whether submissions wait until they are started.
     Gate(bool),
     /// Starts a waiting submission, in any order, together with earlier submissions of its channel.
     Start(u8),
@@ -418,7 +418,7 @@ impl Rig {
             assert_eq!(result, Ok(Pulled::default()));
             return result.ok();
         };
-        // A doorbell from an earlier binding of the same channel has no effect, because its serial number differs.
+        // A doorbell for an earlier binding of the same channel has no effect, because its serial number differs.
         let stale = number > track.rung || doorbell.serial != self.serials[&key];
         if stale {
             assert_eq!(result, Ok(Pulled::default()));
@@ -544,7 +544,7 @@ impl Rig {
                 self.worked.remove(vm);
             }
         }
-        // Count the VMs whose work has ended and that were not notified.
+        // Count the VMs with ended work that were not notified.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
         assert!(engine >= 6 || news == 0, "no VM waits for an interrupt that was raised");
         // End the round of notifications.

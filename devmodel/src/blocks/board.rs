@@ -1,5 +1,5 @@
-//! Units other than the engines: capabilities, the PCI mirror, the privileged ring, and the PMU. Also the copy engines'
-//! falcons.
+//! Units other than the engines: capabilities, the PCI mirror, the privileged ring, and the PMU. Also contains the copy
+//! engines' falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};
@@ -24,7 +24,7 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads the mirror of configuration space, which the driver uses.
+/// Reads the mirror of configuration space, which drivers use.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -68,7 +68,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. After its start, it reports its queues and accepts commands, but never sends messages.
+/// The PMU. Once started, it reports its queues and accepts commands, but never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -145,11 +145,11 @@ pub struct CopyEngine {
     dmem: Dmem,
     imem: Imem,
     current: u32,
-    /// True if the firmware was started.
+    /// True if the firmware has been started.
     running: bool,
 }
 
-/// Register that both copy engines have.
+/// A register that both copy engines have.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -247,8 +247,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a rejected method in the same way as firmware does: sets the report, enables the interrupt, and routes
-    /// it to the host. `base` is the offset of the falcon's registers.
+    /// Reports a rejected method as firmware does: sets the report, enables the interrupt, and routes it to the host.
+    /// `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register contains a 28-bit page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {

@@ -6,7 +6,7 @@ use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Number of dwords that can be addressed through a data port.
+/// Number of dwords that a data port can address.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
 /// Maximum number of data ports. Only the PMU has more than one.
 const PORTS: usize = 8;

@@ -1,4 +1,4 @@
-//! High-level model of PGRAPH and its two context switching falcons. Firmware uploads are only stored, commands return
+//! High-level model of PGRAPH and its two context-switching falcons. Firmware uploads are only stored, commands return
 //! the same results as nouveau's built-in firmware, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// FECS: its mailboxes, the state of commands, and the current context.
+/// State of FECS: its mailboxes, the state of commands, and the current context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // The firmware of FECS starts that of GPCCS.
+                    // FECS's firmware starts GPCCS's firmware.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -184,7 +184,7 @@ impl Graph {
         self.intr & self.intr_en != 0
     }
 
-    /// Returns true if the firmware was started.
+    /// Returns true if the firmware has been started.
     #[must_use]
     pub fn firmware_running(&self) -> bool {
         self.fecs.running

@@ -1,9 +1,9 @@
-//! Hung context switches: reports of channels that do not leave an engine.
+//! Hung context switches: reports channels that do not leave an engine.
 //!
 //! All engines share one reason register and one interrupt bit. A driver first checks the engines and then acknowledges
-//! the error, so it would miss an error in between. Therefore, the vGPU shows only one hang at a time. The next hang is
-//! shown after the driver has acknowledged the current one, and has removed its channel by resetting the engine or
-//! unbinding the channel.
+//! the error, so it would miss an error that occurs between the two steps. The vGPU therefore shows only one hang at a
+//! time. It shows the next hang after the driver has acknowledged the current one, and has removed its channel by
+//! resetting the engine or unbinding the channel.
 
 use super::Backlog;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
@@ -34,8 +34,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next queued hang for which `wanted` returns true, and drops all previous ones. Returns false if a hang
-    /// is still visible, or if none of the queued hangs is wanted.
+    /// Shows the next queued hang for which `wanted` returns true, and drops all hangs before it. Returns false if a
+    /// hang is still visible, or if no queued hang is wanted.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;

@@ -1,4 +1,4 @@
-//! PBDMA error registers. The mediator handles all other functions of PBDMAs.
+//! PBDMA error registers. The mediator handles all other PBDMA functions.
 
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;

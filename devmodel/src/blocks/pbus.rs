@@ -1,4 +1,4 @@
-//! PBUS: the position of the PRAMIN window, and the instance blocks of the apertures.
+//! PBUS: the location of the PRAMIN window, and the instance blocks of the apertures.
 
 use super::{At, Cx};
 use crate::backend::Aperture;
@@ -59,8 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of byte `offset` of BAR0, which must be in the window, or the reason why the access is
-    /// denied.
+    /// Returns the VRAM address of byte `offset` of BAR0, which must be in the window. Returns an error with the reason
+    /// if the access is denied.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
@@ -71,8 +71,8 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window if the window is in VRAM. The end of the guest's VRAM may be before the end of
-    /// the window.
+    /// Returns the start of the window if it is in VRAM. The end of the guest's VRAM may be before the end of the
+    /// window.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))

@@ -1,5 +1,5 @@
 //! PFIFO: the channel table, the runlist, preemption, and scheduler interrupts. All accesses are translated, and none
-//! accesses the card's registers.
+//! of them reaches the card's registers.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Interrupt causes that the guest clears by a write. Excludes causes that are derived from other registers.
+    /// Interrupt causes that the guest clears with a write. Excludes causes derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -367,8 +367,8 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Notify the mediator of every write, because writing an unchanged value may restart a channel that the
-        // mediator has stopped.
+        // Notify the mediator of every write, because even an unchanged value may restart a channel that the mediator
+        // has stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -431,7 +431,8 @@ impl Pfifo {
         }
     }
 
-    /// Returns the state of an engine for this guest, and true if a context switch on the engine has hung.
+    /// Returns the state of an engine for this guest, and a flag that is true if a context switch on the engine has
+    /// hung.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),

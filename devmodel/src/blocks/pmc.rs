@@ -4,7 +4,7 @@ use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// The unit enable register. All other registers of PMC are plain storage, or derived from other blocks.
+/// The unit enable register. All other registers of PMC are plain storage or derived from other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,

@@ -1,4 +1,4 @@
-//! PTIMER: the card's clock with an offset for each VM, and an alarm.
+//! PTIMER: the card's clock with a per-VM offset, and an alarm.
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
@@ -80,7 +80,7 @@ impl Ptimer {
         self.intr & self.intr_en != 0
     }
 
-    /// Returns the guest time in ns when the card time is `card_ns`.
+    /// Returns the guest time in ns at card time `card_ns`.
     pub(crate) fn now(&self, card_ns: u64) -> u64 {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }

@@ -19,7 +19,7 @@ impl PciConfig {
     /// Restores the contents for a new function. Only guest-writable bits may differ from the initial contents.
     ///
     /// # Errors
-    /// Returns an error if the saved state belongs to a different function. In this case, nothing is changed.
+    /// Returns an error if the saved state belongs to a different function. Nothing is changed in this case.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("configuration space has {} bytes", saved.len()))?;

@@ -165,8 +165,8 @@ policies! {
     }
     Pgraph = pgraph {
         Model: INTR TRAP TRAP_GPCS INTR_EN TRAPPED_ADDRESS TRAPPED_DATA_LO SUBCHANNEL_CLASS DATA_ERROR PWR_HANDSHAKE;
-        // Direct context writes (ICMD, MTHD) have no effect. They would modify context state, which belongs to the
-        // host.
+        // Direct context writes (ICMD, MTHD) have no effect, because they would modify context state, which belongs to
+        // the host.
         Store: TRAP_EN ICMD_COMMAND ICMD_DATA ICMD_ENABLE CONTROL ACTIVITY STATUS TRAPPED_DATA_HI MTHD_COMMAND
             MTHD_DATA CTX_CONTROL;
     }

@@ -6,7 +6,7 @@ use nvspec::regs::windows;
 use saved_state::{Invalid, ascend};
 
 impl Storage {
-    /// Returns the offsets and values of all nonzero registers, in ascending order of offsets.
+    /// Returns the offsets and values of all nonzero registers, in ascending order of offset.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);

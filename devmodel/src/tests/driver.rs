@@ -145,7 +145,7 @@ fn pbdmas_are_counted_by_both_kernels() {
     assert_eq!(rig.rd(0x000204).count_ones(), 3, "6.12");
 }
 
-/// Uploads and starts the firmware of FECS, and appends a register list, in the same way as nouveau.
+/// Uploads and starts the firmware of FECS, and appends a register list, as nouveau does.
 fn start_graph(rig: &mut Rig) {
     rig.wr(0x000200, 0xffff_ffff);
     rig.wr(0x000260, 0);
@@ -182,7 +182,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     assert_eq!(rig.rd(0x409800) >> 31, 1, "ready");
     assert_eq!(rig.rd(0x409804), GF100.graph_context_bytes);
 
-    // Enter the channel of the golden context.
+    // Set the channel of the golden context.
     rig.wr(0x404170, 0x12);
     assert_eq!(rig.rd(0x404170) & 0x10, 0);
     rig.wr(0x409840, 0x8000_0000);

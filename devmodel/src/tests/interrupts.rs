@@ -301,7 +301,7 @@ fn a_copy_engines_error_is_routed_when_its_firmware_runs() {
     let routed = rig.rd(0x10501c);
     assert_eq!(rig.rd(0x105008) & routed & !(routed >> 16), 0x40, "the driver must see a routed interrupt");
     assert_eq!(rig.rd(0x105050) & 0x0fff_ffff, 7);
-    // Decode the report like the driver: the error code, the method and its data.
+    // Decode the report as the driver does: the error code, the method and its data.
     let report = rig.rd(0x105040);
     assert_eq!((report & 0xffff, (report >> 16 & 0x7ff) << 2, report >> 27 & 7), (1, 0x304, 4));
     assert_eq!((rig.rd(0x105044), rig.rd(0x104040)), (0xabcd, 0), "the other engine must have no report");

@@ -198,7 +198,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Modifies the bytes of a saved vGPU. The saved form must either be rejected, or the restored vGPU must respect
+    /// Modifies the bytes of a saved vGPU. Either the saved form must be rejected, or the restored vGPU must respect
     /// all bounds.
     #[test]
     fn edited_vgpus_never_panic(

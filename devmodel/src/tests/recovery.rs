@@ -1,4 +1,4 @@
-//! Tests of hung work and rejected channels: the values that guest drivers read, and their reaction. The sequences,
+//! Tests of hung work and rejected channels: the values that guest drivers read, and their reactions. The sequences,
 //! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
@@ -43,7 +43,7 @@ fn unit_enable(engine: u32) -> u32 {
     UNITS.iter().find(|(number, ..)| *number == engine).expect("the engine does not exist").1
 }
 
-/// Resets an engine in the same way as all drivers.
+/// Resets an engine as all drivers do.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -87,7 +87,7 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel that Linux 6.12 finds on an engine, and true if a context switch is in progress.
+/// Returns the channel that Linux 6.12 finds on an engine, and a flag that is true if a context switch is in progress.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
@@ -340,7 +340,7 @@ fn linux_6_1_kills_a_channel_that_is_refused() {
         "the fault must name the host client in the hub, and report that no channel is bound"
     );
     rig.mock.take();
-    // The fault is one of the host unit, so no engine is reset.
+    // The fault belongs to the host unit, so no engine is reset.
     rig.mask(0x003004 + 5 * 8, 1, 0);
     rig.wr(0x00259c, 1 << 7);
     work_6_1(&mut rig, &[]);

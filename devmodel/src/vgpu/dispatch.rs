@@ -1,4 +1,4 @@
-//! Dispatches accesses to register blocks, and the interrupts of register blocks to the interrupt line.
+//! Dispatches accesses to register blocks, and forwards the blocks' interrupts to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
@@ -116,7 +116,7 @@ impl VGpu {
             Register::Pgraph(reg) => self.graph.write(reg, at, value, &mut cx),
             Register::Fecs(reg) => self.graph.write_fecs(reg, at, value, &mut cx),
             Register::Gpccs(reg) => self.graph.write_gpccs(reg, at, value, &mut cx),
-            // These registers are constant, and determined by the configuration.
+            // These registers are constant, and depend only on the configuration.
             Register::Ptop(_)
             | Register::PbfbBcast(_)
             | Register::Pbfb(_)
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU does not support function-level resets, because the VMM sends reset requests.
+        // A vGPU does not support function-level resets, because the VMM sends reset requests instead.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns the register value used for the bytes that a partial write does not cover, or 0 if writing them could
-    /// have side effects.
+    /// Returns the register value for the bytes that a partial write does not cover, or 0 if writing them could have
+    /// side effects.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

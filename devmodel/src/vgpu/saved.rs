@@ -25,7 +25,7 @@ pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Contents of configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Byte offsets in BAR0 and values of nonzero plain registers, in ascending order of offsets.
+    /// Byte offsets in BAR0 and values of nonzero plain registers, in ascending order of offset.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // A guest's firmware reads the VBIOS only once, so that another release may have a different VBIOS.
+        // A guest's firmware reads the VBIOS only once, so another release may have a different VBIOS.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -105,7 +105,7 @@ impl VGpu {
     }
 
     /// Restores the vGPU. The guest must not be able to distinguish `config` from the original configuration. Does not
-    /// repeat calls of the backend.
+    /// repeat backend calls.
     ///
     /// # Errors
     /// Returns an error if the saved form is invalid, or belongs to a different vGPU.
@@ -166,7 +166,7 @@ impl VGpu {
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the mask of engines that the guest has blocked, on which its channels are not scheduled.
+    /// Returns the mask of engines that the guest has blocked. Its channels are not scheduled on these engines.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

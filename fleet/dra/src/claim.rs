@@ -1,6 +1,6 @@
 //! The name of a claim.
 
-/// Maximum length of a claim's UID, which is a part of tenant names.
+/// Maximum length of a claim's UID, which is part of tenant names.
 const MAX_UID: usize = 48;
 
 /// A claim named in the kubelet's request.

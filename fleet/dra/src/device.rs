@@ -14,7 +14,7 @@ use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 const CUDA: &str = "cuda";
 /// Maximum length of a device name.
 const MAX_NAME: usize = 63;
-/// Maximum length of the value of an attribute or a taint.
+/// Maximum length of an attribute value or a taint value.
 const MAX_VALUE: usize = 64;
 /// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;
@@ -77,7 +77,7 @@ pub struct Offer {
     attributes: BTreeMap<String, DeviceAttribute>,
 }
 
-/// Converts a card's name to a valid Kubernetes name. Two cards can get the same name.
+/// Converts a card's name to a valid Kubernetes name. Two cards may get the same name.
 #[must_use]
 pub fn name(card: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte.to_ascii_lowercase()) } else { '-' };
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Pods that already use the card keep running, because the effect of the taint does not evict pods.
+        // Pods that already use the card keep running, because the taint's effect does not evict pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);

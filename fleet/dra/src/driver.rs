@@ -1,7 +1,7 @@
 //! Prepares and unprepares claims.
 //!
 //! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart. Preparing a
-//! claim keeps existing parts and creates missing parts.
+//! claim keeps existing shares and creates missing ones.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ pub struct Settings {
     pub beside: Vec<String>,
 }
 
-/// A prepared device as reported to the kubelet.
+/// A prepared device, as reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     /// The request for which the device was prepared.
@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the error message of the daemon.
+/// Returns the daemon's error message.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -117,7 +117,7 @@ impl Driver {
     ///
     /// # Errors
     /// Returns an error if the claim cannot be prepared. The message appears in the events of the claim's pod. On
-    /// failure, all new parts are removed.
+    /// failure, all new shares are removed.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -139,13 +139,13 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim and true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and a flag that is true if it was already prepared.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // The program exited while it prepared this claim. Plan the claim again. This is possible because its
+            // The program exited while it was preparing this claim. Plan the claim again, which is possible because its
             // allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
@@ -155,7 +155,7 @@ impl Driver {
         }
         if let Err(what) = self.make(&claim.uid, &kept).await {
             if !known {
-                // If a part cannot be removed, keep the claim in the store, so that the kubelet can unprepare it.
+                // If a share cannot be removed, keep the claim in the store, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
                     Err(more) => return Err(format!("{what}; the cleanup also failed: {more}")),
@@ -223,7 +223,7 @@ impl Driver {
         Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
     }
 
-    /// Creates the missing parts of a claim.
+    /// Creates the missing shares of a claim.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
             self.folder().map_err(|error| format!("the folder for the sockets cannot be created: {error}"))?;
@@ -314,7 +314,7 @@ impl Driver {
     }
 
     /// Creates the kubelet's response for a prepared claim. The first device of a tenant with several cards has the
-    /// tenant's CDI device, and the others have none, because a container gets the CDI devices of all of them.
+    /// tenant's CDI device. The other devices have none, because a container gets the CDI devices of all devices.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let all = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -332,10 +332,10 @@ impl Driver {
         kept.shares.iter().enumerate().flat_map(all).collect()
     }
 
-    /// Removes all parts of a claim. Succeeds if the claim has no parts.
+    /// Removes all shares of a claim. Succeeds if the claim has no shares.
     ///
     /// # Errors
-    /// Returns an error if some parts could not be removed. The message lists these parts. The kubelet retries.
+    /// Returns an error if some shares could not be removed. The message lists these shares. The kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -363,7 +363,7 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first, because otherwise a container could get a share that is being removed.
+        // Remove the file first. Otherwise, a container could get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
             // Keep an object with this name but a different owner.
@@ -428,8 +428,8 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Returns a share's folder inside a container, below a folder with the claim's name. Returns `None` if this name is
-/// not valid.
+/// Returns a share's folder inside a container, below a folder named after the claim. Returns `None` if this name is
+/// invalid.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());

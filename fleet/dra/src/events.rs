@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Maximum length in bytes of an event's note (a limit of the API server).
+/// Maximum length of an event's note in bytes, which is a limit of the API server.
 const MAX_NOTE: usize = 1024;
 /// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
@@ -99,7 +99,7 @@ fn cut(note: &str) -> String {
 pub struct Events {
     kube: Client,
     node: String,
-    /// The last reported failure of each claim, stored so that the kubelet's retries do not repeat the event.
+    /// The last reported failure of each claim, so that the kubelet's retries do not repeat the event.
     failures: Mutex<BTreeMap<String, String>>,
 }
 
@@ -110,7 +110,7 @@ impl Events {
         Self { kube, node: node.to_owned(), failures: Mutex::default() }
     }
 
-    /// Sends an event unless the same failure was already sent for the claim.
+    /// Sends an event, unless it reports the same failure as the claim's last event.
     pub fn tell(&self, event: Event) {
         if !self.is_news(&event) {
             return;

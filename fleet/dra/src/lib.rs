@@ -2,9 +2,9 @@
 //!
 //! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). After the
 //! scheduler has allocated a part of a card to a claim, the kubelet asks the driver to prepare the claim. The driver
-//! then creates a tenant on a CUDA card or a vGPU on another kind of card ([`share`], with optional [`parameters`] from
-//! the claim's author), and writes a CDI file with the container edits ([`driver`]). [`store`] records prepared claims
-//! so that they survive a restart. [`plugin`] is the interface to the kubelet.
+//! then creates a tenant on a CUDA card, or a vGPU on another kind of card ([`share`], with optional [`parameters`]
+//! from the claim's author), and writes a CDI file with the container edits ([`driver`]). [`store`] records prepared
+//! claims so that they survive a restart. [`plugin`] is the interface to the kubelet.
 //!
 //! The driver does not choose or enforce allocations: the scheduler chooses them, and `mediatord` enforces them.
 

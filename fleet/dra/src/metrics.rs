@@ -1,4 +1,4 @@
-//! The driver's metrics, in Prometheus' text format.
+//! The driver's metrics, in the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -26,12 +26,12 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// Counts a successful or failed preparation.
+    /// Counts a preparation as successful or failed.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a successful or failed removal.
+    /// Counts a removal as successful or failed.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }

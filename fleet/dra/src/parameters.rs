@@ -46,7 +46,7 @@ pub struct ShareParameters {
 pub enum Mode {
     /// The shares take turns, each with exclusive access.
     Turns,
-    /// The default: whichever mode lets the programs make more progress.
+    /// The default: the mode in which the programs make more progress.
     Auto,
     /// Programs use the card concurrently.
     Together,
@@ -59,11 +59,11 @@ pub struct Memory {
     /// Guaranteed memory on the card. The default and the maximum are the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guarantee: Option<String>,
-    /// Maximum memory on the card, at most the card's memory. Memory above the guarantee is available while other
+    /// Maximum memory on the card, at most the card's memory. Memory above the guarantee is available only while other
     /// shares do not need it. The default is the allocated memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Maximum host memory for data that does not fit into card memory.
+    /// Maximum host memory for data that does not fit in card memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_cap: Option<String>,
     /// Weight of the share relative to other shares when memory is scarce. A claim can set at most its allocated time.
@@ -154,7 +154,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
         let requests = set.requests.as_deref().unwrap_or_default();
-        // Subrequests have names of the form `REQUEST/NAME`. A set for a request also applies to its subrequests.
+        // Names of subrequests have the form `REQUEST/NAME`. A set for a request also applies to its subrequests.
         let main = request.split('/').next().unwrap_or(request);
         let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
         meant.then_some((set.source.as_str(), &opaque.parameters.0))

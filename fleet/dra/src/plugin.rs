@@ -1,4 +1,4 @@
-//! The plugin's interface to the kubelet, with registration, preparation and health services on two sockets.
+//! The plugin's interface to the kubelet: the registration, preparation and health services, on two sockets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const MAX_CLAIMS: usize = 256;
 /// unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
-/// Returns the folder for the driver's own socket and state, which is below the kubelet's root.
+/// Returns the folder of the driver's own socket and state, which is below the kubelet's root.
 #[must_use]
 pub fn folder(root: &Path) -> PathBuf {
     root.join("plugins").join(DRIVER)

@@ -85,11 +85,11 @@ pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
 }
 
-/// A device that was allocated, and the card's offer.
+/// An allocated device, and the card's offer.
 pub type Given<'a> = (&'a DeviceRequestAllocationResult, &'a Offer);
 
 /// Combines the devices of a claim that become one tenant: all devices of a request for CUDA cards. Every other device
-/// is a share of its own.
+/// is a separate share.
 ///
 /// # Errors
 /// Returns an error if a request for several CUDA cards got the same card twice.
@@ -163,7 +163,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Creates the daemon request for a claim's share with this number, which has at least one device.
+/// Creates the daemon request for share `number` of a claim. The share has at least one device.
 ///
 /// # Errors
 /// Returns an error if a field of the request is too large or invalid, or if the devices have different parts. The

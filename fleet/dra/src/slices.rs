@@ -70,7 +70,7 @@ pub struct Publisher {
     metrics: Arc<Metrics>,
     /// UID of the node. The node owns the slice, so that the slice is deleted with the node.
     owner: Option<String>,
-    /// The devices in the last write.
+    /// The devices that were last written.
     written: Option<Vec<Device>>,
     /// The slice that the API server returned for the last write. The server omits fields of disabled features.
     kept: Option<ResourceSliceSpec>,
@@ -175,7 +175,7 @@ impl Publisher {
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;
         }
-        // Start the watch at the version that was just written, because otherwise it would report this write as a
+        // Start the watch at the version that was just written. Otherwise, the watch would report this write as a
         // change.
         let version = kept.metadata.resource_version.clone().unwrap_or(version);
         (self.written, self.kept) = (Some(devices), Some(kept.spec));

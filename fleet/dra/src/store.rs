@@ -1,7 +1,7 @@
-//! Stores prepared claims in a file so that they survive a restart of the driver or the node.
+//! Stores prepared claims in a file, so that they survive a restart of the driver or the node.
 //!
-//! A claim is recorded before its parts are created, and deleted after they are removed. Therefore, all existing parts
-//! are known even after a crash.
+//! A claim is recorded before its shares are created, and deleted after they are removed. All existing shares are
+//! therefore known, even after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,7 +55,7 @@ pub struct KeptClaim {
     pub namespace: String,
     /// Name of the claim.
     pub name: String,
-    /// Set if all parts have been created.
+    /// Set if all shares have been created.
     pub prepared: bool,
     /// Shares of the claim.
     pub shares: Vec<KeptShare>,
@@ -97,8 +97,8 @@ impl Store {
     /// Loads the file if it exists.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or is invalid. In this case, the driver must exit, because it would
-    /// otherwise lose prepared claims.
+    /// Returns an error if the file cannot be read or is invalid. The driver must then exit, because it would otherwise
+    /// lose prepared claims.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };
@@ -135,7 +135,7 @@ impl Store {
     /// Records a claim.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. In this case, the claims are unchanged.
+    /// Returns an error if the file cannot be written. The claims are then unchanged.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
@@ -145,7 +145,7 @@ impl Store {
     /// Deletes a claim.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written. In this case, the claims are unchanged.
+    /// Returns an error if the file cannot be written. The claims are then unchanged.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {

@@ -71,7 +71,7 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // The owner process exits and cannot be restarted. Therefore, the card fails, and claims for it cannot be prepared.
+    // The owner process exits and cannot be restarted. The card therefore fails, and claims for it cannot be prepared.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -123,7 +123,7 @@ async fn cards_of_one_request_become_one_tenant() {
     assert_eq!((&tenant["cards"], &tenant["vram_mib"]), (&json!(["h100", "h200"]), &json!(16)));
     assert_eq!((&tenant["time"]["weight"], &tenant["memory"]["guarantee_mib"]), (&json!(40), &json!(16)));
 
-    // A program in the container sees both cards, each with the claim's part.
+    // A program in the container sees both cards, with the claim's part of each.
     let path = node.path("cdi/gpu-mediator.internal-share_uid-train.json");
     let spec: Spec = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(spec.devices.len(), 2);
@@ -134,7 +134,7 @@ async fn cards_of_one_request_become_one_tenant() {
                 .to_owned()
         )
     );
-    // Tests replace each path of the container with the path on this host.
+    // Replace each container path with the corresponding path on this host.
     let sockets = ["h100", "h200"].map(|card| node.path(&format!("claims/k8s-uid-train-0/{card}.sock")));
     let sockets = sockets.map(|path| path.display().to_string()).join(":");
     let output = Command::new(built("cuda-cards"))
@@ -149,7 +149,7 @@ async fn cards_of_one_request_become_one_tenant() {
     let sizes: Vec<_> = seen.as_array().unwrap().iter().map(|device| device[2].clone()).collect();
     assert_eq!(sizes, [16, 16]);
 
-    // A repeated request, and one to a driver that was killed, change nothing.
+    // A repeated request changes nothing, even after the driver was killed.
     let before: Value = node.admin().get("/v1/desired").await.unwrap();
     assert_eq!(kubelet.good(&named("train")).await, devices);
     node.kill_driver();
@@ -165,7 +165,7 @@ async fn cards_of_one_request_become_one_tenant() {
     assert_eq!(kubelet.good(&named("train")).await, devices);
     assert_eq!(node.admin().get::<Value>("/v1/desired").await.unwrap(), before);
 
-    // A claim of which one card has too little memory leaves nothing behind.
+    // A claim that fails because one of its cards has too little memory leaves nothing behind.
     let beside = json!({ "name": "beside", "card": "h200", "vram_mib": 32, "memory": { "guarantee_mib": 32 } });
     node.admin().post::<Value>("/v1/tenants", &beside).await.unwrap();
     let parts = [("gpu", "h100", "32Mi", "250"), ("gpu", "h200", "32Mi", "250")];

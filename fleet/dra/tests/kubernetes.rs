@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit, because a VM unknown to the scheduler uses the card. Therefore, the first two shares
-    // are removed as well.
+    // The last share does not fit, because a VM unknown to the scheduler uses the card. The first two shares are
+    // therefore removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -226,7 +226,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // Missing parts are recreated without the claim object, which may already have been removed.
+    // Missing shares are recreated without the claim object, which may already have been removed.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;

@@ -161,7 +161,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     // The program must accept all arguments except the last one.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
-    // All paths in the arguments must be in mounted folders of the node.
+    // All paths in the arguments must be in folders mounted from the node.
     let mounts = container.volume_mounts.as_ref().unwrap();
     let volumes = spec.volumes.as_ref().unwrap();
     for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {

@@ -1,5 +1,5 @@
 //! Tests the quick start for pods in README.md: a shell runs its commands. Substitutes for `kubectl` and `nvidia-ctk`
-//! pass their arguments to this test. The test acts as the cluster and starts the real driver as specified by the
+//! pass their arguments to this test, which acts as the cluster and starts the real driver as specified by the
 //! DaemonSet.
 
 use std::io::{BufRead, BufReader, Write};
@@ -23,10 +23,10 @@ use support::{Node, Process, allocated, named, until};
 /// Name of the node.
 const NODE: &str = "node-a";
 
-/// A program call from the shell: the program's name and arguments, and a channel for its output.
+/// A program call made by the shell: the program's name and arguments, and a channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
-/// The parts of the cluster and its node required by the quick start.
+/// The parts of the cluster and its node that the quick start needs.
 struct Cluster {
     node: Node,
     labels: Vec<(String, String)>,
@@ -54,7 +54,8 @@ fn write_programs(folder: &Path, port: u16) {
     }
 }
 
-/// Receives a call, waits for its output, and sends the output back. A dropped sender means that the call failed.
+/// Receives a call, waits for its output, and sends the output to the substitute program. A dropped sender means that
+/// the call failed.
 fn pass_on(stream: TcpStream, calls: &mpsc::Sender<Call>) {
     let lines = BufReader::new(&stream).lines().map(Result::unwrap);
     let words = lines.take_while(|line| !line.is_empty()).collect();
@@ -182,7 +183,8 @@ async fn quick_start_of_the_readme_prints_its_output() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text, outputs[0]);
 
-    // Pods on the node now get devices, and the container runtime finds the devices in the folder from the quick start.
+    // Pods on the node now get devices, and the container runtime finds the devices in the folder named in the quick
+    // start.
     let node = cluster.node;
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
     until("a card that is served", async || {

@@ -1,8 +1,8 @@
-//! Rewrites the `:authority` of requests, because the crate `h2` rejects the values sent by kubelets.
+//! Rewrites the `:authority` of requests, because the `h2` crate rejects the values sent by kubelets.
 //!
 //! When a plugin registers, the kubelet dials the plugin's socket by its path. Kubelets before 1.34 dial a DRA driver
 //! in the same way. Go's gRPC then sends the path as `:authority`, either unchanged (`/var/lib/kubelet/x.sock`) or, in
-//! newer versions, escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it
+//! newer versions, escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The `h2` crate accepts neither form as an authority: it
 //! resets the stream, and has no option to change this behaviour (hyperium/h2#487). The authority has no meaning on a
 //! UNIX socket, so this module replaces it with `localhost`.
 //!
@@ -24,13 +24,13 @@ use tonic::transport::server::Connected;
 const PREFACE_LEN: usize = 24;
 /// Size of a frame's header in bytes.
 const HEAD: usize = 9;
-/// Maximum payload of a frame in bytes. The server does not change the initial limit.
+/// Maximum size of a frame's payload in bytes. The server does not change the initial limit.
 const MAX_FRAME: usize = 16 << 10;
-/// Maximum size in bytes of a header block, and of its decoded headers.
+/// Maximum size of a header block and of its decoded headers, in bytes.
 const MAX_BLOCK: usize = 64 << 10;
 /// Size of the client's table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
-/// Overhead in bytes counted for each header in addition to its name and value (RFC 9113).
+/// Overhead counted for each header in addition to its name and value (RFC 9113), in bytes.
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -195,7 +195,7 @@ impl Rewriter {
             let kind = if index == 0 { HEADERS } else { CONTINUATION };
             let ends_stream = if index == 0 && block.ends_stream { END_STREAM } else { 0 };
             let ends_headers = if index + 1 == parts.len() { END_HEADERS } else { 0 };
-            // Parts are not longer than a frame, so the length fits into three bytes.
+            // Parts are not longer than a frame, so the length fits in three bytes.
             let [.., l2, l1, l0] = part.len().to_be_bytes();
             out.extend_from_slice(&[l2, l1, l0, kind, ends_stream | ends_headers]);
             out.extend_from_slice(&block.stream);
@@ -239,7 +239,7 @@ fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Encodes a length with a seven-bit prefix. The eighth bit, which is 0, indicates uncompressed text.
+/// Encodes a length with a seven-bit prefix. The eighth bit is 0, which indicates uncompressed text.
 fn length(length: usize, out: &mut Vec<u8>) {
     const PREFIX: usize = 0x7f;
     if let Some(rest) = length.checked_sub(PREFIX) {

@@ -1,7 +1,7 @@
 //! Protocols of the kubelet and KubeVirt, and a gRPC server on UNIX sockets that is compatible with Go clients.
 //!
 //! The messages and services are generated from the files in `proto`. [`socket`] serves the services, and [`authority`]
-//! makes the kubelet's requests acceptable to the crate `h2`.
+//! makes the kubelet's requests acceptable to the `h2` crate.
 //!
 //! The crate does not interpret claims or domains.
 

@@ -12,7 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::authority::Localhost;
 
-/// Maximum number of concurrent requests per connection; the kubelet sends only a few.
+/// Maximum number of concurrent requests per connection. The kubelet sends only a few.
 pub const MAX_STREAMS: u32 = 64;
 
 /// An error while creating the socket.

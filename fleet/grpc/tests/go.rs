@@ -2,9 +2,9 @@
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
 //! `/tmp/cap/plugin.sock`. In `path`, it dialled the path, as the kubelet's plugin watcher does. `escaped` contains the
-//! same bytes, but `:authority` is replaced by its escaped form, which newer versions send. In `unix`, it dialled
-//! `unix:` followed by the path, as kubelets since 1.34 do for DRA drivers. Each recorded connection calls `GetInfo`
-//! twice, and then `NotifyRegistrationStatus`. The later calls use the header table from the first call.
+//! same bytes, except that `:authority` is in the escaped form that newer versions send. In `unix`, it dialled `unix:`
+//! followed by the path, as kubelets since 1.34 do for DRA drivers. Each recorded connection calls `GetInfo` twice, and
+//! then `NotifyRegistrationStatus`. The later calls use the header table from the first call.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 const HEADERS: u8 = 1;
 /// Kind of RST_STREAM frames.
 const RST_STREAM: u8 = 3;
-/// Time limit of a wait, reached only if a test fails.
+/// Time limit of a wait. Reached only if a test fails.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]

@@ -41,7 +41,7 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
 /// Returns the domain `document` with shared memory and the additional QEMU devices `devices`. Each device is the value
 /// of a `-device` argument.
 ///
-/// A device that the document already contains is not added again.
+/// Does not add a device that the document already contains.
 ///
 /// # Errors
 /// Returns an error if the document is not a domain.

@@ -1,9 +1,9 @@
 //! A KubeVirt hook that adds vGPUs to virtual machines.
 //!
 //! KubeVirt starts the hook as a sidecar of virt-launcher, connects to its socket, and calls it before it defines a
-//! domain (kubevirt/kubevirt, pkg/hooks). A claim of QEMU's container provides the vGPU. In this container, the vGPU's
-//! socket is in a folder named after the request (`cdi-spec`). Therefore, the hook needs only the names of the
-//! requests.
+//! domain (kubevirt/kubevirt, pkg/hooks). The container that runs QEMU gets the vGPU through a claim. In this
+//! container, the vGPU's socket is in a folder named after the request (`cdi-spec`). The hook therefore needs only the
+//! names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 

@@ -61,8 +61,8 @@ pub fn cards_of<'a>(
     numbers.into_iter().map(card).collect()
 }
 
-/// Returns the number of shards that count on each of a job's cards: all of them on one card. A tenant has the same
-/// part of each of its cards, so on several cards the smallest number counts.
+/// Returns the number of shards that count on each of a job's cards. For a single card, this is the number of all its
+/// shards. A tenant has the same part of each of its cards, so for several cards, the smallest number counts.
 #[must_use]
 pub fn shards_per_card(granted: &Granted) -> u32 {
     match granted.gpus.as_slice() {
@@ -71,10 +71,10 @@ pub fn shards_per_card(granted: &Granted) -> u32 {
     }
 }
 
-/// Creates the table for a job's tenant or virtual machine with this number of shards on each of its cards.
+/// Creates the table for a job's tenant or virtual machine that has `shards` shards on each of its cards.
 ///
 /// # Errors
-/// Returns an error if the job does not have any shards or makes an invalid request.
+/// Returns an error if the job has no shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -140,7 +140,7 @@ pub fn table(
         // Only the daemon can connect until ownership of the socket passes to the job's user.
         "mode": "0600",
     });
-    // The sockets have their own folder. The daemon creates this folder, and containers of the job mount it.
+    // The sockets have their own folder, which the daemon creates and containers of the job mount.
     let folder = arguments.sockets.join(name);
     match cards {
         [card] => {
@@ -189,7 +189,7 @@ mod tests {
         );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
-        // A size above the guarantee is not guaranteed; a size below it becomes the limit.
+        // The part of a size above the guarantee is not guaranteed. A size below the guarantee becomes the limit.
         let more =
             Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();

@@ -1,7 +1,7 @@
 //! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
 //! A step's environment also contains the shards. However, Slurm keeps variables that it does not set, so the step's
-//! user can write them. Therefore, the environment is only a hint.
+//! user can write them. The environment is therefore only a hint.
 //!
 //! The controller's response also contains text from the user, such as the job's name. Ambiguous responses are
 //! rejected.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size in bytes of the controller's response. It is sufficient for an array of thousands of jobs.
+/// Maximum size of the controller's response in bytes, which suffices for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
 /// Interval at which the plugin polls for the response.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Number of shards.
     pub shards: u32,
-    /// The GPUs with the shards. Empty if Slurm does not report them.
+    /// The GPUs to which the shards belong. Empty if Slurm does not report them.
     pub gpus: Vec<Gpu>,
 }
 
@@ -44,11 +44,11 @@ pub struct Gpu {
 pub struct Number {
     /// The job's own number.
     pub id: u32,
-    /// If the job is in an array, the number of the array and the job's index in it.
+    /// Number of the job's array and the job's index in it, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Queries the controller until it responds, but not longer than `patience`.
+/// Queries the controller until it responds, for at most `patience`.
 ///
 /// # Errors
 /// Returns an error if the controller does not respond, or does not list the job on this node.
@@ -167,7 +167,7 @@ fn shards(list: &str) -> Option<Granted> {
             let shards = given.parse::<u32>().ok()?;
             match granted.gpus.iter_mut().find(|gpu| gpu.index == index) {
                 _ if shards == 0 => {}
-                // Another type of shards of the same GPU.
+                // This is another type of shard of the same GPU.
                 Some(gpu) => gpu.shards = gpu.shards.checked_add(shards)?,
                 None => granted.gpus.push(Gpu { index, shards }),
             }

@@ -2,7 +2,7 @@
 //! gets a vGPU, with the requested limits. When the job ends, the plugin records its usage and frees its part of the
 //! card.
 //!
-//! The crate contains the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), a job's shards as
+//! The crate contains the entry points that Slurm calls (`spank`), job options ([`options`]), a job's shards as
 //! reported by the controller ([`granted`], [`nodes`]), the tenant or VM for these shards ([`claim`]), and the
 //! operations on a job ([`work`]), which run in Slurm's processes.
 //!

@@ -31,7 +31,7 @@ fn fits(name: &str, node: &str) -> bool {
     let Some((before, rest)) = name.split_once('[') else { return name == node };
     let Some((ranges, behind)) = rest.split_once(']') else { return false };
     let Some(node) = node.strip_prefix(before) else { return false };
-    // Try each end of the number, because the next part of the name may begin with a digit.
+    // Try each possible end of the number, because the next part of the name may begin with a digit.
     let digits = node.bytes().take_while(u8::is_ascii_digit).count();
     (1..=digits.min(18)).any(|length| {
         let (number, end) = node.split_at(length);
@@ -45,7 +45,7 @@ fn is_in(range: &str, number: &str) -> bool {
     let (Ok(from), Ok(to), Ok(at)) = (first.parse::<u64>(), last.parse::<u64>(), number.parse::<u64>()) else {
         return false;
     };
-    // Slurm pads the numbers with zeros to the width of the first number.
+    // Slurm pads numbers with zeros to the width of the first number.
     (from..=to).contains(&at) && format!("{at:0width$}", width = first.len()) == number
 }
 

@@ -71,7 +71,7 @@ pub struct Given {
     pub class: Option<String>,
     /// Maximum share of the card's time, if limited.
     pub cap: Option<Cap>,
-    /// Set if the job requests a vGPU.
+    /// True if the job requests a vGPU.
     pub vgpu: bool,
     /// Name of a group of jobs whose programs can use the card concurrently.
     pub share_group: Option<String>,
@@ -101,7 +101,7 @@ impl Given {
         *self == Self::new()
     }
 
-    /// Sets the option with this number to a value.
+    /// Sets option `number` to a value.
     ///
     /// # Errors
     /// Returns an error if the value is invalid. The message names the expected form.
@@ -183,7 +183,7 @@ pub struct Arguments {
     pub cards: Vec<String>,
     /// Granularity of sizes in MiB, a multiple of the cards' chunk size.
     pub chunk_mib: u64,
-    /// File to which the usage of jobs is appended, with one line of JSON per job.
+    /// File to which the usage of jobs is appended, as one line of JSON per job.
     pub ledger: PathBuf,
     /// Folder of the library that replaces `libcuda.so.1` for programs.
     pub library: PathBuf,

@@ -1,6 +1,6 @@
 //! The entry points that Slurm calls, and calls to Slurm's functions.
 //!
-//! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes.
+//! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, which read the options, and into `slurmstepd` on the nodes.
 //! `slurmstepd` starts a job's processes, which run as root until they switch to the user. `slurmstepd` runs epilogs in
 //! another process.
 //!
@@ -33,8 +33,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Slurm version that the plugin is built for. Slurm compares the first element with its own version. The version is 0
-/// in this build, and the installer writes it into a copy of the library.
+/// Slurm version for which the plugin was built. Slurm compares the first element with its own version. The version is
+/// 0 in this build, and the installer writes it into a copy of the library.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -60,7 +60,7 @@ const ARRAY_ID: c_int = 30;
 const ARRAY_TASK_ID: c_int = 31;
 /// `ESPANK_NOSPACE`: the value before Slurm 21.08, and the value since then.
 const NO_SPACE: [c_int; 2] = [6, 3005];
-/// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), including its name and
+/// Maximum size of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), in bytes, including its name and
 /// its terminator.
 const MAX_VARIABLE: usize = 128 << 10;
 /// Environment variable that lists a step's shards. It is only a hint, because the user can write it.
@@ -140,7 +140,7 @@ fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, S
 fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char, c_int) -> c_int;
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
-    // SAFETY: the handle is valid during this call; both strings are terminated, and Slurm copies them.
+    // SAFETY: the handle is valid during this call. Both strings are terminated, and Slurm copies them.
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
@@ -242,7 +242,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Creates the job's part as root before the job's first process runs. Sets the environment variables of each process.
+/// As root, creates the job's part before the job's first process runs. Sets the environment variables of each process.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -250,8 +250,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, so the controller need not be queried. For the others, trust only the controller's
-        // number of shards.
+        // Most jobs have no shards, so the controller need not be queried for them. For other jobs, trust only the
+        // controller's number of shards.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -288,7 +288,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
         }
         let Some(id) = number(handle, JOB_ID) else { return Ok(()) };
         let arguments = arguments(count, words)?;
-        // A failed note must not make a job fail.
+        // A failure to store the note must not make the job fail.
         if let Err(error) = node().and_then(|node| work::note(&arguments.on(Some(&node)), id)) {
             complain(&error);
         }
@@ -296,8 +296,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part after the job has ended. If the removal fails, returns an error, so that Slurm drains the
-/// node.
+/// Removes the job's part after the job has ended. On failure, returns an error, so that Slurm drains the node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {

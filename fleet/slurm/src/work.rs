@@ -50,7 +50,7 @@ pub struct Job {
 /// A job's usage of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The job.
+    /// Number of the job.
     pub job: u32,
     /// The node.
     pub node: String,
@@ -64,11 +64,11 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Card time charged to the job, in ns.
     pub used_ns: u64,
-    /// Part of this time, in ns, during which the tenant had work in flight. Always 0 for vGPUs.
+    /// Part of this time during which the tenant had work in flight, in ns. Always 0 for vGPUs.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
-    /// Number of programs of the job that were killed because they exceeded their limits or did not respond.
+    /// Number of the job's programs that were killed because they exceeded their limits or did not respond.
     pub killed: u64,
 }
 
@@ -210,7 +210,8 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     }
 }
 
-/// Returns a job's usage so far, and true if the job has a vGPU. Returns `None` if the job has no part of a card.
+/// Returns a job's usage so far, and a flag that is true if the job has a vGPU. Returns `None` if the job has no part
+/// of a card.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -289,7 +290,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's part and records its usage.
 ///
 /// # Errors
-/// Returns an error if the part cannot be removed. In this case, the part remains allocated.
+/// Returns an error if the part cannot be removed. The part then remains allocated.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -319,7 +320,7 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
             "it is not a regular file with a single link, owned by this user; move it away",
         ));
     }
-    // Write the line with a single call, so that lines of different processes are not mixed.
+    // Write the line with a single call, so that lines of different processes are not interleaved.
     file.write_all(line.as_bytes())
 }
 
@@ -336,7 +337,7 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query the running jobs after the parts, so that a job with a part is finished if it is not running.
+    // Query the running jobs after the parts. A job that has a part but is not running is then known to have finished.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;

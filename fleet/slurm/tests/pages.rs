@@ -1,4 +1,4 @@
-//! Tests that the page for operators and the example in the package name only existing options and arguments.
+//! Tests that the page for operators and the example in the package mention only existing options and arguments.
 
 use std::fs;
 use std::path::Path;

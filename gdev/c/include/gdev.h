@@ -58,19 +58,19 @@ int gclose(Ghandle handle);
 // Returns the message of the calling thread's last error. It is valid until the thread's next error.
 const char *gerror(void);
 
-// Queries a device property. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the device
+// Queries a device property. Query 1 returns the alignment of card memory in bytes. Query 2 returns 1 if the device
 // supports segments, and 0 otherwise.
 int gquery(Ghandle handle,
            uint32_t query,
            uint64_t *result);
 
-// Sets a copy parameter. Setting 1 is the chunk size in bytes; settings 2 and 3 are the maximum sizes of direct writes
-// and reads in bytes; setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
+// Sets a copy parameter. Setting 1 is the chunk size in bytes. Settings 2 and 3 are the maximum sizes of direct writes
+// and reads in bytes. Setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
 int gtune(Ghandle handle,
           uint32_t setting,
           uint32_t value);
 
-// Loads a module. A CUDA device accepts PTX or a cubin; other devices accept an `sm_20` cubin or `sm_20` assembly.
+// Loads a module. A CUDA device accepts PTX or a cubin. Other devices accept an `sm_20` cubin or `sm_20` assembly.
 // Stores the module number in `module`.
 int gload(Ghandle handle,
           const void *image,
@@ -152,8 +152,8 @@ int gmemcpy(Ghandle handle, uint64_t to, uint64_t from, uint64_t size);
 // Copies `size` bytes within card memory without waiting. Stores the number for `gsync` in `id`.
 int gmemcpy_async(Ghandle handle, uint64_t to, uint64_t from, uint64_t size, uint64_t *id);
 
-// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the low nine bits of `flags` are its
-// permissions. With [`GDEV_SHM_GROUP`], the group's other machines can find and read the segment; permission bit 0002
+// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`. The low nine bits of `flags` are its
+// permissions. With [`GDEV_SHM_GROUP`], the group's other machines can find and read the segment. Permission bit 0002
 // also grants them write access. Returns the segment's number, or a negative errno value.
 int gshmget(Ghandle handle,
             int key,
@@ -170,7 +170,7 @@ uint64_t gshmat(Ghandle handle,
 // Waits for all work and unmaps a segment.
 int gshmdt(Ghandle handle, uint64_t address);
 
-// Controls a segment. `IPC_RMID` removes its key; the segment is freed when the last context detaches it. `IPC_STAT`
+// Controls a segment. `IPC_RMID` removes its key. The segment is freed when the last context detaches it. `IPC_STAT`
 // stores the number of attached contexts in `buffer` as a `uint64_t`.
 int gshmctl(Ghandle handle,
             int id,

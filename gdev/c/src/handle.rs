@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Attached,
 }
 
-/// A context, with the objects that C programs identify by address or number.
+/// A context, and the objects that C programs identify by address or number.
 pub(crate) struct State {
     pub(crate) context: Context,
     /// Memory, keyed by its GPU virtual start address.
@@ -123,7 +123,7 @@ pub(crate) fn value(outcome: Outcome<u64>) -> u64 {
 }
 
 impl State {
-    /// Returns the memory that contains an address, and the offset of the address in it.
+    /// Returns the memory that contains an address, and the offset of the address in this memory.
     pub(crate) fn memory_at(&self, address: u64) -> Outcome<(Memory, u64)> {
         let found = self.memory.range(..=address).next_back().map(|(start, (memory, _))| (*memory, address - start));
         let inside = found.filter(|(memory, offset)| *offset < memory.bytes.max(1));
@@ -186,8 +186,9 @@ fn open(target: &Target) -> Outcome<u64> {
     Ok(handle)
 }
 
-/// Opens device `minor` and creates a context. Uses a CUDA device if one exists, otherwise a nouveau render node. The
-/// environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on error.
+/// Opens device `minor` and creates a context. Uses a CUDA device if one exists, or a nouveau render node otherwise.
+/// The environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on
+/// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gopen(minor: c_int) -> Ghandle {
     value(match std::env::var("GDEV_TARGET") {
@@ -227,7 +228,7 @@ pub extern "C" fn gerror() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-/// Queries a device property. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the device
+/// Queries a device property. Query 1 returns the alignment of card memory in bytes. Query 2 returns 1 if the device
 /// supports segments, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -> c_int {
@@ -242,8 +243,8 @@ pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -
     }))
 }
 
-/// Sets a copy parameter. Setting 1 is the chunk size in bytes; settings 2 and 3 are the maximum sizes of direct writes
-/// and reads in bytes; setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
+/// Sets a copy parameter. Setting 1 is the chunk size in bytes. Settings 2 and 3 are the maximum sizes of direct writes
+/// and reads in bytes. Setting 4 is 1 if the CPU and the copy engine work concurrently, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn gtune(handle: Ghandle, setting: u32, value: u32) -> c_int {
     status(with(handle, |state| {
@@ -264,7 +265,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> Outcome<&'a str> {
     if pointer.is_null() {
         return Err(invalid("a string is NULL"));
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| invalid("a string is not UTF-8"))
 }
@@ -276,7 +277,7 @@ pub(crate) unsafe fn bytes<'a>(pointer: *const libc::c_void, length: u64) -> Out
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
@@ -289,7 +290,7 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> O
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
@@ -298,7 +299,7 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> O
 /// Stores a result, unless the pointer is NULL.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T) -> Outcome<()> {
     if !pointer.is_null() {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         unsafe { pointer.write_unaligned(value) };
     }
     Ok(())

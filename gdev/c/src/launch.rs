@@ -46,11 +46,11 @@ fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     let loaded = state.context.load(image)?;
     state.modules.push(loaded);
     let number = u32::try_from(state.modules.len() - 1).map_err(|_| invalid("too many modules"))?;
-    // SAFETY: the functions below pass the program's pointer; see UNSAFETY in the crate documentation.
+    // SAFETY: the functions below pass the program's pointer. See UNSAFETY in the crate documentation.
     unsafe { store(module, number) }
 }
 
-/// Loads a module. A CUDA device accepts PTX or a cubin; other devices accept an `sm_20` cubin or `sm_20` assembly.
+/// Loads a module. A CUDA device accepts PTX or a cubin. Other devices accept an `sm_20` cubin or `sm_20` assembly.
 /// Stores the module number in `module`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64, module: *mut u32) -> c_int {

@@ -1,9 +1,9 @@
-//! Gdev's functions for C programs, implemented with the crate `gdev`.
+//! Gdev's functions for C programs, implemented with the `gdev` crate.
 //!
 //! A handle is a number that this library looks up, so an invalid or closed handle causes an error instead of an
-//! invalid access. Functions return 0 or a negative `errno`; functions that return addresses return 0 on error.
-//! [`gerror`] returns the message of the calling thread's last error. Calls on one handle are serialized, including
-//! waits, so use a separate handle for each thread.
+//! invalid access. Functions return 0 or a negative `errno`. Functions that return addresses return 0 on error.
+//! [`gerror`] returns the message of the calling thread's last error. Calls on one handle, including waits, are
+//! serialized, so use a separate handle for each thread.
 //!
 //! UNSAFETY: reads and writes memory through pointers from the C program, as declared in `gdev.h`: each pointer must be
 //! valid for the given number of bytes, and strings must be NUL-terminated.

@@ -154,7 +154,7 @@ unsafe fn within_card(state: &mut State, to: u64, from: u64, bytes: u64, id: *mu
     if overlap && bytes > 0 {
         return Err(invalid("the ranges of a copy overlap"));
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes }, id) }
 }
 
@@ -164,6 +164,6 @@ unsafe fn submit(state: &mut State, copy: &Copy, id: *mut u64) -> Outcome<()> {
     }
     let fence = state.context.copy(copy)?;
     let number = state.number(fence);
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     unsafe { store(id, number) }
 }

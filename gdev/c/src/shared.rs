@@ -11,8 +11,8 @@ pub const GDEV_SHM_GROUP: c_int = 0x10000;
 /// Permission bit that grants the group's other machines write access to a segment.
 const OTHERS_WRITE: c_int = 0o002;
 
-/// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the low nine bits of `flags` are its
-/// permissions. With [`GDEV_SHM_GROUP`], the group's other machines can find and read the segment; permission bit 0002
+/// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`. The low nine bits of `flags` are its
+/// permissions. With [`GDEV_SHM_GROUP`], the group's other machines can find and read the segment. Permission bit 0002
 /// also grants them write access. Returns the segment's number, or a negative errno value.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) -> c_int {
@@ -57,7 +57,7 @@ pub extern "C" fn gshmdt(handle: Ghandle, address: u64) -> c_int {
     status(with(handle, |state| state.end(address, Kind::Attached, Context::detach).map(drop)))
 }
 
-/// Controls a segment. `IPC_RMID` removes its key; the segment is freed when the last context detaches it. `IPC_STAT`
+/// Controls a segment. `IPC_RMID` removes its key. The segment is freed when the last context detaches it. `IPC_STAT`
 /// stores the number of attached contexts in `buffer` as a `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buffer: *mut c_void) -> c_int {

@@ -52,7 +52,7 @@ impl Card {
         Ok(Self { context, module, tables: tables_of, data, tweaks, tweak_key })
     }
 
-    /// Transforms data in place; its first sector has number `sector`. The data is undefined after an error.
+    /// Transforms data in place. The first sector has number `sector`. The data is undefined after an error.
     ///
     /// # Errors
     /// Returns an error if the card lost work, or on a driver error.

@@ -1,7 +1,7 @@
 //! Encrypts sectors on the card if this is faster, and otherwise on the CPU.
 //!
-//! If the card is busy with another request or is being opened, the CPU encrypts instead, so a request never waits for
-//! the card.
+//! If the card is busy with another request or is being opened, the CPU encrypts instead, so that a request never waits
+//! for the card.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::tables::Direction;
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Request sizes in bytes at which the card and the CPU are compared.
 const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// Number of trials per size; the fastest is used.
+/// Number of trials per size, of which the fastest is used.
 const TRIALS: usize = 3;
 
 /// Minimum size of the requests that the card handles.
@@ -49,7 +49,7 @@ pub struct Counts {
 /// An open card.
 struct Opened {
     card: Card,
-    /// Minimum size in bytes of the requests that the card handles.
+    /// Minimum size of the requests that the card handles, in bytes.
     min_bytes: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, which handles one request at a time; `None` while no card is open.
+    /// The card, which handles one request at a time. `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }
@@ -94,7 +94,7 @@ impl Cipher {
         Counts { card_bytes, cpu_bytes, card_failures }
     }
 
-    /// Transforms data in place; its first sector has number `sector`.
+    /// Transforms data in place. The first sector has number `sector`.
     ///
     /// # Panics
     /// Panics if the data does not consist of whole sectors.
@@ -117,7 +117,7 @@ impl Cipher {
         }
     }
 
-    /// Transforms data on the card if it is large enough. Returns false, with the data unchanged, if the CPU must
+    /// Transforms data on the card if it is large enough. Returns false and leaves the data unchanged if the CPU must
     /// transform it.
     fn try_card(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
         let Some(mut opened) = self.card.try_lock() else { return false };

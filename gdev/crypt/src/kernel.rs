@@ -1,6 +1,6 @@
 //! The kernels, generated from one source as sm_20 assembly or as PTX.
 //!
-//! Each thread transforms one 16-byte block: it copies its share of the tables into shared memory, multiplies its
+//! Each thread transforms one 16-byte block. It copies its share of the tables to shared memory, multiplies its
 //! sector's encrypted number by the block's power of x (XTS, IEEE 1619), and computes AES by table look-up.
 
 use std::fmt::Write;
@@ -17,13 +17,13 @@ pub const BLOCK_BYTES: usize = 16;
 pub const PARAMS_BYTES: u32 = 28;
 /// Log2 of the number of AES blocks per sector.
 const BLOCKS_LOG2: u32 = (SECTOR_BYTES / BLOCK_BYTES).ilog2();
-// The threads of a block copy the tables in whole rounds, so they do not diverge; a block's power of x is below 32.
+// The threads of a block copy the tables in whole rounds, so they do not diverge. A block's power of x is below 32.
 const _: () = assert!(TABLE_BYTES.is_multiple_of(4 * THREADS as usize) && BLOCKS_LOG2 <= 5);
 
 /// Language of the generated kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
-    /// Assembly for the crate `sm20`.
+    /// Assembly for the `sm20` crate.
     Sm20,
     /// PTX for sm_70 and later.
     Ptx,
@@ -35,7 +35,7 @@ mod register {
     pub const BLOCK: u32 = 1;
     pub const THREADS: u32 = 2;
     pub const INDEX: u32 = 4;
-    /// A 64-bit address, in this register and the next.
+    /// A 64-bit address in this register and the next.
     pub const ADDRESS: u32 = 6;
     pub const TWEAK: u32 = 8;
     pub const STATE: u32 = 12;
@@ -136,7 +136,7 @@ impl Text {
         }
     }
 
-    /// Computes the address of element `index` of a parameter's array, whose elements have `bytes` bytes.
+    /// Computes the address of element `index` of a parameter's array, whose elements are `bytes` bytes long.
     fn address(&mut self, parameter: Parameter, index: u32, bytes: usize) {
         let (at, scratch) = (register::ADDRESS, register::SECOND);
         match self.language {
@@ -321,7 +321,7 @@ impl Text {
         }
     }
 
-    /// Computes a round's next state with the tables at `offset`; the last round looks up bytes. KEY is the address of
+    /// Computes a round's next state using the tables at `offset`. The last round looks up bytes. KEY is the address of
     /// the tables plus 16 bytes per completed round.
     fn mix(&mut self, step: u32, offset: usize) {
         use register::{FIRST, KEY, NEXT, SECOND, STATE};

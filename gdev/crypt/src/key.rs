@@ -13,7 +13,7 @@ pub const KEY_BYTES: usize = 64;
 /// Permission bits that a key file must not grant to other users.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
-/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key cannot be printed, and
+/// A key for AES-256-XTS. The first half encrypts data, the second half encrypts tweaks. The key cannot be printed, and
 /// its memory is zeroed on drop.
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 
@@ -28,7 +28,7 @@ impl Key {
         Ok(key)
     }
 
-    /// Reads a key from a file: 64 bytes, or 128 hexadecimal digits and a line end.
+    /// Reads a key from a file, which contains 64 bytes, or 128 hexadecimal digits and a line end.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, is accessible to other users, or is malformed.

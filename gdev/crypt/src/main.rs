@@ -19,7 +19,7 @@ use gdev_crypt::volume::Volume;
 
 /// Maximum number of concurrent clients. Each client may have a 32 MiB request in memory.
 const MAX_CLIENTS: usize = 16;
-/// Pause after a rejected client.
+/// Pause after a client is rejected.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves an encrypted file as a block device over NBD.

@@ -171,7 +171,7 @@ impl Client<'_> {
                     return Ok(false);
                 }
                 option::LIST if data.is_empty() => {
-                    // The only export has the empty name.
+                    // The only export has an empty name.
                     self.option_reply(option, option::SERVER, &0u32.to_be_bytes())?;
                     self.option_reply(option, option::ACK, &[])?;
                 }
@@ -230,7 +230,7 @@ impl Client<'_> {
                     self.check(offset, length).unwrap_or_else(|| code(self.volume.read(offset, &mut data)))
                 }
                 command::WRITE if length > MAX_REQUEST_BYTES => {
-                    // A reply would require reading all of the data first.
+                    // Before it could reply, the server would have to read all of the data.
                     return Err(violation("a write that is too long"));
                 }
                 command::WRITE => self.write(flags, offset, length)?,

@@ -1,6 +1,6 @@
-//! AES-256 tables and round keys for the kernels: a round computes each column from four look-ups and a round key word.
+//! AES-256 tables and round keys for the kernels. A round computes each column from four look-ups and a round key word.
 //!
-//! Words are little-endian. Source: FIPS 197; decryption uses the equivalent inverse cipher.
+//! Words are little-endian. Decryption uses the equivalent inverse cipher. Source: FIPS 197.
 
 use zeroize::Zeroizing;
 
@@ -10,7 +10,7 @@ pub const ROUNDS: usize = 14;
 const KEY_WORDS: usize = 4 * (ROUNDS + 1);
 /// Number of 32-bit words in the key.
 const NK: usize = 8;
-/// Offset in bytes of the last round's table, after the four tables for the other rounds.
+/// Offset of the last round's table in bytes, after the four tables for the other rounds.
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use aes::cipher::{BlockDecrypt, BlockEncrypt, KeyInit};
 
-    /// Transforms a block with the tables, as a kernel does.
+    /// Transforms a block using the tables, as a kernel does.
     fn with_tables(tables: &[u8], direction: Direction, block: [u8; 16]) -> [u8; 16] {
         let word = |offset: usize| u32::from_le_bytes(tables[offset..offset + 4].try_into().expect("four bytes"));
         let key = |round: usize, at: usize| word(KEYS_OFFSET + 16 * round + 4 * at);

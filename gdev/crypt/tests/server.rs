@@ -149,7 +149,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     let (stream, served) = start(&volume);
     let mut client = Client::begin(stream);
     let error = |number: u32| 1 << 31 | number;
-    // STARTTLS, structured replies, and an unknown option.
+    // Test STARTTLS, structured replies, and an unknown option.
     for option in [5, 8, 77] {
         assert_eq!(client.option(option, &[]).0, error(1));
     }

@@ -57,7 +57,7 @@ impl State {
         self.memory.values().chain(self.attached.values()).copied().collect()
     }
 
-    /// Checks a stream handle; 0 is the default stream.
+    /// Checks a stream handle. Handle 0 is the default stream.
     pub(crate) fn check_stream(&self, stream: Handle) -> Outcome<()> {
         let stream = stream.addr();
         if stream == 0 || self.streams.contains(&stream) { Ok(()) } else { Err(Code::InvalidHandle) }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut Handle, _flags: c_uint, de
     status(create())
 }
 
-/// Same as [`cuCtxCreate_v2`].
+/// Calls [`cuCtxCreate_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate(context: *mut Handle, flags: c_uint, device: c_int) -> Status {
     // SAFETY: see UNSAFETY in the crate documentation.
@@ -156,13 +156,13 @@ pub extern "C" fn cuCtxDestroy_v2(context: Handle) -> Status {
     status(destroy())
 }
 
-/// Same as [`cuCtxDestroy_v2`].
+/// Calls [`cuCtxDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxDestroy(context: Handle) -> Status {
     cuCtxDestroy_v2(context)
 }
 
-/// Replaces the current context; 0 pops it.
+/// Replaces the current context, or pops it if `context` is 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Status {
     let set = || {
@@ -189,7 +189,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> Status {
     status(check(context).map(|handle| STACK.with_borrow_mut(|stack| stack.push(handle))))
 }
 
-/// Same as [`cuCtxPushCurrent_v2`].
+/// Calls [`cuCtxPushCurrent_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPushCurrent(context: Handle) -> Status {
     cuCtxPushCurrent_v2(context)
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut Handle) -> Status {
     }))
 }
 
-/// Same as [`cuCtxPopCurrent_v2`].
+/// Calls [`cuCtxPopCurrent_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent(context: *mut Handle) -> Status {
     // SAFETY: see UNSAFETY in the crate documentation.

@@ -1,4 +1,4 @@
-//! Enumerates devices: the nouveau render nodes, or the device that an environment variable names.
+//! Enumerates devices: the nouveau render nodes, or the device named in an environment variable.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use crate::error::{Code, Outcome, Status, status, store};
 
 /// Version of the driver API that this library partly implements: 4.0, like Gdev.
 const DRIVER_VERSION: c_int = 4000;
-/// Environment variable that replaces the device list with one device.
+/// Environment variable that replaces the device list with a single device.
 const TARGET_VARIABLE: &str = "GDEV_TARGET";
 /// Folder of the render nodes.
 const NODES: &str = "/dev/dri";
 /// Name prefix of the render nodes.
 const NODE_PREFIX: &str = "renderD";
-/// Name reported for every device: the card model that the mediator shares.
+/// Name reported for every device, which is the card model that the mediator shares.
 const NAME: &[u8] = b"NVIDIA GF100 (gdev)\0";
 
 static DEVICES: OnceLock<Vec<Target>> = OnceLock::new();
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device:
     }))
 }
 
-/// Stores the compute capability: 2.0.
+/// Stores the compute capability, which is 2.0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceComputeCapability(major: *mut c_int, minor: *mut c_int, device: c_int) -> Status {
     // SAFETY: see UNSAFETY in the crate documentation.
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) -
     status(target(device).and_then(|target| unsafe { store(bytes, gdev::memory_bytes(target)? as usize) }))
 }
 
-/// Same as [`cuDeviceTotalMem_v2`]: sizes are 64 bits wide in this library.
+/// Calls [`cuDeviceTotalMem_v2`], because sizes are 64 bits wide in this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> Status {
     // SAFETY: see UNSAFETY in the crate documentation.
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> S
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status {
     status(target(device).and_then(|_| {
         let found = match attribute {
-            // Maximum threads per block, and block dimensions in x and y.
+            // Maximum number of threads per block, and maximum block dimensions in x and y.
             1..=3 => 1024,
             4 => 64,
             // Maximum grid dimensions in x, y and z.
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             10 => 32,
             // Maximum pitch in bytes.
             11 => c_int::MAX,
-            // Registers per block.
+            // Number of registers per block.
             12 => 32_768,
             // Texture alignment in bytes.
             14 => 512,
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             // Compute capability.
             75 => 2,
             76 => 0,
-            // Maximum threads per multiprocessor.
+            // Maximum number of threads per multiprocessor.
             39 => 1536,
             _ => return Err(Code::InvalidValue),
         };

@@ -121,7 +121,7 @@ pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! The subset of the CUDA driver API that Gdev supports, implemented with the crate `gdev`: contexts, memory, copies,
+//! The subset of the CUDA driver API that Gdev supports, implemented with the `gdev` crate: contexts, memory, copies,
 //! modules, launches, streams, events, and shared segments (`cuShmGet`, `cuShmAt`, `cuShmDt`, `cuShmCtl`).
 //!
-//! A driver API program runs with this library as its `libcuda.so.1`, either in a guest with stock nouveau or on the
-//! host with a vGPU. Devices are the nouveau render nodes, unless the environment variable `GDEV_TARGET` names another
-//! device. Modules are sm_20 cubins, or assembly for the crate `sm20`.
+//! A driver API program uses this library as its `libcuda.so.1`, either in a guest with stock nouveau or on the host
+//! with a vGPU. Devices are the nouveau render nodes, unless the environment variable `GDEV_TARGET` names another
+//! device. Modules are sm_20 cubins, or assembly for the `sm20` crate.
 //!
-//! A context executes all of its work in order. Therefore, streams have no effect on the order, and an event marks all
+//! A context executes all of its work in order. Streams therefore have no effect on the order, and an event marks all
 //! earlier work of its context. An event with timing waits for that work when it is recorded.
 //!
-//! Calls on one context are serialized, including waits, so use a separate context for each thread. The code of an
+//! Calls on one context, including waits, are serialized, so use a separate context for each thread. The code of an
 //! unloaded module remains in card memory until its context is destroyed.
 //!
 //! Handles are numbers that this library looks up, so an invalid or stale handle causes an error. Parts: `error`

@@ -9,10 +9,10 @@ use crate::context::{Handle, State, with};
 use crate::device::target;
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Maximum size in bytes of the buffer that a fill copies from.
+/// Maximum size of the buffer from which a fill copies, in bytes.
 const FILL_BYTES: usize = 1 << 20;
 
-/// Finds the memory that contains an address. Also returns the offset of the address in it.
+/// Finds the memory that contains an address. Also returns the offset of the address in this memory.
 fn find(memory: &BTreeMap<u64, Memory>, address: u64) -> Option<(Memory, u64)> {
     let (start, found) = memory.range(..=address).next_back()?;
     (address - start < found.bytes).then_some((*found, address - start))
@@ -27,7 +27,7 @@ unsafe fn bytes<'a>(from: *const c_void, size: usize) -> Outcome<&'a [u8]> {
     if from.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), size) })
 }
 
@@ -35,7 +35,7 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, size: usize) -> Outcome<&'a mut [u8]> {
     if to.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), size) })
 }
 
@@ -120,8 +120,8 @@ pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> Status {
     }))
 }
 
-/// Stores the total device memory, and the part that this context has not allocated, in bytes. Other contexts and
-/// tenants may already use some of the latter.
+/// Stores the total device memory and the part that this context has not allocated, in bytes. Other contexts and
+/// tenants may already use some of the unallocated memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
     status(with(|state| {
@@ -141,8 +141,7 @@ first_name!(cuMemGetInfo, cuMemGetInfo_v2, (free: *mut usize, total: *mut usize)
 pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usize, address: u64) -> Status {
     status(with(|state| {
         let (memory, _) = card(state, address)?;
-        // Each pointer may be NULL.
-        // SAFETY: see UNSAFETY in the crate documentation.
+        // Either pointer may be NULL. SAFETY: see UNSAFETY in the crate documentation.
         unsafe {
             let _ = store(start, memory.address);
             let _ = store(size, memory.bytes as usize);
@@ -201,7 +200,7 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card. Does not wait if the source is pinned; otherwise same as [`cuMemcpyHtoD_v2`].
+/// Copies to the card. If the source is pinned, does not wait. Otherwise, calls [`cuMemcpyHtoD_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -220,7 +219,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card. Does not wait if the target is pinned; otherwise same as [`cuMemcpyDtoH_v2`].
+/// Copies from the card. If the target is pinned, does not wait. Otherwise, calls [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {

@@ -7,9 +7,9 @@ use gdev::{Grid, Image, Params};
 use crate::context::{Function, Handle, State, new_handle, to_pointer, with};
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Maximum size in bytes of an image that is passed without a size.
+/// Maximum size of an image that is passed without a size, in bytes.
 const MAX_IMAGE_BYTES: usize = 64 << 20;
-/// Size of an ELF header in bytes; the image length is computed from the header.
+/// Size of an ELF header in bytes. The image length is computed from the header.
 const ELF_HEADER_BYTES: usize = 64;
 /// Key in the `extra` list of `cuLaunchKernel`: the end of the list.
 const EXTRA_END: usize = 0;
@@ -24,7 +24,7 @@ unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
     if name.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::InvalidValue)
 }
 
@@ -116,7 +116,7 @@ pub extern "C" fn cuModuleGetGlobal_v2(_: *mut u64, _: *mut usize, module: Handl
     }))
 }
 
-/// Same as [`cuModuleGetGlobal_v2`].
+/// Calls [`cuModuleGetGlobal_v2`], which always fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleGetGlobal(
     address: *mut u64,
@@ -230,7 +230,7 @@ pub extern "C" fn cuLaunchGrid(handle: Handle, width: c_int, height: c_int) -> S
     }))
 }
 
-/// Same as [`cuLaunchGrid`], in a stream.
+/// Launches a kernel like [`cuLaunchGrid`], in a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int, stream: Handle) -> Status {
     match status(with(|state| state.check_stream(stream))) {
@@ -239,7 +239,7 @@ pub extern "C" fn cuLaunchGridAsync(handle: Handle, width: c_int, height: c_int,
     }
 }
 
-/// Same as [`cuLaunchGrid`] with one block.
+/// Launches a kernel like [`cuLaunchGrid`], with one block.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuLaunch(handle: Handle) -> Status {
     cuLaunchGrid(handle, 1, 1)
@@ -290,7 +290,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
     for (index, parameter) in kernel.parameters.iter().enumerate() {
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
         let to = bytes.get_mut(start..end).ok_or(Code::InvalidImage)?;
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
         unsafe {
             let from = *parameters.add(index);
             if from.is_null() {
@@ -306,7 +306,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
 unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
     for entry in 0..MAX_EXTRA {
-        // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation. The list ends with key 0.
+        // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation. The list ends with key 0.
         unsafe {
             let kind = (*extra.add(2 * entry)).addr();
             if kind == EXTRA_END {
@@ -323,6 +323,6 @@ unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     if buffer.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: guaranteed by the caller; see UNSAFETY in the crate documentation.
+    // SAFETY: guaranteed by the caller. See UNSAFETY in the crate documentation.
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }

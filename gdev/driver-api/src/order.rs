@@ -29,7 +29,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
     status(with(|state| if state.streams.remove(&stream.addr()) { Ok(()) } else { Err(Code::InvalidHandle) }))
 }
 
-/// Same as [`cuStreamDestroy_v2`].
+/// Calls [`cuStreamDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy(stream: Handle) -> Status {
     cuStreamDestroy_v2(stream)
@@ -54,7 +54,7 @@ pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     }))
 }
 
-/// Only checks the handles: later work of the context always runs after the event's work.
+/// Only checks the handles, because later work of the context always runs after the event's work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) -> Status {
     status(with(|state| {
@@ -94,7 +94,7 @@ pub extern "C" fn cuEventDestroy_v2(event: Handle) -> Status {
     status(with(|state| state.events.remove(&event.addr()).map(|_| ()).ok_or(Code::InvalidHandle)))
 }
 
-/// Same as [`cuEventDestroy_v2`].
+/// Calls [`cuEventDestroy_v2`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy(event: Handle) -> Status {
     cuEventDestroy_v2(event)

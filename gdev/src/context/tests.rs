@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A device that executes a copy only when the caller waits for it, so a missing wait yields wrong data.
+/// A device that executes a copy only when the caller waits for it, so that a missing wait results in wrong data.
 #[derive(Default)]
 struct Late {
     memory: Vec<Option<(Place, Vec<u8>)>>,
@@ -14,7 +14,7 @@ struct Late {
     submitted: u64,
     /// Number of direct CPU accesses to card memory.
     direct: u64,
-    /// Maximum number of copies that were concurrently in flight.
+    /// Maximum number of copies that were in flight at the same time.
     most_in_flight: usize,
     segments: HashMap<u64, u32>,
 }
@@ -181,7 +181,7 @@ fn small_copies_are_direct_only_when_the_context_is_idle() {
     context.write(memory, 0, &[1; 64]).expect("a write");
     assert_eq!(context.backend().direct, 1);
     context.write(memory, 0, &[2; 65]).expect("a write");
-    // A copy is in flight and would overwrite the result of a direct write.
+    // A copy is in flight, and would overwrite the result of a direct write.
     context.write(memory, 0, &[3; 64]).expect("a write");
     assert_eq!(context.backend().direct, 1);
     let mut found = [0; 64];

@@ -1,7 +1,7 @@
 //! The functions of `libcuda.so.1` that the backend calls.
 //!
-//! UNSAFETY: calls functions through pointers. [`functions`] pairs each name with the signature of CUDA's header
-//! `cuda.h`; callers pass addresses that are valid for the call.
+//! UNSAFETY: calls functions through pointers. [`functions`] pairs each name with the signature in CUDA's header
+//! `cuda.h`. Callers pass addresses that are valid for the call.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 
@@ -36,9 +36,9 @@ macro_rules! functions {
                     why: error.to_string(),
                     remedy: "install NVIDIA's driver, or run the program as a tenant",
                 };
-                // SAFETY: the library is NVIDIA's driver or a stand-in for it; its initializers have no preconditions.
+                // SAFETY: the library is NVIDIA's driver or a stand-in for it. Its initializers have no preconditions.
                 let file = unsafe { File::new(NAME) }.map_err(missing)?;
-                // SAFETY: the types are the same as in `cuda.h`; the pointers are valid as long as `_file` exists.
+                // SAFETY: the types are the same as in `cuda.h`. The pointers are valid as long as `_file` exists.
                 unsafe {
                     Ok(Self {
                         $($method: *file.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)*
@@ -106,7 +106,7 @@ impl Library {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: the pointer is valid; the function stores the address of a static string, or NULL.
+        // SAFETY: the pointer is valid. The function stores the address of a static string, or NULL.
         let name = unsafe {
             if (self.error_name)(code, &raw mut text) == 0 && !text.is_null() {
                 CStr::from_ptr(text).to_string_lossy().into_owned()
@@ -122,7 +122,7 @@ impl Library {
     pub fn parameter(&self, function: u64, index: usize) -> Option<Option<(usize, usize)>> {
         let Some(call) = self.parameter else { return Some(None) };
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: both pointers are valid; the driver rejects an invalid function or index.
+        // SAFETY: both pointers are valid. The driver rejects an invalid function or index.
         let code = unsafe { call(function, index, &raw mut offset, &raw mut bytes) };
         match code {
             0 => Some(Some((offset, bytes))),

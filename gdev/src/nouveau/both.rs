@@ -10,7 +10,7 @@ use super::push::{Engine, Push, linear};
 use super::{Nouveau, Spot};
 use crate::{Backend, Copy, Error, Result};
 
-/// Number of pushbuffers of a copy channel. One pushbuffer can hold a copy of 8 GiB, so a copy rarely needs a second
+/// Number of push buffers of a copy channel. One push buffer can hold a copy of 8 GiB, so a copy rarely needs a second
 /// one.
 const PUSHBUFFERS: usize = 2;
 /// Size of the stamp buffer in bytes.
@@ -40,7 +40,7 @@ impl CopyChannel {
         self.channel.submit(&push, &list).map(drop)
     }
 
-    /// Submits a copy. Returns the number of engine copies that it was split into.
+    /// Submits a copy. Returns the number of engine copies into which it was split.
     fn copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let rects = linear(from.address, to.address, bytes, self.engine.most_lines());

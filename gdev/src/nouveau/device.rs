@@ -1,7 +1,7 @@
 //! The DRM device, with its buffers and channels.
 //!
-//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel accesses only
-//! the argument. The two arguments that contain addresses are built next to their calls.
+//! UNSAFETY: makes the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel
+//! accesses only the argument. The two arguments that contain addresses are built next to their calls.
 
 #![expect(unsafe_code, reason = "ioctl")]
 
@@ -235,7 +235,7 @@ impl Buffer {
         self.mapping.take();
     }
 
-    /// Waits for the GPU's writes to the buffer, and if `to_write` is set, also for its reads.
+    /// Waits for the GPU's writes to the buffer and, if `to_write` is true, also for its reads.
     ///
     /// # Errors
     /// Returns an error if the driver fails.
@@ -245,7 +245,7 @@ impl Buffer {
         self.prepare(&mut prepare).map_err(|source| driver("waiting for the GPU", source))
     }
 
-    /// Returns true if the GPU still reads or writes the buffer.
+    /// Returns true if the GPU is still reading or writing the buffer.
     ///
     /// # Errors
     /// Returns an error if the driver fails.
@@ -274,7 +274,7 @@ impl Buffer {
         Ok(unsafe { OwnedFd::from_raw_fd(export.0.fd) })
     }
 
-    /// Imports a buffer from a file descriptor. This device file maps it at a separate GPU virtual address.
+    /// Imports a buffer from a file descriptor. Each device file maps the buffer at its own GPU virtual address.
     ///
     /// # Errors
     /// Returns an error if the kernel cannot import the memory.
@@ -325,17 +325,17 @@ impl<'a> Use<'a> {
         Self { buffer, reads: false, writes: true, place: buffer.domain }
     }
 
-    /// Returns the same use with the given domain.
+    /// Returns the same use with domain `place`.
     #[must_use]
     pub fn at(self, place: Domain) -> Self {
         Self { place, ..self }
     }
 }
 
-/// Default number of pushbuffers that a channel can have in flight.
+/// Default number of push buffers that a channel can have in flight.
 pub const RING: usize = 8;
 
-/// A GPU channel with its pushbuffers.
+/// A GPU channel with its push buffers.
 #[derive(Debug)]
 pub struct Channel {
     device: Arc<Device>,
@@ -354,7 +354,7 @@ impl Channel {
         Self::with_ring(device, RING)
     }
 
-    /// Allocates a channel with at least one pushbuffer. A submission waits until its pushbuffer is no longer in use.
+    /// Allocates a channel with at least one push buffer. A submission waits until its push buffer is no longer in use.
     ///
     /// # Errors
     /// Returns an error if no channel or memory is available.
@@ -375,7 +375,7 @@ impl Channel {
         self.number
     }
 
-    /// Creates an object. A submission must bind the object to its subchannel before it uses the object.
+    /// Creates an object. A submission must bind the object to its subchannel before using it.
     ///
     /// # Errors
     /// Returns an error if the card does not have the class.
@@ -404,7 +404,7 @@ impl Channel {
         self.submitted.get()
     }
 
-    /// Returns the pushbuffer of a submission, counted from 1, or `None` if a later submission has reused it.
+    /// Returns the push buffer of a submission, counted from 1, or `None` if a later submission has reused it.
     fn pushbuffer(&self, submission: u64) -> Option<&Buffer> {
         let (submitted, count) = (self.submitted.get(), self.ring.len() as u64);
         let recent = submission <= submitted && submission + count > submitted && submission > 0;
@@ -427,7 +427,7 @@ impl Channel {
         self.pushbuffer(submission).map_or(Ok(()), |buffer| buffer.wait(true))
     }
 
-    /// Submits a pushbuffer to the GPU, without waiting. Returns the number of the submission, counted from 1.
+    /// Submits a push buffer to the GPU without waiting. Returns the number of the submission, counted from 1.
     ///
     /// # Errors
     /// Returns an error if the channel does not accept work.

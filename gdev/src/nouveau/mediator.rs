@@ -15,7 +15,7 @@ const NODE: &str = "/dev/gpu-mediator";
 pub const CREATE: u32 = 1 << 0;
 /// Find or create a segment of the virtual machine's sharing group.
 pub const ABROAD: u32 = 1 << 2;
-/// Attach read-only.
+/// Attach the segment read-only.
 pub const READ_ONLY: u32 = 1 << 3;
 /// Permission for other virtual machines to read.
 pub const ABROAD_READ: u32 = 1;
@@ -28,7 +28,7 @@ const ATTACHED: u32 = 2;
 
 /// Query numbers, from `gpu_mediator_abi.h`.
 pub mod question {
-    /// Size in bytes of the VRAM visible to the machine.
+    /// Size of the VRAM visible to the machine, in bytes.
     pub const VRAM: u32 = 1;
     /// Number of bytes of this VRAM that are on the card.
     pub const PLACED: u32 = 4;
@@ -97,7 +97,7 @@ pub struct Mediator {
 /// A request for a segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Key of the segment; 0 if it has no key.
+    /// Key of the segment, or 0 if it has no key.
     pub key: u64,
     /// Size in bytes.
     pub bytes: u64,

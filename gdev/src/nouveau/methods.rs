@@ -6,7 +6,7 @@
 use super::push::{Object, Push};
 use crate::{Error, Grid, Image, Params, Result};
 
-/// Size in bytes of a warp's in-memory call and divergence stack.
+/// Size of a warp's in-memory call and divergence stack, in bytes.
 const STACK_BYTES: u32 = 0x800;
 /// Maximum number of resident warps per multiprocessor.
 const WARPS: u64 = 48;
@@ -26,12 +26,12 @@ pub const BANK_BYTES: u32 = 0x1000;
 const PARAMS_AT: u32 = 0x20;
 /// Maximum size of a kernel's parameters in bytes.
 const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
-/// Maximum grid dimension in blocks: the method has 16 bits.
+/// Maximum grid dimension in blocks. The method has 16 bits.
 const MAX_BLOCKS: u32 = 0xffff;
 /// Size of a timestamp in bytes: a 32-bit payload, a 32-bit zero, and a 64-bit time in ns.
 pub const STAMP_BYTES: u64 = 16;
 
-/// Returns the size in bytes of the local memory and stacks on a card with `multiprocessors` multiprocessors, for
+/// Returns the size of the local memory and stacks in bytes, for a card with `multiprocessors` multiprocessors and
 /// kernels with `local_bytes` bytes of local memory per thread.
 #[must_use]
 pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
@@ -100,7 +100,7 @@ fn high(address: u64) -> u32 {
 
 /// Sets the state shared by all launches: windows, an identity map of global addresses, and constant bank 0.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
-    // Maximum number of warps, call depth, and local memory per warp, with Mesa's values.
+    // Set the maximum number of warps, the call depth, and the local memory per warp to Mesa's values.
     set(push, 0x0758, &[multiprocessors]);
     set(push, 0x0d64, &[0xf]);
     set(push, 0x02a0, &[0x8000]);
@@ -128,16 +128,16 @@ fn select_bank(push: &mut Push, bank: u64) {
 
 /// Stores a timestamp with `payload` once all earlier work has completed.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
-    // Release of four 32-bit words.
+    // Release four 32-bit words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
-/// Waits until the earlier grids have completed. This orders M2MF copies after the grids.
+/// Waits until all earlier grids have completed. This orders M2MF copies after the grids.
 pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }
 
-/// Launches a grid. Methods load the parameters, so earlier grids still see their own parameters.
+/// Launches a grid. Methods load the parameters, so that earlier grids still see their own parameters.
 pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank: u64) {
     let Code { address, kernel } = code;
     select_bank(push, bank);

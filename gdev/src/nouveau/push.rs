@@ -1,8 +1,8 @@
-//! Pushbuffers: Fermi method headers, and copies through M2MF and the copy engines.
+//! Push buffers: Fermi method headers, and copies through M2MF and the copy engines.
 //!
-//! The definitions intentionally do not come from `nvspec`: this encoder tests the decoders that use it, and shared
-//! definitions would hide mistakes. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods that nouveau
-//! sends.
+//! The definitions intentionally do not come from `nvspec`: this encoder tests the decoders that use `nvspec`, and
+//! shared definitions would hide mistakes. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods that
+//! nouveau sends.
 
 use std::ops::Range;
 
@@ -87,16 +87,16 @@ impl Object {
     /// The compute object of a Fermi card, part of PGRAPH.
     pub const COMPUTE: Self = Self { class: 0x90c0, engine: 0, subchannel: 1 };
 
-    /// Returns the data of `SET_OBJECT`: class in 15:0, engine in 20:16.
+    /// Returns the data of `SET_OBJECT`, with the class in bits 15:0 and the engine in bits 20:16.
     #[must_use]
     pub fn data(self) -> u32 {
         self.engine << 16 | u32::from(self.class)
     }
 }
 
-/// Maximum line length of a copy in bytes; the copy engines' line length has 16 bits.
+/// Maximum line length of a copy in bytes. The copy engines' line length has 16 bits.
 pub const MOST_LINE_BYTES: u32 = 0x8000;
-/// Maximum pitch in bytes; the copy engines' pitch has 19 bits.
+/// Maximum pitch in bytes. The copy engines' pitch has 19 bits.
 pub const MOST_PITCH: u32 = 0x7ffff;
 
 /// A pitch-linear rectangle copy between GPU virtual addresses.
@@ -139,18 +139,18 @@ pub fn linear(source: u64, target: u64, length: u64, most_lines: u32) -> Vec<Rec
     rects
 }
 
-/// A pushbuffer under construction.
+/// A push buffer under construction.
 #[derive(Debug, Default, Clone)]
 pub struct Push {
     words: Vec<u32>,
 }
 
-/// Maximum length of a pushbuffer in dwords.
+/// Maximum length of a push buffer in dwords.
 pub const MOST_WORDS: usize = 4096;
 
 /// Maximum length of a rect's methods in dwords.
 const RECT_WORDS: usize = 16;
-/// Length in dwords of the methods that end a submission: a wait for the engine, and a stamp.
+/// Length of the methods that end a submission, in dwords: a wait for the engine, and a stamp.
 const END_WORDS: usize = 8;
 
 impl Push {
@@ -191,7 +191,7 @@ impl Push {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
-    /// Waits until the 32-bit word at `address` equals `payload`. If `yields` is set, other channels may use the PBDMA
+    /// Waits until the 32-bit word at `address` equals `payload`. If `yields` is true, other channels may use the PBDMA
     /// in the meantime.
     pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
         self.semaphore(address, payload, u32::from(yields) << 12 | 1);
@@ -234,7 +234,7 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &source);
-                // Both sides pitch-linear, no completion, one-word semaphore.
+                // Both sides are pitch-linear, without a completion, and with a one-word semaphore.
                 self.methods(subchannel, 0x0300, &[0x0010_0110]);
             }
             Engine::Ce0 | Engine::Ce1 => {
@@ -249,7 +249,7 @@ impl Push {
                     rect.lines,
                 ];
                 self.methods(subchannel, 0x030c, &all);
-                // Both sides pitch-linear.
+                // Both sides are pitch-linear.
                 self.immediate(subchannel, 0x0300, 0x0110);
             }
         }

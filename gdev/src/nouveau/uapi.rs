@@ -3,7 +3,7 @@
 //! Names and layouts match `drm.h` and `nouveau_drm.h`. Linux 6.1 and 6.12 agree on all definitions in this file, and
 //! both still support the deprecated calls (`GROBJ_ALLOC`).
 
-/// An ioctl argument type with its request number, which prevents mismatches.
+/// An ioctl argument type with its request number. The pairing prevents mismatches.
 pub trait Request {
     /// The ioctl number, which encodes direction and size.
     const NUMBER: u32;
@@ -60,7 +60,7 @@ pub struct Version {
     pub name_length: usize,
     /// Address of the name buffer.
     pub name: usize,
-    /// Length and address of the date and of the description; unused, zero.
+    /// Lengths and addresses of the date and of the description. Unused, always zero.
     pub unused: [usize; 4],
 }
 
@@ -78,11 +78,11 @@ pub struct GemClose {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Prime {
-    /// Handle of the buffer; input of an export, output of an import.
+    /// Handle of the buffer. Input of an export, output of an import.
     pub handle: u32,
     /// [`PRIME_FLAGS`] for an export.
     pub flags: u32,
-    /// File descriptor; output of an export, input of an import.
+    /// File descriptor. Output of an export, input of an import.
     pub fd: i32,
 }
 
@@ -119,7 +119,7 @@ pub mod param {
     pub const BUS_TYPE: u64 = 5;
     /// VRAM available for buffers, in bytes.
     pub const FB_SIZE: u64 = 8;
-    /// Size in bytes of the GPU address space for guest RAM.
+    /// Size of the GPU address space for guest RAM, in bytes.
     pub const GART_SIZE: u64 = 9;
     /// Chipset number, 0xc0 for GF100.
     pub const CHIPSET_ID: u64 = 11;
@@ -133,13 +133,13 @@ pub mod param {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ChannelAlloc {
-    /// Not used on Fermi; zero.
+    /// Not used on Fermi, always zero.
     pub fb_ctxdma_handle: u32,
-    /// Not used on Fermi; zero.
+    /// Not used on Fermi, always zero.
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Memory domains allowed for pushbuffers.
+    /// Memory domains allowed for push buffers.
     pub pushbuf_domains: u32,
     /// Handle of the notifier buffer, which the kernel allocates with the channel.
     pub notifier_handle: u32,
@@ -169,11 +169,11 @@ pub struct ObjectAlloc {
     pub class: i32,
 }
 
-/// VRAM.
+/// The buffer is in VRAM.
 pub const DOMAIN_VRAM: u32 = 1 << 1;
-/// Guest RAM that the GPU can access.
+/// The buffer is in guest RAM that the GPU can access.
 pub const DOMAIN_GART: u32 = 1 << 2;
-/// Mappable by the CPU.
+/// The buffer can be mapped by the CPU.
 pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
 
 /// Allows non-contiguous VRAM.
@@ -183,7 +183,7 @@ pub const TILE_NONCONTIG: u32 = 8;
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct GemInfo {
-    /// The buffer.
+    /// Handle of the buffer.
     pub handle: u32,
     /// Allowed memory domains (in `GemNew`), or the current domain (in results).
     pub domain: u32,
@@ -193,9 +193,9 @@ pub struct GemInfo {
     pub offset: u64,
     /// `mmap` offset of the buffer in the DRM file.
     pub map_handle: u64,
-    /// Tiling mode; zero means untiled.
+    /// Tiling mode. Zero means untiled.
     pub tile_mode: u32,
-    /// [`TILE_NONCONTIG`]; memory kind in bits 15:8.
+    /// [`TILE_NONCONTIG`], with the memory kind in bits 15:8.
     pub tile_flags: u32,
 }
 
@@ -217,7 +217,7 @@ pub struct GemNew {
 pub struct PushbufBuffer {
     /// Not used by the kernel.
     pub user_priv: u64,
-    /// The buffer.
+    /// Handle of the buffer.
     pub handle: u32,
     /// Domains for reads.
     pub read_domains: u32,
@@ -257,13 +257,13 @@ pub struct GemPushbuf {
     pub nr_buffers: u32,
     /// Address of the buffer list.
     pub buffers: u64,
-    /// Number of relocations; always 0, because Fermi uses virtual addresses.
+    /// Number of relocations. Always 0, because Fermi uses virtual addresses.
     pub nr_relocs: u32,
-    /// Length of the pushbuffer segment list.
+    /// Length of the push buffer segment list.
     pub nr_push: u32,
     /// Always zero.
     pub relocs: u64,
-    /// Address of the pushbuffer segment list.
+    /// Address of the push buffer segment list.
     pub push: u64,
     /// Used only for old GPUs.
     pub suffix0: u32,
@@ -284,7 +284,7 @@ pub const CPU_PREP_WRITE: u32 = 4;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemCpuPrep {
-    /// The buffer.
+    /// Handle of the buffer.
     pub handle: u32,
     /// [`CPU_PREP_WRITE`] or 0.
     pub flags: u32,
@@ -294,7 +294,7 @@ pub struct GemCpuPrep {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemCpuFini {
-    /// The buffer.
+    /// Handle of the buffer.
     pub handle: u32,
 }
 

@@ -29,7 +29,7 @@ const COMMAND_ENABLE: u16 = 6;
 const MSI_CONTROL: u64 = 0x6a;
 /// MSI control register bit that enables MSI.
 const MSI_ENABLE: u16 = 1;
-/// Maximum size of a VRAM access in bytes. Small accesses delay other work of the device less.
+/// Maximum size of a VRAM access in bytes. Smaller accesses delay other work of the device less.
 const VRAM_ACCESS_BYTES: usize = 4096;
 /// Granularity of the PRAMIN base in bytes.
 const WINDOW_BYTES: u64 = 0x1_0000;
@@ -73,7 +73,7 @@ pub trait Bus: Debug + Send {
     /// Returns an error if the device is lost.
     fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Maps memory of a file at a guest-physical address for DMA by the device.
+    /// Maps part of a file at a guest-physical address, for DMA by the device.
     ///
     /// # Errors
     /// Returns an error if the device rejects the memory or is lost.
@@ -112,7 +112,7 @@ pub trait Bus: Debug + Send {
 pub(super) struct Connection {
     client: Client,
     socket: PathBuf,
-    /// PRAMIN base in units of 64 KiB, once this connection has set it.
+    /// PRAMIN base in units of 64 KiB. `None` until this connection has set it.
     window: Option<u32>,
 }
 
@@ -127,8 +127,8 @@ pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
 }
 
 impl Connection {
-    /// Connects like a VMM, resets the device, and enables its interrupt. Also returns the interrupt's eventfd. Returns
-    /// `None` if the vGPU has another client.
+    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's eventfd.
+    /// Returns `None` if the vGPU has another client.
     ///
     /// # Errors
     /// Returns an error if no daemon serves the socket, or if the daemon rejects the connection.

@@ -28,9 +28,9 @@ const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * SLOT_BYTES;
 const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
 /// Instance block offsets of the context addresses of PGRAPH and the copy engines.
 const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
-/// Flag in a context address: valid, in VRAM.
+/// Flag of a context address: the address is valid and in VRAM.
 const CONTEXT_VALID: u32 = 4;
-/// Maximum wait for an interrupt, because another thread may have handled it.
+/// Maximum duration of a wait for an interrupt, because another thread may have handled the interrupt.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 /// Number of fence polls before a thread sleeps.
 const SPINS: u32 = 100;
@@ -132,7 +132,7 @@ impl Channel {
         self.id
     }
 
-    /// Returns the number of the last submission; 0 before the first.
+    /// Returns the number of the last submission, or 0 before the first one.
     pub(super) fn submitted(&self) -> u64 {
         self.submitted
     }
@@ -142,7 +142,7 @@ impl Channel {
         self.memory.pinned_address + FENCE_OFFSET
     }
 
-    /// Submits a push buffer. It must end with a stamp of the next submission number at [`Self::fence_address`].
+    /// Submits a push buffer, which must end with a stamp of the next submission number at [`Self::fence_address`].
     ///
     /// # Errors
     /// Returns an error if the channel or the daemon is lost.

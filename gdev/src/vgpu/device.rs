@@ -24,9 +24,10 @@ const CHANNELS: u8 = 128;
 const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 /// End of the guest-physical addresses for RAM.
 const END_RAM_ADDRESS: u64 = 1 << 40;
-/// Maximum number of faults handled per call. A unit reports the next fault once the previous one is acknowledged.
+/// Maximum number of faults handled per call. A unit reports the next fault once the previous one has been
+/// acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Time limit for retries of a connection to a busy vGPU. The daemon resets the vGPU after its last client disconnects.
+/// Time limit for retrying the connection to a busy vGPU. The daemon resets the vGPU after its last client disconnects.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two attempts to connect to a busy vGPU.
 const BUSY_INTERVAL: Duration = Duration::from_millis(20);
@@ -38,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const RUNLIST_ENTRY_BYTES: u64 = 8;
 const RUNLIST_ENTRY_CHANNEL: u32 = 4;
 
-/// Open devices, keyed by socket. All contexts of a process share one connection.
+/// Open devices and their sockets. All contexts of a process share one connection per device.
 static OPEN: Mutex<Vec<(PathBuf, Weak<Device>)>> = Mutex::new(Vec::new());
 
 /// A vGPU that this process drives.
@@ -82,7 +83,7 @@ pub(super) struct State {
     channels: HashMap<u8, u64>,
     /// Channels that are being removed.
     leaving: HashSet<u8>,
-    /// Lost channels, which execute no more work, with the reasons.
+    /// Lost channels, which execute no more work, and the reason for each.
     lost: HashMap<u8, String>,
     /// Set if a channel did not leave its engine. Its work may still access memory freed by its context.
     is_stuck: bool,
@@ -162,7 +163,7 @@ impl Device {
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
-    /// channel does not leave its engine; its memory must then not be reused.
+    /// channel does not leave its engine. Its memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -188,8 +189,8 @@ impl Device {
         Ok(has_left)
     }
 
-    /// Calls `ask` until it returns true, and releases the device's lock between calls. Returns false after
-    /// [`MAX_POLLS`] calls.
+    /// Calls `ask` until it returns true, releasing the device's lock between calls. Returns false after [`MAX_POLLS`]
+    /// calls.
     fn poll(&self, mut ask: impl FnMut(&mut State) -> Result<bool>) -> Result<bool> {
         for _ in 0..MAX_POLLS {
             if ask(&mut self.lock())? {
@@ -352,8 +353,8 @@ impl State {
         self.userd + u64::from(id) * PAGE_BYTES
     }
 
-    /// Binds a channel to its instance block, and adds it to the runlist. If the mediator rejects the channel, its
-    /// first work faults.
+    /// Binds a channel to its instance block, and adds it to the runlist. If the mediator rejects the channel, the
+    /// channel's first work faults.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -393,7 +394,7 @@ impl State {
         self.lost.get(&id).map(String::as_str)
     }
 
-    /// Handles pending interrupts, and re-arms the interrupt.
+    /// Handles pending interrupts, and rearms the interrupt.
     fn handle_interrupts(&mut self) -> Result<()> {
         let pending = self.bus.read32(pfifo::INTR::OFFSET)?;
         if pfifo::INTR::MMU_FAULT.is_set(pending) {
@@ -479,7 +480,7 @@ impl State {
         }
     }
 
-    /// Records the first reason why a channel is lost.
+    /// Records why a channel was lost, unless a reason has already been recorded.
     fn lose(&mut self, id: u8, why: String) {
         if self.channels.contains_key(&id) {
             self.lost.entry(id).or_insert(why);

@@ -14,7 +14,7 @@ use super::ram::PinnedMemory;
 use super::ranges::PAGE_BYTES;
 use crate::{Error, Result};
 
-/// Size in bytes of the configuration space that contains PCI capabilities.
+/// Size of the part of configuration space that contains PCI capabilities, in bytes.
 const CONFIG_BYTES: usize = 256;
 /// Number of queue entries: a request and its reply.
 const ENTRIES: u16 = 2;
@@ -133,7 +133,7 @@ fn failed(what: &str, why: String, number: i32) -> Error {
     Error::Driver { what: format!("{what}: {why}"), source: io::Error::from_raw_os_error(number) }
 }
 
-/// Converts a status to an error message, and to the error number that the guest driver uses.
+/// Converts a status to an error message and the error number that the guest driver uses.
 fn reason(status: u32) -> (String, i32) {
     let known = [
         (Status::Unsupported, libc::EOPNOTSUPP),

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// Size in bytes of a page, the unit of all ranges.
+/// Size of a page in bytes, which is the unit of all ranges.
 pub(super) const PAGE_BYTES: u64 = 0x1000;
 
-/// The ends of the free ranges, keyed by start.
+/// The ends of the free ranges, by start.
 #[derive(Debug)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 
@@ -27,7 +27,7 @@ impl Ranges {
         Some(start)
     }
 
-    /// Frees a range, and merges it with free neighbours.
+    /// Frees a range, and merges it with adjacent free ranges.
     pub(super) fn give(&mut self, at: u64, bytes: u64) {
         let mut start = at;
         let mut end = at + bytes.max(1).next_multiple_of(PAGE_BYTES);

@@ -15,7 +15,7 @@ const END_ADDRESS: u64 = 1 << 40;
 const END_MAPPED_ADDRESS: u64 = END_ADDRESS - 2 * TABLE_SPAN_BYTES;
 /// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;
-/// Size in bytes of the virtual address range that a page table maps.
+/// Size of the virtual address range that a page table maps, in bytes.
 const TABLE_SPAN_BYTES: u64 = 128 << 20;
 /// Size of a page table for small pages, in bytes.
 const TABLE_BYTES: u64 = TABLE_SPAN_BYTES / PAGE_BYTES * ENTRY_BYTES;
@@ -41,7 +41,7 @@ pub(super) enum Physical {
 #[derive(Debug)]
 pub(super) struct Space {
     directory: u64,
-    /// VRAM addresses of the page tables, keyed by directory index.
+    /// VRAM addresses of the page tables, by directory index.
     tables: HashMap<u64, u64>,
     addresses: Ranges,
 }
@@ -62,7 +62,7 @@ impl Space {
     /// Writes the page directory's address into an instance block.
     pub(super) fn assign(&self, device: &mut State, instance: u64) -> Result<()> {
         let directory = self.directory.to_le_bytes();
-        // Page directory address, and the highest virtual address.
+        // Write the page directory address and the highest virtual address.
         let limit = (END_ADDRESS - 1).to_le_bytes();
         device.bus.write_vram(instance + 0x200, &[directory, limit].concat())
     }

@@ -1,7 +1,7 @@
-//! Guest program that uses the render node of a VM's CUDA function, and checks the results.
+//! Guest program that uses the render node of a VM's CUDA function and checks the results.
 //!
 //! `check` tests blobs, doorbells and waits with the worker `probe-worker`. `hold` waits until the test kills it.
-//! `lose` terminates its worker, and waits for the notification. `refused` expects that the device is full.
+//! `lose` terminates its worker, and waits for the notification. `refused` expects the device to be full.
 //!
 //! UNSAFETY: accesses words in blobs as atomics, because the worker changes them concurrently.
 

@@ -1,6 +1,6 @@
 //! The serial line protocol between the guest and the host.
 //!
-//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest replies with any number of lines
+//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`. The guest replies with any number of lines
 //! `<id> <output>`, followed by `<id> = <exit code>`. Commands run sequentially. A command with `&` before its words
 //! runs in the background.
 
@@ -45,7 +45,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // After a hang-up, the line works again once the host has reopened it.
+                // After a hangup, the line works again once the host has reopened it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }

@@ -30,8 +30,8 @@ pub fn read_all() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`, which may be followed by property
-/// lines that begin with a space.
+/// Formats a record of the form `prefix,sequence,microseconds,flags[,...];text`. Property lines, which begin with a
+/// space, may follow the record.
 fn format_record(record: &str) -> Option<String> {
     let (header, body) = record.split_once(';')?;
     let mut fields = header.split(',');

@@ -1,4 +1,4 @@
-//! Init of the test guests: starts a minimal user space, and runs commands for the host.
+//! Init of the test guests, which starts a minimal user space and runs commands for the host.
 //!
 //! Parts: [`setup`] mounts file systems and opens the agent's serial line; [`agent`] implements the protocol on that
 //! line; [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`]; [`reaper`] reaps child processes,
@@ -8,7 +8,7 @@
 //! kernel panics when init exits. On a system with another init, the program runs as a service that only serves the
 //! line.
 //!
-//! Kernel messages go to the console (`ttyS0`); the agent uses `ttyS1`. With `gm.autoload=1` on the kernel command
+//! Kernel messages go to the console (`ttyS0`). The agent uses `ttyS1`. With `gm.autoload=1` on the kernel command
 //! line, the modules are loaded before the agent reports readiness.
 
 #![forbid(unsafe_code)]
@@ -25,7 +25,7 @@ mod setup;
 use std::time::Duration;
 
 fn main() {
-    // A panic must terminate only its thread, with a message; the process must continue.
+    // A panic must terminate only its thread, with a message. The process must continue.
     std::panic::set_hook(Box::new(|info| println!("guest-init: panic: {info}")));
     let ended = std::panic::catch_unwind(run);
     println!("guest-init: halted: {}", if ended.is_ok() { "the agent's line closed" } else { "after a panic" });

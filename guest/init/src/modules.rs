@@ -14,7 +14,7 @@ const LIST: &str = "/etc/modules.list";
 /// Name of the card's driver, the only module that receives parameters from commands.
 pub const DRIVER: &str = "nouveau";
 
-/// Loads every module in the list with its parameters from the kernel command line (`module.name=value`). The driver
+/// Loads every module in the list, with its parameters from the kernel command line (`module.name=value`). The driver
 /// also receives `parameters`. Returns one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;

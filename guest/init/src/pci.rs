@@ -46,7 +46,7 @@ pub fn cards() -> io::Result<Vec<String>> {
     Ok(cards.map(|function| function.address).collect())
 }
 
-/// Returns one line per function and, for cards, one line per region: its index, first and last address, and flags.
+/// Returns one line per function and, for cards, one line per region with its index, first and last address, and flags.
 pub fn list() -> io::Result<Vec<String>> {
     let mut lines = Vec::new();
     for Function { address, vendor, device, class, driver } in functions()? {

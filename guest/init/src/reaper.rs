@@ -1,7 +1,7 @@
 //! Starts child processes, waits for them, and reaps orphans.
 //!
-//! Only one thread calls `wait`, so reaping orphans never consumes the exit status of a child for which another thread
-//! is waiting. The lock is held while a child is started, so that a child that exits immediately is not reaped before
+//! Only one thread calls `wait`, so reaping orphans never consumes the exit status of a child that another thread is
+//! waiting for. The lock is held while a child is started, so that a child that exits immediately is not reaped before
 //! its owner has been recorded.
 
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ fn collect() {
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
-                // No children exist, so sleep until a child is started.
+                // There are no children, so sleep until a child is started.
                 let guard = owners();
                 if guard.as_ref().is_none_or(HashMap::is_empty) {
                     drop(STARTED.wait(guard));

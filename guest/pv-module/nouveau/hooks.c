@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
- * Between nouveau and gpu_mediator_pv.
+ * Connects nouveau with gpu_mediator_pv.
  *
- * To nouveau, a page table of the device is a memory object like any other, whose words are written one by one; its
- * address is a handle. So all code paths that write entries write operations. The hooks in the hot paths only do the
- * same with fewer operations.
+ * For nouveau, a page table of the device is a memory object like any other: its words are written one by one, and its
+ * address is a handle. All code paths that write entries therefore write operations. The hooks in the hot paths only
+ * reduce the number of operations.
  */
 
 #include <linux/pci.h>
@@ -42,7 +42,7 @@
 struct table_memory {
 	struct nvkm_memory memory;
 	struct gmpv_table *table;
-	/* The low half of an entry; the next write contains the high half. */
+	/* The low half of an entry. The next write contains the high half. */
 	u32 low;
 };
 
@@ -122,7 +122,7 @@ static u32 table_rd32(struct nvkm_memory *memory, u64 offset)
 	return offset & 4 ? upper_32_bits(entry) : lower_32_bits(entry);
 }
 
-/* nouveau writes entries as a whole, low half first. */
+/* nouveau writes whole entries, low half first. */
 static void table_wr32(struct nvkm_memory *memory, u64 offset, u32 data)
 {
 	struct table_memory *table = table_memory(memory);
@@ -304,7 +304,7 @@ static bool channel_switch(struct nvkm_device *device, u32 channel, u16 code)
 
 	if (!pv)
 		return false;
-	/* 6.1 writes the runlist next, which can include this; later versions may kick the channel through a register. */
+	/* Linux 6.1 then writes the runlist, which can include this. Later versions may kick through a register. */
 	if (LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0))
 		gmpv_queue(pv, code, channel, NULL, 0);
 	else
@@ -361,7 +361,7 @@ int gmpv_nv_runl_update(struct nvkm_runl *runl)
 
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl)
 {
-	/* The work ended before the update returned. */
+	/* The work had ended before the update returned. */
 	return channels(runl->fifo->engine.subdev.device);
 }
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * Functions that the hooks in nouveau call. Each returns true if it has done the driver's next step; without the
- * paravirtual interface none does, and the driver works as before.
+ * Functions called by the hooks in nouveau. Each one returns true if it has performed the driver's next step. Without
+ * the paravirtual interface, none of them returns true, and the driver works as it does without hooks.
  */
 #ifndef GMPV_NOUVEAU_HOOKS_H
 #define GMPV_NOUVEAU_HOOKS_H
@@ -17,7 +17,7 @@ struct nvkm_mmu_pt;
 struct nvkm_runl;
 struct nvkm_vmm;
 
-/* A device is initialized, the first time or after a suspend; its BAR0 is unmapped. */
+/* Hooks for initializing a device, for the first time or after a suspend, and for unmapping its BAR0. */
 int gmpv_nv_device_init(struct nvkm_device *device);
 void gmpv_nv_device_del(struct nvkm_device *device);
 
@@ -42,7 +42,7 @@ bool gmpv_nv_channel_unbind(struct nvkm_device *device, u32 channel);
 bool gmpv_nv_channel_enable(struct nvkm_device *device, u32 channel);
 bool gmpv_nv_channel_disable(struct nvkm_device *device, u32 channel);
 
-/* The runlist: functions for Linux 6.1, and for 6.12. */
+/* The runlist: functions for Linux 6.1 and for Linux 6.12. */
 bool gmpv_nv_runlist_commit(struct gf100_fifo *fifo);
 int gmpv_nv_runl_update(struct nvkm_runl *runl);
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl);

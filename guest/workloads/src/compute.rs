@@ -10,7 +10,7 @@ use gdev::{Context, Tuning};
 /// A context on nouveau.
 pub type Guest = Context<Nouveau>;
 
-/// Copy settings that make every VRAM copy use a copy engine, because the tests count these copies.
+/// Copy settings with which every VRAM copy uses a copy engine, because the tests count these copies.
 const BY_ENGINE: Tuning = Tuning { direct_write_bytes: 0, direct_read_bytes: 0, ..TUNING };
 
 /// Creates a context.

@@ -13,7 +13,7 @@ extern "C" fn asked(_signal: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// Records SIGTERM from now on instead of terminating, so that work in progress is still checked.
+/// From now on, records SIGTERM instead of terminating, so that work in progress is still checked.
 pub fn take_note() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };

@@ -1,7 +1,7 @@
 //! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
-//! The driver is the library `gdev`: whole computations use contexts, and tests of single requests use device files,
-//! buffers, channels and pushbuffers. Only [`raw`] computes without the library, for comparison.
+//! The driver is the `gdev` library: whole computations use contexts, and tests of single requests use device files,
+//! buffers, channels and push buffers. Only [`raw`] computes without the library, for comparison.
 //!
 //! Parts: [`compute`] (contexts), [`raw`] (a driver without the library), [`pattern`] (test data), [`rig`] (fills,
 //! checks, counts), [`ending`] (time limits), [`marks`] (pauses during which the host reads its counters), [`tests`]
@@ -40,7 +40,7 @@ pub const DEFAULT_NODE: &str = "/dev/dri/renderD128";
 pub struct Test {
     /// Name of the command.
     pub name: &'static str,
-    /// Options of the command; names that end in `=` take a value.
+    /// Options of the command. Names that end in `=` take a value.
     pub options: &'static [&'static str],
     /// One-line help text.
     pub help: &'static str,
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns a different seed for every run, so that a check never accepts data of an earlier run.
+/// Returns a different seed for every run, so that a check never accepts data from an earlier run.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)

@@ -1,4 +1,4 @@
-//! Marks between the phases of a run: each mark prints a line for the host, and waits until the host has read its
+//! Marks between the phases of a run. Each mark prints a line for the host, and waits until the host has read its
 //! counters.
 
 use std::fs;
@@ -13,14 +13,14 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between polls of the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Prints marks if the host requests them.
+/// Prints marks if the host has requested them.
 #[derive(Debug, Clone, Copy)]
 pub struct Marks {
     wanted: bool,
 }
 
 impl Marks {
-    /// Creates marks, which have no effect unless `wanted` is set.
+    /// Creates marks, which have no effect unless `wanted` is true.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }

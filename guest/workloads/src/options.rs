@@ -15,7 +15,7 @@ pub struct Options {
 const COMMON: [&str; 2] = ["node=", "seed="];
 
 impl Options {
-    /// Parses arguments. `known` lists the command's options; those that take a value end in `=`.
+    /// Parses arguments. `known` lists the command's options. Options that take a value end in `=`.
     pub fn parse(arguments: &[String], known: &[&str]) -> Result<Self> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// Parses a number: decimal with an optional suffix k, m or g (powers of 1024), or hexadecimal with prefix 0x.
+/// Parses a number: decimal with an optional suffix k, m or g (powers of 1024), or hexadecimal with the prefix 0x.
 pub fn number(text: &str) -> Result<u64> {
     let lower = text.to_ascii_lowercase();
     if let Some(digits) = lower.strip_prefix("0x") {

@@ -14,7 +14,7 @@ impl Stream {
         mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Fills `out` with the stream's bytes from `offset` on.
+    /// Fills `out` with the stream's bytes starting at `offset`.
     pub fn fill(self, offset: u64, out: &mut [u8]) {
         let shift = (offset % 8) as u32 * 8;
         let mut index = offset / 8;
@@ -55,7 +55,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Returns a random number below `bound`; 0 if `bound` is 0.
+    /// Returns a random number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
@@ -99,7 +99,7 @@ impl Expected {
         }
     }
 
-    /// Fills `out` with the expected bytes from `offset` on.
+    /// Fills `out` with the expected bytes starting at `offset`.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;

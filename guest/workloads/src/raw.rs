@@ -1,6 +1,6 @@
-//! A minimal driver of nouveau's ioctls: the baseline for the library `gdev`.
+//! A minimal driver that uses nouveau's ioctls, as the baseline for the `gdev` library.
 //!
-//! [`Raw`] issues the ioctls like a program without a library. It submits the same kernels and copies, and uses two
+//! [`Raw`] issues the ioctls as a program without a library would. It submits the same kernels and copies, and uses two
 //! staging buffers of the same size as the library's. `Raw` lacks the library's checks and stamps, so it does not
 //! detect lost work, and the caller must compare results. `Raw` uses only the argument layouts, the method encoding and
 //! the file mapping of `gdev`.
@@ -19,7 +19,7 @@ use workloads::Gpu;
 
 /// Size of a staging buffer in bytes.
 const STAGING_BYTES: u64 = TUNING.piece_bytes;
-/// Number of staging buffers: the CPU uses one while the card uses the other.
+/// Number of staging buffers. The CPU uses one while the card uses the other.
 const STAGINGS: usize = 2;
 /// Number of bytes that the card prefetches beyond the program counter.
 const FETCH_AHEAD_BYTES: u64 = 0x100;
@@ -143,7 +143,7 @@ impl Raw {
         self.buffers.get(memory.index).and_then(Option::as_ref).context("a freed buffer")
     }
 
-    /// Waits until the card no longer uses the pushbuffer of a submission, counted from 1.
+    /// Waits until the card no longer uses the push buffer of a submission. Submissions are counted from 1.
     fn wait(&self, submission: u64) -> Result<()> {
         if submission == 0 || submission + RING as u64 <= self.submitted {
             return Ok(());
@@ -153,10 +153,10 @@ impl Raw {
         Ok(call(&self.file, &mut uapi::GemCpuFini { handle })?)
     }
 
-    /// Submits a pushbuffer. Returns the submission's number, counted from 1.
+    /// Submits a push buffer. Returns the submission's number, counted from 1.
     fn submit(&mut self, push: &Push, uses: impl IntoIterator<Item = uapi::PushbufBuffer>) -> Result<u64> {
         let submission = self.submitted + 1;
-        // An earlier submission may still use the same pushbuffer.
+        // An earlier submission may still use the same push buffer.
         self.wait(submission.saturating_sub(RING as u64))?;
         let buffer = &self.pushbuffers[(self.submitted % RING as u64) as usize];
         let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -231,7 +231,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Waits for the copy into a staging buffer, and reads the buffer.
+    /// Waits for the copy to a staging buffer, and reads the buffer.
     fn read_staging(&self, slot: usize, bytes: &mut [u8]) -> Result<()> {
         let Staging { buffer, busy_until } = &self.stagings[slot];
         self.wait(*busy_until)?;
@@ -239,7 +239,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Ensures that local memory has at least `bytes` bytes per thread.
+    /// Ensures that there are at least `bytes` bytes of local memory per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.bytes >= wanted) {
@@ -311,7 +311,7 @@ impl Gpu for Raw {
             return Ok(());
         }
         let entry = self.buffer(memory)?.entry(true, false);
-        // The chunk that the card is copying into a staging buffer.
+        // Chunk that the card is copying to a staging buffer.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         let pieces = (memory.address + at..).step_by(STAGING_BYTES as usize);
         for (at, piece) in pieces.zip(bytes.chunks_mut(STAGING_BYTES as usize)) {

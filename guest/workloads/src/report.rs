@@ -1,10 +1,10 @@
 //! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, followed by further key-value
 //! pairs and, on failure, the error.
 //!
-//! Values other than the error contain no spaces; the error is quoted.
+//! Values other than the error contain no spaces. The error is quoted.
 //!
 //! If requested, the end times of kernels are printed before the result line: `ENDS at_us=... after_us=...,...` in
-//! microseconds of the card's clock. The first time in a line is absolute; all others are relative to the previous
+//! microseconds of the card's clock. The first time in a line is absolute. All others are relative to the previous
 //! time.
 
 use std::time::Instant;
@@ -31,7 +31,7 @@ pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     outcome.is_ok()
 }
 
-/// Prints a result line, or with `json` a JSON object with the same values.
+/// Prints a result line or, if `json` is true, a JSON object with the same values.
 pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     if json {
         println!("{}", object(name, counts, seconds, outcome));

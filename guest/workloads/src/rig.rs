@@ -18,7 +18,7 @@ use gdev::nouveau::uapi::param;
 
 /// Maximum size of VRAM buffers that are filled and checked only through BAR1, in bytes.
 const DIRECT: u64 = 2048;
-/// Maximum size of a buffer that is mapped through BAR1, in bytes.
+/// Maximum size of a buffer mapped through BAR1, in bytes.
 pub const MOST_MAPPED: u64 = 16 << 20;
 /// Number of words sampled in a large buffer through BAR1.
 const SAMPLED_WORDS: u64 = 24;
@@ -38,7 +38,7 @@ pub struct Rig {
     began: Instant,
 }
 
-/// Counters of a [`Rig`] at a point in time.
+/// Counts of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Number of bytes compared with expected bytes.
@@ -239,7 +239,7 @@ fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes `length` expected bytes from offset `from` to offset `at` of the buffer, with the CPU.
+/// Writes `length` expected bytes starting at offset `from` to offset `at` of the buffer, using the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -252,7 +252,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the buffer's first `length` bytes with the expected bytes from offset `from`, with the CPU.
+/// Compares the buffer's first `length` bytes with the expected bytes starting at offset `from`, using the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -288,7 +288,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Rejects copies beyond the ends of their buffers, which would be a bug in this program.
+/// Rejects copies beyond the end of a buffer, which would be a bug in this program.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

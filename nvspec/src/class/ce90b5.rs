@@ -2,7 +2,7 @@
 //! microcontroller whose uploaded program defines its methods. NVIDIA's driver uses a different method set (with the
 //! launch also at 0x300, but the addresses at 0x400), which is not declared here.
 //!
-//! A surface is pitch-linear or block-linear. Sizes and positions in block-linear surfaces are in elements; an element
+//! A surface is pitch-linear or block-linear. Sizes and positions in block-linear surfaces are in elements. An element
 //! is a byte unless [`exec::FORMAT`] is set.
 //!
 //! Source: rnndb `fifo/pcopy.xml`, and the behaviour of nouveau's copy engine program and of `nouveau_bo90b5.c`.
@@ -15,7 +15,7 @@ pub const NAME: u32 = 0x000;
 pub const NOP: u32 = 0x100;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
-/// Source block size; see [`tile_mode`].
+/// Source block size. See [`tile_mode`].
 pub const SRC_TILE_MODE: u32 = 0x200;
 /// Source width in elements, if block-linear.
 pub const SRC_WIDTH: u32 = 0x204;
@@ -29,7 +29,7 @@ pub const SRC_Z: u32 = 0x210;
 pub const SRC_X: u32 = 0x214;
 /// Source y in rows.
 pub const SRC_Y: u32 = 0x218;
-/// Destination block size; see [`tile_mode`].
+/// Destination block size. See [`tile_mode`].
 pub const DST_TILE_MODE: u32 = 0x220;
 /// Destination width in elements, if block-linear.
 pub const DST_WIDTH: u32 = 0x224;
@@ -63,7 +63,7 @@ pub const DST_PITCH: u32 = 0x320;
 pub const X_COUNT: u32 = 0x324;
 /// Number of lines.
 pub const Y_COUNT: u32 = 0x328;
-/// Element conversion; see [`format`].
+/// Element conversion. See [`format`].
 pub const FORMAT: u32 = 0x32c;
 /// First constant that can be selected as a component.
 pub const SWIZZLE_CONST0: u32 = 0x330;
@@ -100,7 +100,7 @@ pub mod tile_mode {
     pub const DEPTH: Field = Field::new(11, 8);
     /// Block height: log2 of the number of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Block width: [`WIDTH_16`]; any other value means 64 bytes.
+    /// Block width. [`WIDTH_16`] means 16 bytes, and any other value means 64 bytes.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Blocks are 16 bytes wide.
     pub const WIDTH_16: u32 = 0xe;
@@ -127,7 +127,7 @@ pub mod format {
     pub const FROM_CONST0: u32 = 4;
     /// The component is [`super::SWIZZLE_CONST1`].
     pub const FROM_CONST1: u32 = 5;
-    // Values of 6 and above select zero.
+    // Values from 6 on select zero.
 }
 
 /// Error report of nouveau's program for an invalid method: a dword in the first scratch register, the method's data in
@@ -150,7 +150,7 @@ pub mod error {
     pub const INVALID_BITFIELD: u32 = 3;
 }
 
-/// Returns the mask of valid data bits of a method; `None` if the method does not exist.
+/// Returns the mask of valid data bits of a method, or `None` if the method does not exist.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

@@ -1,6 +1,6 @@
 //! Class 0x90c0: compute.
 //!
-//! Methods set the state of a grid before its launch; there is no descriptor in memory.
+//! Methods set the state of a grid before its launch. There is no descriptor in memory.
 //!
 //! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, and Mesa.
 
@@ -57,7 +57,7 @@ pub const BEGIN_GRID: u32 = 0x29c;
 pub const REGISTERS: u32 = 0x2c0;
 /// Enables the table that [`GLOBAL_MAP_ENTRY`] sets.
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
-/// Sets an entry of the table that maps the upper byte of global addresses; see [`global_map`].
+/// Sets an entry of the table that maps the upper byte of global addresses. See [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
 pub const GLOBAL_MAP_ENTRY: u32 = 0x2c8;
 /// Launches the grid. SR_CTAPARAM returns the method's data.
@@ -91,13 +91,13 @@ pub const LOCAL_SIZE_HIGH: u32 = 0x798;
 pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 /// Ends a grid.
 pub const END_GRID: u32 = 0xa04;
-/// Render condition; see [`cond_mode`](crate::class::m2mf9039::cond_mode).
+/// Render condition mode. See [`cond_mode`](crate::class::m2mf9039::cond_mode).
 pub const COND_MODE: u32 = 0x1558;
 /// Code segment address, bits 39:32.
 pub const CODE_ADDRESS_HIGH: u32 = 0x1608;
 /// Code segment address, bits 31:0.
 pub const CODE_ADDRESS_LOW: u32 = 0x160c;
-/// Binds the selected constant buffer to a bank; see [`bind`].
+/// Binds the selected constant buffer to a bank. See [`bind`].
 #[doc(alias = "CB_BIND")]
 pub const CONSTANT_BIND: u32 = 0x1694;
 /// Invalidates caches without waiting.
@@ -105,7 +105,7 @@ pub const CONSTANT_BIND: u32 = 0x1694;
 pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 /// Invalidates the constant cache.
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
-/// Overrides the render condition; see [`render_override`](crate::class::m2mf9039::render_override).
+/// Overrides the render condition. See [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
 /// No operation in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
@@ -118,7 +118,7 @@ pub const SEMAPHORE_ADDRESS_LOW: u32 = 0x1b04;
 /// Semaphore payload.
 #[doc(alias = "QUERY_SEQUENCE")]
 pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
-/// Releases the semaphore once earlier work has completed; see [`semaphore`].
+/// Releases the semaphore once earlier work has completed. See [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
 /// Size of the selected constant buffer in bytes.
@@ -164,11 +164,11 @@ pub mod global_map {
 /// Fields of [`SEMAPHORE_EXECUTE`].
 pub mod semaphore {
     use super::Field;
-    /// Operation; 0 is a release.
+    /// Operation. 0 is a release.
     pub const OPERATION: Field = Field::new(1, 0);
     /// Release.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release. No effect here.
+    /// Skips the memory flush before the release. Has no effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Applies the payload to memory as a reduction instead of storing it.
     pub const REDUCTION: Field = Field::new(3, 3);
@@ -267,9 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
-/// execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware methods,
-/// performance counters.
+/// All methods whose data is kept as state, in ascending order. The methods that this module does not name do not
+/// affect the execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware
+/// methods, and performance counters.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -351,7 +351,7 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the state dword that a method sets, and its valid bits; `None` for a method without state.
+/// Returns the index of the state dword that a method sets and its valid bits, or `None` for a method without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);

@@ -19,7 +19,7 @@ pub const PM_TRIGGER: u32 = 0x140;
 pub const INSTRUMENTATION_HEADER: u32 = 0x150;
 /// Data of the instrumentation method.
 pub const INSTRUMENTATION_DATA: u32 = 0x154;
-/// Source block size; see [`block_size`].
+/// Source block size. See [`block_size`].
 pub const TILING_MODE_IN: u32 = 0x204;
 /// Source width in bytes, if block-linear.
 pub const TILING_PITCH_IN: u32 = 0x208;
@@ -29,7 +29,7 @@ pub const TILING_HEIGHT_IN: u32 = 0x20c;
 pub const TILING_DEPTH_IN: u32 = 0x210;
 /// Source slice.
 pub const TILING_POSITION_IN_Z: u32 = 0x214;
-/// Destination block size; see [`block_size`].
+/// Destination block size. See [`block_size`].
 pub const TILING_MODE_OUT: u32 = 0x220;
 /// Destination width in bytes, if block-linear.
 pub const TILING_PITCH_OUT: u32 = 0x224;
@@ -52,7 +52,7 @@ pub const SPARE_LAST: u32 = 0x2fc;
 pub const EXEC: u32 = 0x300;
 /// Inline source data.
 pub const DATA: u32 = 0x304;
-/// Overrides the render condition; see [`render_override`].
+/// Overrides the render condition. See [`render_override`].
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x308;
 /// Source address, bits 39:32.
 pub const OFFSET_IN_HIGH: u32 = 0x30c;
@@ -76,7 +76,7 @@ pub const NOTIFY_PAYLOAD: u32 = 0x334;
 pub const COND_ADDRESS_HIGH: u32 = 0x338;
 /// Render condition address, bits 31:0.
 pub const COND_ADDRESS_LOW: u32 = 0x33c;
-/// Render condition; see [`cond_mode`].
+/// Render condition mode. See [`cond_mode`].
 pub const COND_MODE: u32 = 0x340;
 /// Source x in bytes, if block-linear.
 pub const TILING_POSITION_IN_X: u32 = 0x344;
@@ -106,7 +106,7 @@ pub mod exec {
     pub const COMPLETION_FLUSH: u32 = 1;
     /// Flush writes, then release the semaphore.
     pub const COMPLETION_SEMAPHORE: u32 = 2;
-    /// Interrupt: 0 for none, 1 for a non-stall interrupt.
+    /// Interrupt to raise: 0 for none, or 1 for a non-stall interrupt.
     pub const INTERRUPT: Field = Field::new(17, 16);
     /// No interrupt.
     pub const INTERRUPT_NONE: u32 = 0;
@@ -130,7 +130,7 @@ pub mod block_size {
     pub const DEPTH: Field = Field::new(11, 8);
     /// Block height: log2 of the number of GOBs (8 rows each).
     pub const HEIGHT: Field = Field::new(7, 4);
-    /// Block width: log2 of the number of GOBs (64 bytes each); must be 0.
+    /// Block width: log2 of the number of GOBs (64 bytes each). Must be 0.
     pub const WIDTH: Field = Field::new(3, 0);
     /// Log2 of the maximum height and depth.
     pub const LOG2_MAX: u32 = 5;
@@ -160,7 +160,7 @@ pub mod render_override {
     pub const NEVER: u32 = 2;
 }
 
-/// Returns the mask of valid data bits of a method; `None` if the method does not exist or is not declared.
+/// Returns the mask of valid data bits of a method, or `None` if the method does not exist or is not declared.
 #[must_use]
 pub const fn method_mask(method: u32) -> Option<u32> {
     Some(match method {

@@ -29,13 +29,13 @@ regs! {
         PLL_SPLL[2; 4] @ 0x00e820 Rw {}
     }
 
-    /// Thermal sensor and power.
+    /// Thermal sensor and power management.
     mod ptherm @ 0x020000 .. 0x021000 {
         /// Sensor control.
         SENSOR_CTRL[4; 4] @ 0x020000 Rw {}
         /// Interrupts.
         INTR @ 0x020100 W1c {}
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x020140 Rw {}
         /// Clock gating, per engine.
         GATE_CTRL[64; 4] @ 0x020200 Rw {}
@@ -53,7 +53,7 @@ regs! {
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
         FUSE[179; 4] @ 0x021000 Rw {}
-        /// Speed grade of the die, which drivers use for voltage lookup. Drivers complain if it is 0.
+        /// Speed grade of the die, which drivers use for voltage lookup. Drivers report an error if it is 0.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
         /// Further fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}
@@ -108,23 +108,23 @@ regs! {
     /// Power management unit, a falcon.
     #[doc(alias = "PDAEMON")]
     mod pmu @ 0x10a000 .. 0x10b000 {
-        /// Interrupt set.
+        /// Sets pending interrupts.
         INTR_SET @ 0x10a000 Wo {}
-        /// Interrupt clear.
+        /// Clears pending interrupts.
         INTR_CLEAR @ 0x10a004 Wo {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x10a008 Rw {}
-        /// Interrupt enable set.
+        /// Sets interrupt enable bits.
         INTR_EN_SET @ 0x10a010 Rw {}
-        /// Interrupt enable clear.
+        /// Clears interrupt enable bits.
         INTR_EN_CLEAR @ 0x10a014 Rw {}
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x10a018 Rw {}
         /// Interrupt routing.
         INTR_DISPATCH @ 0x10a01c Rw {}
         /// Scratch.
         SCRATCH[2; 4] @ 0x10a040 Rw {}
-        /// Interfaces enabled.
+        /// Enabled interfaces.
         ITFEN @ 0x10a048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10a04c Ro {}
@@ -170,7 +170,7 @@ regs! {
         COUNTER[31; 4] @ 0x10a504 Rw {}
         /// Mutexes.
         MUTEX[16; 4] @ 0x10a584 Rw {}
-        /// Mutex that the driver acquires before writing data memory.
+        /// Mutex that the driver acquires before it writes data memory.
         MUTEX_DMEM @ 0x10a580 Rw {}
         /// Engine power dwords.
         POWER[16; 4] @ 0x10a780 Rw {}
@@ -214,7 +214,7 @@ regs! {
 
     /// VGA byte registers that drivers access on a card without outputs.
     mod pvga @ 0x601000 .. 0x602000 {
-        /// CRTC index and data bytes, head 0.
+        /// CRTC index and data bytes of head 0.
         CRTC @ 0x6013d4 Rw {}
         /// Sequencer and graphics index bytes.
         SEQUENCER[8; 4] @ 0x6013b4 Rw {}
@@ -228,7 +228,7 @@ regs! {
         INSTANCE @ 0x610010 Rw {}
         /// Interrupts.
         INTR[8; 4] @ 0x610020 Rw {}
-        /// Display outputs of the card.
+        /// Capabilities of the card's display outputs.
         CAPS[128; 4] @ 0x610080 Rw {}
         /// VBIOS in VRAM.
         VBIOS_IN_VRAM @ 0x619f04 Rw {}

@@ -1,30 +1,30 @@
-//! Registers of PGRAPH, its two context-switching falcons and the copy engines' falcons. PGRAPH's thousands of state
-//! registers are unnamed and listed in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
+//! Registers of PGRAPH, its two context-switching falcons, and the copy engines' falcons. PGRAPH's thousands of state
+//! registers have no names, and are listed in [`super::windows::STATE_RANGES`]. Sources: rnndb `graph/gf100_pgraph/`,
 //! `falcon.xml`; nouveau's `gr`, `ce` units.
 
 regs! {
     /// Copy engine 0's falcon.
     #[doc(alias = "PCOPY0")]
     mod ce0 @ 0x104000 .. 0x105000 {
-        /// Interrupt set.
+        /// Sets pending interrupts.
         INTR_SET @ 0x104000 Wo {}
-        /// Interrupt clear.
+        /// Clears pending interrupts.
         INTR_CLEAR @ 0x104004 Wo {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x104008 Rw {}
         /// Interrupt mode.
         INTR_MODE @ 0x10400c Rw {}
-        /// Interrupt enable set.
+        /// Sets interrupt enable bits.
         INTR_EN_SET @ 0x104010 Rw {}
-        /// Interrupt enable clear.
+        /// Clears interrupt enable bits.
         INTR_EN_CLEAR @ 0x104014 Wo {}
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x104018 Rw {}
         /// Interrupt routing.
         INTR_DISPATCH @ 0x10401c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x104040 Rw {}
-        /// Enabled interfaces; bit 0 is the FIFO, bit 1 the context.
+        /// Enabled interfaces. Bit 0 is the FIFO, and bit 1 the context.
         ITFEN @ 0x104048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10404c Ro {}
@@ -65,25 +65,25 @@ regs! {
     /// Copy engine 1's falcon.
     #[doc(alias = "PCOPY1")]
     mod ce1 @ 0x105000 .. 0x106000 {
-        /// Interrupt set.
+        /// Sets pending interrupts.
         INTR_SET @ 0x105000 Wo {}
-        /// Interrupt clear.
+        /// Clears pending interrupts.
         INTR_CLEAR @ 0x105004 Wo {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x105008 Rw {}
         /// Interrupt mode.
         INTR_MODE @ 0x10500c Rw {}
-        /// Interrupt enable set.
+        /// Sets interrupt enable bits.
         INTR_EN_SET @ 0x105010 Rw {}
-        /// Interrupt enable clear.
+        /// Clears interrupt enable bits.
         INTR_EN_CLEAR @ 0x105014 Wo {}
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x105018 Rw {}
         /// Interrupt routing.
         INTR_DISPATCH @ 0x10501c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x105040 Rw {}
-        /// Enabled interfaces; bit 0 is the FIFO, bit 1 the context.
+        /// Enabled interfaces. Bit 0 is the FIFO, and bit 1 the context.
         ITFEN @ 0x105048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10504c Ro {}
@@ -123,7 +123,7 @@ regs! {
 
     /// PGRAPH's front end: status, interrupts, and the side-band commands for context generation.
     mod pgraph @ 0x400000 .. 0x405000 {
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
         /// Units that trapped.
         TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
@@ -133,9 +133,9 @@ regs! {
         TRAP_GPCS @ 0x400118 W1c {}
         /// Interrupt enables of the front-end units.
         TRAP_EN[7; 4] @ 0x400120 Rw {}
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x40013c Rw {}
-        /// Address of the ICMD side-band command; a write executes the command.
+        /// Address of the ICMD side-band command. A write executes the command.
         ICMD_COMMAND @ 0x400200 Wo {}
         /// Data of the ICMD side-band command.
         ICMD_DATA @ 0x400204 Rw {}
@@ -155,7 +155,7 @@ regs! {
         TRAPPED_DATA_HI @ 0x40070c Ro {}
         /// Classes bound to the subchannels.
         SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
-        /// Class and method of a side-band method; a write executes the method.
+        /// Class and method of a side-band method. A write executes the method.
         MTHD_COMMAND @ 0x404488 Wo { 31:31 EXECUTE; 27:14 METHOD; 15:0 CLASS; }
         /// Data of a side-band method.
         MTHD_DATA @ 0x40448c Rw {}
@@ -167,11 +167,11 @@ regs! {
 
     /// FECS, the hub's context-switching falcon.
     mod fecs @ 0x409000 .. 0x40a000 {
-        /// Interrupt set.
+        /// Sets pending interrupts.
         INTR_SET @ 0x409000 Wo { 8:8 CONTEXT; }
-        /// Interrupt clear.
+        /// Clears pending interrupts.
         INTR_CLEAR @ 0x409004 Wo {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x409008 Rw {}
         /// Interrupt dwords.
         INTR_MISC[4; 4] @ 0x409010 Rw {}
@@ -199,14 +199,14 @@ regs! {
         CHANNEL_SWITCH @ 0x409400 Rw {}
         /// Command data: an instance block.
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Command; a write executes it.
+        /// Command. A write executes it.
         COMMAND @ 0x409504 Wo {}
         /// Number of GPCs and ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the GPCs' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first one indicates readiness. After start, the second one contains the context
-        /// size in bytes.
+        /// Mailboxes. Bit 31 of the first one indicates readiness. After FECS has started, the second one contains the
+        /// context size in bytes.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
@@ -222,7 +222,7 @@ regs! {
         UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
     }
 
-    /// GPCCS, the GPCs' context-switching falcons, addressed by broadcast. Unnamed registers are plain state.
+    /// GPCCS, the GPCs' context-switching falcons, accessed by broadcast. Unnamed registers are plain state.
     mod gpccs @ 0x41a000 .. 0x41b000 {
         /// Start and halt.
         CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
@@ -246,7 +246,7 @@ regs! {
         DMEM_DATA @ 0x41a1c4 Rw {}
     }
 
-    /// Units of all GPCs, with a range of 0x8000 bytes for each; only capability registers are defined.
+    /// Units of all GPCs, with a range of 0x8000 bytes for each GPC. Only capability registers are defined.
     mod gpc_units @ 0x500000 .. 0x580000 {
         /// Number of TPCs per GPC.
         TPC_COUNT[16; 0x8000] @ 0x502608 Ro { 4:0 TPCS; }
@@ -315,8 +315,8 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, GLOBAL_ERROR)
     }
 
-    /// Returns the value of a PGRAPH state register after a write: the written value, except that ones clear bits of
-    /// trap registers.
+    /// Returns the value of a PGRAPH state register after a write. This is the written value, except that ones clear
+    /// bits of trap registers.
     #[must_use]
     pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
         let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;

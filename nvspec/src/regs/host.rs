@@ -6,7 +6,7 @@ regs! {
     mod pmc @ 0x000000 .. 0x001000 {
         /// Chip identification.
         BOOT_0 @ 0x000000 Ro { 28:20 CHIPSET; 7:0 REVISION; }
-        /// Byte order of BAR0; 0 means little-endian.
+        /// Byte order of BAR0. 0 means little-endian.
         BOOT_1 @ 0x000004 Ro {}
         /// Pending interrupts, one bit per unit that asserts its level interrupt.
         INTR_0 @ 0x000100 Ro { 30:30 PRIVRING; 28:28 PBUS; 26:26 PDISP; 25:25 LTC; 24:24 PMU; 21:21 GPIO; 20:20 PTIMER;
@@ -19,14 +19,14 @@ regs! {
         INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
         /// Interrupt line state of the first tree.
         INTR_LINE_0 @ 0x000160 Ro {}
-        /// Cache units with an interrupt, the sources of the tree's LTC bit.
+        /// Cache units with a pending interrupt, which are the sources of the tree's LTC bit.
         INTR_LTC @ 0x00017c Ro {}
-        /// Unit enables; writing 0 to a bit resets its unit.
+        /// Unit enables. Writing 0 to a bit resets its unit.
         ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;
             8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
         /// PBDMA enables, one bit each. Bits of missing units read as zero.
         PBDMA_ENABLE @ 0x000204 Rw {}
-        /// ELPG gate, whose bit must be 0 while falcon code is uploaded.
+        /// ELPG gate. The bit must be 0 while falcon code is uploaded.
         ELPG_GATE @ 0x000260 Rw = 0x00000001 {}
         /// Mask of the pending units that drive the interrupt line.
         INTR_MASK_0 @ 0x000640 Rw = 0xffffffff {}
@@ -36,9 +36,9 @@ regs! {
 
     /// Bus interface: access faults, the PRAMIN window, and the BAR instance blocks.
     mod pbus @ 0x001000 .. 0x002000 {
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x001100 W1c { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x001140 Rw { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
         /// Hardware sequencer and debug bits written by drivers.
         DEBUG_1 @ 0x001084 Rw {}
@@ -65,10 +65,10 @@ regs! {
 
     /// Channel scheduler. envytools calls the runlist PLAYLIST and the PBDMA SUBFIFO.
     mod pfifo @ 0x002000 .. 0x004000 {
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x002100 W1c { 31:31 NON_STALL; 30:30 RUNLIST; 29:29 PBDMA; 28:28 MMU_FAULT; 24:24 INTR_24; 23:23 INTR_23;
             16:16 INTR_16; 8:8 SCHED_ERROR; 0:0 INTR_0; }
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x002140 Rw { 31:31 NON_STALL; 30:30 RUNLIST; 29:29 PBDMA; 28:28 MMU_FAULT; 24:24 INTR_24; 23:23 INTR_23;
             16:16 INTR_16; 8:8 SCHED_ERROR; 0:0 INTR_0; }
         /// Mask of the stalling interrupts.
@@ -77,7 +77,7 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// Mask of the present PBDMAs.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that must not serve each engine; a zero bit permits service.
+        /// PBDMAs that must not serve each engine. A zero bit permits service.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
@@ -86,7 +86,7 @@ regs! {
         /// Runlist address bits 39:12.
         #[doc(alias = "PLAYLIST")]
         RUNLIST_BASE @ 0x002270 Rw { 29:28 TARGET; 27:0 ADDRESS; }
-        /// Runlist length; a write submits the runlist.
+        /// Runlist length. A write submits the runlist.
         RUNLIST @ 0x002274 Rw { 24:20 ENGINES; 11:0 LENGTH; }
         /// Runlist submission state.
         RUNLIST_STATUS @ 0x00227c Ro { 20:20 PENDING; }
@@ -114,7 +114,7 @@ regs! {
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
         /// Non-stall interrupt enables: the effective bits of each nibble of `NON_STALL_INTR`, for all engines.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
-        /// Engines that stopped on an error; writing a one re-enables scheduling of that engine.
+        /// Engines that stopped on an error. Writing a one re-enables scheduling of that engine.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines with scheduling disabled.
         SCHED_DISABLE @ 0x002630 Rw {}
@@ -152,9 +152,9 @@ regs! {
         MMIO_FAULT_ADDRESS @ 0x009084 Rw {}
         /// Data of the last faulting access.
         MMIO_FAULT_DATA @ 0x009088 Rw {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR @ 0x009100 W1c { 0:0 ALARM; }
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN @ 0x009140 Rw { 0:0 ALARM; }
         /// Clock ratio numerator.
         NUMERATOR @ 0x009200 Rw {}
@@ -182,12 +182,12 @@ regs! {
         METHOD_0[3; 0x2000] @ 0x0400c0 Rw { 31:31 VALID; 18:16 SUBCHANNEL; 13:2 METHOD; }
         /// Data of the method that raised an interrupt.
         DATA_0[3; 0x2000] @ 0x0400c4 Rw {}
-        /// Interrupts pending.
+        /// Pending interrupts.
         INTR_0[3; 0x2000] @ 0x040108 W1c { 31:31 SIGNATURE; 30:30 SEMAPHORE; 29:29 SYNCPOINT_ILLEGAL; 28:28 ACQUIRE_TIMEOUT; 27:27 DEVICE;
             26:26 ENGINE_TIMEOUT; 25:25 XBAR_CONNECT; 24:24 EMPTY_SUBC_24; 23:23 EMPTY_SUBC; 22:22 METHOD_CRC; 21:21 METHOD_SIZE; 20:20 CACHE;
             18:18 PB_CRC; 17:17 PB_ENTRY; 16:16 GP_PTR; 15:15 PB_HEADER; 14:14 GP_PB; 13:13 GP_FIFO_CRC; 12:12 GP_ENTRY; 11:11 LB_ERR;
             6:6 MEM_ACK_EXTRA; 5:5 MEM_ACK_TIMEOUT; 4:4 MEM_DATA; 3:3 MEM_REQ_TIMEOUT; 2:2 MEM_UNBOUND; 1:1 MEM_BAD_ADDRESS; 0:0 MEM_FAULT; }
-        /// Interrupt enable.
+        /// Enabled interrupts.
         INTR_EN_0[3; 0x2000] @ 0x04010c Rw {}
         /// Current channel of the unit.
         CHANNEL[3; 0x2000] @ 0x040120 Ro { 6:0 CHANNEL; }

@@ -79,17 +79,17 @@ regs! {
         INTR_CONTROL @ 0x17e820 Rw {}
         /// Index for zero-bandwidth clears.
         ZBC_INDEX @ 0x17ea44 Rw {}
-        /// Colours for zero-bandwidth clears.
+        /// Colors for zero-bandwidth clears.
         ZBC_COLOR[4; 4] @ 0x17ea48 Rw {}
         /// Depths for zero-bandwidth clears.
         ZBC_DEPTH @ 0x17ea58 Rw {}
-        /// Stencil values of later chips.
+        /// Stencil values for zero-bandwidth clears on later chips.
         ZBC_STENCIL @ 0x17ea5c Rw {}
     }
 
     /// L2 cache interrupt summary.
     mod ltc_intr @ 0x17c000 .. 0x17d000 {
-        /// Cache units with an interrupt.
+        /// Cache units with a pending interrupt.
         SUMMARY @ 0x17c000 Rw {}
     }
 }

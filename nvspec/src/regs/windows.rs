@@ -23,11 +23,11 @@ pub mod prom {
 /// Size of BAR0 in bytes.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// Read value if no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
+/// Value read if no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// BAR0 ranges with plain state registers, which are too numerous for individual names. Each range has its name, its
-/// start offset, and the offset just past its last register.
+/// BAR0 ranges with plain state registers, which are too numerous for individual names. Each range consists of its
+/// name, its start offset, and the offset just past its last register.
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),

@@ -10,8 +10,8 @@ type Step = [u8; STEP_BYTES];
 
 const SEND: Step = [STEP_KINDS - 1; STEP_BYTES];
 
-/// Generates steps that are typical for a driver: tables 0 and 5 are directories, 1 and 2 are small-page tables, 3 and
-/// 4 are large-page tables, and entries match the table type.
+/// Generates steps that are typical of a driver: tables 0 and 5 are directories, 1 and 2 are small-page tables, 3 and 4
+/// are large-page tables, and entries match the table type.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -61,7 +61,7 @@ fn run(shape: u8, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Compares tables that are saved and restored between steps with tables that are not saved.
+    /// Compares tables that are saved and restored between steps with ones that are not.
     #[test]
     fn restored_tables_equal_unsaved_tables(shape: u8, steps in steps(), every in 1usize..20) {
         Machine::new(shape).run_restored(steps.as_flattened(), every);
@@ -88,7 +88,7 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed in the past. All other
-/// files are the output of [`seeds::seeds`], and are updated by `UPDATE_SEEDS=1 cargo test -p pv seeds`.
+/// files are the output of [`seeds::seeds`]. To regenerate them, run `UPDATE_SEEDS=1 cargo test -p pv seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// Same as [`Self::run`], but saves and restores the tables after every `every`-th step.
+    /// Executes `bytes` like [`Self::run`], but saves and restores the tables after every `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {

@@ -1,4 +1,4 @@
-//! The binary format, byte by byte. This module is independent of the types under test, and its numbers are those in
+//! The binary format, byte by byte. This module does not depend on the types under test, and its numbers are taken from
 //! the documentation.
 
 use crate::abi::Status;

@@ -30,7 +30,7 @@ impl Contents {
         Self { pages: (0..kind.entries() / PAGE_ENTRIES).map(|_| None).collect() }
     }
 
-    /// Returns an entry, or `None` beyond the end.
+    /// Returns an entry, or `None` if the index is beyond the end.
     pub(super) fn entry(&self, index: u32) -> Option<u64> {
         let page = self.pages.get((index / PAGE_ENTRIES) as usize)?.as_ref();
         Some(page.and_then(|page| page.get((index % PAGE_ENTRIES) as usize)).map_or(0, |entry| entry.get()))
@@ -41,7 +41,7 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries from `first` on, with the values `value(0)`, `value(1)`, and so on. Ignores entries
+    /// Writes `count` entries starting at `first`, with the values `value(0)`, `value(1)`, and so on. Ignores entries
     /// beyond the end. Returns the changed pages as a bit mask.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Reads the bytes from `offset` on into `data`. Returns true if the whole range exists.
+    /// Fills `data` with the bytes starting at `offset`. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {
@@ -99,7 +99,7 @@ impl Contents {
     }
 }
 
-/// Writes entries of a page from index `at` on. Returns true if the page was changed.
+/// Writes entries of a page, starting at index `at`. Returns true if the page was changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

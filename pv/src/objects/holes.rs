@@ -1,4 +1,4 @@
-//! Tests for the holes in GPUvm's paravirtual interface. The numbers are those of our study of its code.
+//! Tests for the holes in GPUvm's paravirtual interface, with the numbers from our study of its code.
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};
@@ -17,7 +17,7 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates one table of each type, with the handles above. `spare` bytes remain until the limit.
+/// Creates one table of each type, with the handles above. `spare` bytes remain below the limit.
 fn tables(spare: u64) -> Tables {
     let limit = Kind::ALL.map(Kind::bytes).iter().sum::<u64>() + spare;
     let mut tables = Tables::new(BASE, limit);

@@ -1,4 +1,4 @@
-//! Saved form of a guest's page tables. The reference count of a table is derived from the objects that refer to it.
+//! Saved form of a guest's page tables. A table's reference count is derived from the objects that refer to it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -17,7 +17,7 @@ pub struct SavedTables {
     /// Start of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Free slots, of which the last one is used next.
+    /// Free slots. The last one is used next.
     pub(crate) free: Vec<u32>,
     /// Handles and their slots, in ascending order of handles.
     pub(crate) handles: Vec<(u32, u32)>,
@@ -55,7 +55,7 @@ impl Tables {
         SavedTables { limit: *limit, base: base.0, slots, free, handles, bindings }
     }
 
-    /// Restores the tables of a guest whose VRAM ends at `base`. `limit` is the maximum total size of the tables in
+    /// Restores the tables of a guest with VRAM that ends at `base`. `limit` is the maximum total size of the tables in
     /// bytes. The tables may exceed this limit if it was lowered.
     ///
     /// # Errors

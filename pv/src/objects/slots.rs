@@ -25,19 +25,19 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// Bit mask of pages that may have changed since the last report. Nonzero even for an empty slot if its table was
-    /// removed.
+    /// Bit mask of pages that may have changed since the last report. It is nonzero for an empty slot if the removal of
+    /// its table has not been reported.
     written: u64,
 }
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the maximum number of tables so far, which the table limit bounds.
+/// All slots. Their number is the largest number of tables that existed at a time, which is bounded by the table limit.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
     slots: Vec<Slot>,
-    /// Free slots, of which the last one is used next.
+    /// Free slots. The last one is used next.
     free: Vec<SlotId>,
     /// Slots with written pages. Contains no duplicates.
     written: Vec<SlotId>,
@@ -87,7 +87,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The slot was unreadable until now, and reads as zeros from now on.
+        // The slot was unreadable until now, and now reads as zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -142,7 +142,7 @@ impl Slots {
 
     pub(super) fn take_written(&mut self, mut each: impl FnMut(GuestVramAddr, u64)) {
         self.written.sort_unstable();
-        // Current range, which may still be extended.
+        // Current range, which may be extended.
         let mut range = (self.base, 0u64);
         for slot in std::mem::take(&mut self.written) {
             let address = self.address(slot);

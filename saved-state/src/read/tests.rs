@@ -104,7 +104,7 @@ fn the_version_before_is_read_and_written() {
     SavedState::parse(&writer.finish(), &newer).unwrap();
 }
 
-/// A part whose first version is no longer supported.
+/// A part with a first version that is no longer supported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Third {
     number: u64,

@@ -1,4 +1,4 @@
-//! Gang home: decides when the gang's cards are gathered and when its turns start and end.
+//! Gang home: decides when the gang's cards are gathered, and when its turns start and end.
 
 use super::{CardId, CardState, Command, GangConfig};
 use sched::Nanos;
@@ -10,7 +10,7 @@ struct Report {
     round: u64,
     state: CardState,
     wants: bool,
-    /// Number of the last numbered command sent to the card, or `None` if none was sent since the connection was
+    /// Number of the last numbered command sent to the card, or `None` if no command was sent since the connection was
     /// established.
     sent: Option<u64>,
 }
@@ -140,8 +140,8 @@ impl Home {
         }
     }
 
-    /// Returns true if the gang should not compete on its other cards because one card has not stopped for a long time.
-    /// The process that owns that card may be suspended.
+    /// Returns true if the gang should not compete on its other cards, because one card has not stopped for a long
+    /// time. The process that owns that card may be suspended.
     fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
         matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
     }

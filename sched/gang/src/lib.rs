@@ -1,37 +1,37 @@
 //! Gang scheduling. A gang is a tenant with several cards that gets its turns on all of them at the same time.
 //!
-//! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, a deadlock
-//! is possible: each of two tenants has the turn on one card and waits for the turn on the other card. Therefore, all
-//! gates of a gang open at the same time. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
+//! Kernels of a collective operation spin until their peers on the other cards run. If turns were independent, two
+//! tenants could deadlock, because each has the turn on one card and waits for the turn on the other card. All gates of
+//! a gang therefore open at the same time. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
 //! accounts. The *home* of a gang is its card with the lowest number. There, `home` coordinates the gang through
 //! messages. Cards share no other state, so a failed or stopped card affects only its own gangs.
 //!
 //! Procedure:
-//! 1. A card whose accounts select a gang *offers* itself to the gang. In the meantime, the next tenant gets the turn
-//!    (`turns`).
+//! 1. A card with accounts that select a gang *offers* itself to the gang. In the meantime, the next tenant gets the
+//!    turn (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
 //!    turn, and is *ready* when the holder has returned the card or has overrun.
 //! 3. The gates open when all cards are ready. A gather that is rejected or lasts longer than [`GangConfig::gather_ns`]
 //!    is *cancelled* on all cards.
-//! 4. A card serves one gather at a time. An *older* gang gets priority over a younger gang that is still gathering:
-//!    the card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A
-//!    younger gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
+//! 4. A card serves one gather at a time. An *older* gang has priority over a younger gang that is still gathering: the
+//!    card notifies the younger gang's home, which cancels its gather unless it has already opened the gates. A younger
+//!    gang is rejected. A gang's age is the time of its request, and a cancelled gather does not change it.
 //! 5. The turn ends on all cards when one card recalls it or the gang has no work. Kernels on one card may wait for
-//!    kernels that the closed gate of another card holds back. Therefore, the gang keeps cards that have *drained*, and
-//!    these cards admit one more submission at a time (a *step*). When all cards have drained, they are released at the
-//!    same time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it
-//!    is considered ready for the gang's next turn, in which the missing kernels run.
+//!    kernels that are blocked by the closed gate of another card. The gang therefore keeps cards that have *drained*,
+//!    and these cards admit one more submission at a time (a *step*). When all cards have drained, they are released at
+//!    the same time. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime,
+//!    and it is considered ready for the gang's next turn, in which the missing kernels run.
 //!
 //! No deadlock is possible. A running gang does not wait for another gang, and its turn ends after a slice if another
-//! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders; it does not wait for an older gang,
+//! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders. It does not wait for an older gang,
 //! and a younger gang releases the card after one message. The end of a turn waits at most `gather_ns` for the gang's
 //! own cards. No gang starves: the oldest gathering gang is never rejected, and each card's accounts eventually make it
 //! due. Ages are Lamport timestamps, so the cards need no common clock.
 //!
-//! A card charges a gang from the moment the card is ready. Therefore, the gang also pays for the time its cards wait
-//! for each other. [`GangView`] reports this time.
+//! A card charges a gang from the moment when the card is ready, so the gang also pays for the time during which its
+//! cards wait for each other. [`GangView`] reports this time.
 //!
-//! Like [`GroupTurns`], the crate does no I/O: its inputs are calls, messages, and the time, and its outputs are
+//! Like [`GroupTurns`], this crate does no I/O. Its inputs are calls, messages, and the time, and its outputs are
 //! [`Order`]s and messages. Messages between two cards arrive in order until the connection ends ([`GangTurns::lost`]).
 //! Start reading at `home`, which implements the phases of a turn. `member` implements the stages of a gang on one
 //! card.
@@ -60,7 +60,7 @@ pub struct GangConfig {
     /// Maximum duration of a gather, in ns. Must exceed [`sched::turns::TurnsConfig::overrun_ns`], which is the maximum
     /// wait for a recalled turn.
     pub gather_ns: u64,
-    /// Time that drained cards wait for the gang's other cards at the end of a turn before they admit one more
+    /// Time for which drained cards wait for the gang's other cards at the end of a turn before they admit one more
     /// submission, in ns.
     pub step_ns: u64,
 }
@@ -79,7 +79,7 @@ pub enum GangOrder {
     /// An order that also exists for single-card turns.
     Turn(Order),
     /// Open the gang's gate for one submission of each process. The processes then report the end of their work, as
-    /// after a recall; processes without work report immediately.
+    /// after a recall. Processes without work report immediately.
     Step(TenantId),
 }
 
@@ -90,11 +90,12 @@ pub struct GangCounts {
     pub turns: u64,
     /// Number of gathers of this card that were cancelled or rejected.
     pub cancelled: u64,
-    /// Total time that the card was ready and waited for the gang's other cards, in ns.
+    /// Total time for which the card was ready and waited for the gang's other cards, in ns.
     pub gather_ns: u64,
-    /// Longest time that the card was ready and waited for the other cards, in ns.
+    /// Longest time for which the card was ready and waited for the other cards, in ns.
     pub longest_gather_ns: u64,
-    /// Time during the gang's turns in which its gate on this card was closed because the gang had no work here, in ns.
+    /// Time during the gang's turns for which its gate on this card was closed because the gang had no work here, in
+    /// ns.
     pub rest_ns: u64,
     /// Delays from the gang's first offer or work on this card to its turn.
     pub waits: Histogram,
@@ -111,7 +112,7 @@ pub struct GangView {
     pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
-    /// True if the gang's work is in flight although its turn is over.
+    /// True if the gang has work in flight although its turn is over.
     pub is_stuck: bool,
     /// True if this card's accounts have selected the gang, and the gang is waiting for its other cards.
     pub is_offered: bool,
@@ -126,9 +127,9 @@ pub struct GangTurns {
     turns: GroupTurns,
     config: GangConfig,
     members: BTreeMap<GangId, Member>,
-    /// Gangs whose home is this card.
+    /// Gangs with this card as their home.
     homes: BTreeMap<GangId, Home>,
-    /// Reachable cards, always including this card.
+    /// Reachable cards, which always include this card.
     reachable: BTreeSet<CardId>,
     /// Lamport clock of this card.
     clock: u64,
@@ -139,7 +140,7 @@ pub struct GangTurns {
 }
 
 impl GangTurns {
-    /// Creates the turns of a card without gangs, on top of `turns` for single tenants and groups.
+    /// Creates the turns of a card without gangs. `turns` is for single tenants and groups.
     #[must_use]
     pub fn new(card: CardId, turns: GroupTurns, config: GangConfig) -> Self {
         Self {
@@ -170,9 +171,9 @@ impl GangTurns {
         result
     }
 
-    /// Makes a tenant of the underlying turns the gang's member on this card. The tenant must have no work and no
-    /// group. All cards must use the same gang number and set of cards. Returns false if `cards` does not include this
-    /// card, if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
+    /// Makes a tenant of the underlying turns the gang's member on this card. The tenant must not have work or a group.
+    /// All cards must use the same gang number and set of cards. Returns false if `cards` does not include this card,
+    /// if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
     pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: &BTreeSet<CardId>, now: Nanos) -> bool {
         let taken = self.members.contains_key(&gang) || self.gang_of(tenant).is_some();
         let Some(&home) = cards.first().filter(|_| cards.contains(&self.card) && !taken) else { return false };
@@ -189,7 +190,7 @@ impl GangTurns {
         true
     }
 
-    /// Removes a gang from this card. The gang must have no work left. Its tenant stays, but its turns are no longer
+    /// Removes a gang from this card. The gang must have no work left. Its tenant remains, but its turns are no longer
     /// offered.
     pub fn leave(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
@@ -241,7 +242,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that a tenant has returned the card, like [`GroupTurns::ended`].
+    /// Records that a tenant has returned the card. See [`GroupTurns::ended`].
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.member_ended(gang, ended, more, now),
@@ -250,7 +251,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Pauses or resumes a tenant on this card. A gang whose tenant is paused gets no turn on its other cards either.
+    /// Pauses or resumes a tenant on this card. A gang with a paused tenant gets no turn on its other cards either.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.pause_member(gang, paused, now),
@@ -277,7 +278,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Returns the time at which [`Self::tick`] is due unless an event occurs earlier.
+    /// Returns the time at which [`Self::tick`] is due if no event occurs earlier.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let homes = self.homes.values().filter_map(|home| home.deadline(&self.config));
@@ -285,17 +286,17 @@ impl GangTurns {
         homes.chain(members).chain(self.turns.next_wakeup()).min()
     }
 
-    /// Returns and clears the pending orders, in order.
+    /// Returns and clears the pending orders, in the order of their creation.
     pub fn take_orders(&mut self) -> Vec<GangOrder> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Returns and clears the pending messages to other cards, in order.
+    /// Returns and clears the pending messages to other cards, in the order of their creation.
     pub fn take_messages(&mut self) -> Vec<(CardId, Message)> {
         std::mem::take(&mut self.messages)
     }
 
-    /// Returns true if a tenant may open more gates, like [`GroupTurns::continues`].
+    /// Returns true if a tenant may open more gates. See [`GroupTurns::continues`].
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         match self.member_of(tenant) {
@@ -343,7 +344,8 @@ impl GangTurns {
         self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
     }
 
-    /// Asks one card, or all cards, to report to the homes on this card, for the gangs that `concerned` accepts.
+    /// Asks one card, or all cards, to report to the homes on this card, for the gangs for which `concerned` returns
+    /// true.
     fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
         let mut greetings = Vec::new();
         for (&gang, home) in self.homes.iter().filter(|(gang, home)| concerned(**gang, home)) {

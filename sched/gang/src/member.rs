@@ -1,4 +1,4 @@
-//! State of a gang on one of its cards, and execution of its home's commands.
+//! State of a gang on one of its cards, and the execution of its home's commands.
 
 use super::{Body, CardId, CardState, Command, GangConfig, GangCounts, GangId, GangOrder, GangTurns};
 use sched::turns::Order;
@@ -154,7 +154,7 @@ impl GangTurns {
         }
     }
 
-    /// Forwards an order from the underlying turns. An order for a gang changes the gang's stage.
+    /// Forwards an order from the underlying turns, or changes the gang's stage if the order is for a gang.
     pub(super) fn pass_on(&mut self, order: Order, now: Nanos) {
         let (Order::Grant(tenant) | Order::Recall(tenant) | Order::Yield(tenant)) = order else {
             return self.order(order);
@@ -171,7 +171,8 @@ impl GangTurns {
                 self.order(order);
             }
             (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
-            // A gang keeps its slices: this card cannot tell if the gang's program waits for another card.
+            // A gang keeps its slices, because this card cannot determine whether the gang's program waits for another
+            // card.
             _ => {}
         }
     }
@@ -270,7 +271,7 @@ impl GangTurns {
                     self.release(gang, now, now);
                 }
             }
-            // The card has abandoned the gather, and has already reported this.
+            // The card has abandoned the gather and has already reported this.
             Command::Run | Command::Stop => {}
         }
     }
@@ -382,7 +383,7 @@ impl GangTurns {
             Stage::Ready { since } => {
                 member.counts.cancelled += 1;
                 member.count_gather(now.since(since));
-                // Reserve the next turn for the contender before this turn ends.
+                // Reserve the next turn for the contending gang before this turn ends.
                 self.admit_contender(now);
                 self.release(gang, now, now);
             }
@@ -421,7 +422,7 @@ impl GangTurns {
         }
     }
 
-    /// Stops all activity of a gang on this card because its home is unreachable.
+    /// Stops all activity of a gang on this card, because its home is unreachable.
     pub(super) fn abandon(&mut self, gang: GangId, now: Nanos) {
         if let Some(member) = self.members.get_mut(&gang) {
             member.competes = false;
@@ -433,7 +434,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers whose homes do not respond, and stops waiting for work that does not end.
+    /// Abandons gathers with homes that do not respond, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();
@@ -452,7 +453,7 @@ impl GangTurns {
         self.members.iter().find(|(_, member)| wanted(member)).map(|(&gang, _)| gang)
     }
 
-    /// Returns a gang's request as a key that sorts the oldest request first.
+    /// Returns a key for a gang's request that sorts the oldest request first.
     fn request(&self, gang: GangId) -> (u64, GangId) {
         (self.members.get(&gang).map_or(u64::MAX, |member| member.age), gang)
     }

@@ -13,7 +13,7 @@ pub struct GangId(pub u32);
 /// A message about one gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Gang that the message is about.
+    /// Gang of the message.
     pub gang: GangId,
     /// Sender's Lamport clock.
     pub clock: u64,
@@ -35,7 +35,7 @@ pub enum Body {
     },
     /// Command from the home to a card.
     Command {
-        /// Number of the gather, step, or release; for other commands, number of the last such command to the card.
+        /// Number of the gather, step, or release. For other commands, number of the last such command to the card.
         round: u64,
         /// Command to execute.
         command: Command,

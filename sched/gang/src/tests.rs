@@ -17,7 +17,8 @@ const COARSE_STEP: u64 = 100_000;
 const QUICK_NS: u64 = 60_000;
 
 /// Minimum ratio of a tenant's actual share to its expected share. The expected share assumes mutual exclusion of all
-/// tenants that share a card with it. In 500 random sets of tenants, the minimum is 0.75; 0.72 was also observed.
+/// tenants that share a card with the tenant. In 500 random sets of tenants, the minimum is 0.75. A ratio of 0.72 was
+/// also observed.
 const LEAST_PART: f64 = 0.6;
 
 /// Creates cards with the latency of a socket.
@@ -116,7 +117,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         Tenant::flood(&[2], 100, MS),
         Tenant::flood(&[0, 2], 100, MS),
     ];
-    // Stop the gang's home, then another card.
+    // Stop the gang's home, and then another card.
     for stopped in [0, 1] {
         let mut world = quick(3, &tenants);
         world.run(200 * MS, STEP);
@@ -226,7 +227,7 @@ proptest! {
             prop_assert!(part > LEAST_PART * due, "tenant {number}: {part}, expected {due}: {tenants:?}");
         }
         for card in 0..cards {
-            // Tenants are charged only for time in which the card is busy or reserved.
+            // Tenants are charged only for time during which the card is busy or reserved.
             prop_assert!(world.busy(card) <= 3000 * MS);
             let used: u64 = (0..tenants.len()).map(|number| world.used(card, number)).sum();
             prop_assert_eq!(used, world.busy(card));

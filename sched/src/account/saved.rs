@@ -25,7 +25,7 @@ pub(crate) struct SavedAccount {
     waits_max: u64,
 }
 
-/// Saved intervals, each with the time charged in it, by engine.
+/// Saved intervals with the time charged in them, by engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 

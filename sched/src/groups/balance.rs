@@ -1,18 +1,18 @@
-//! Accounts of a group's members, and the selection of members that must wait or get the card alone.
+//! Accounts of a group's members, and the selection of members that must wait or that get the card alone.
 //!
 //! Work is measured as the time that it would take on an otherwise idle card, in ns. Concurrent kernels take longer,
 //! and the time in flight includes this delay. For example, two programs that always have work have the same time in
-//! flight, even if they make different progress. Therefore, the length of a member's submissions is measured while the
+//! flight, even if they make different progress. Instead, the length of a member's submissions is measured while the
 //! member has the card alone. If other members run at the same time, each reported submission counts with this length.
 //! The total work of a report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
-//! Members that are ahead wait, and so do members of worse latency classes (`GroupTurns::waiting`). An idle member
-//! keeps at most half of the lag for which others would wait. If it is ahead, it competes until it no longer is.
+//! Members that are ahead wait, as do members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at
+//! most half of the lag for which others would wait. If it is ahead, it competes until it no longer is.
 //!
-//! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore,
-//! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]). Otherwise, one of them would soon have to wait again and
-//! again.
+//! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. A part of
+//! each lag is therefore forgiven ([`FORGIVEN_PERMILLE`]). Otherwise, one of these members would soon have to wait
+//! repeatedly.
 
 use super::{ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, Sample, party};
 use crate::config::PERMILLE;
@@ -23,22 +23,22 @@ use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 const CAP_WINDOW_NS: u64 = 30_000_000;
 /// Time in flight, in ns, after which a measurement is complete.
 const MEASURED_NS: u64 = 50_000_000;
-/// Minimum time in flight of a measurement that the end of a sample completes, in ns.
+/// Minimum time in flight of a measurement that is completed by the end of a sample, in ns.
 const MIN_MEASURED_NS: u64 = 15_000_000;
-/// Number of reports with the mean length of the earlier ones after which a measurement is complete. Most programs then
-/// repeat the same work.
+/// Number of reports after which a measurement is complete if their mean length equals that of the earlier ones. Most
+/// programs then repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// The same number if the measurement differs from the previous one: a phase of the program may be short.
+/// The same number for a measurement that differs from the previous one, because a phase of the program may be short.
 const STEADY_DIFFERENT_REPORTS: u32 = 7;
 /// Maximum time in ns between two reports of a measurement.
 const MAX_REPORT_GAP_NS: u64 = 200_000_000;
-/// Maximum difference of two measurements of work that is not steady and whose mean is used, in permille.
+/// Maximum difference between two measurements of unsteady work whose mean is used, in permille.
 const NEAR_PERMILLE: u64 = 150;
-/// Time in flight, in ns, after which work that is not steady is not measured again soon.
+/// Time in flight after which unsteady work is not measured again soon, in ns.
 const ENOUGH_NS: u64 = 140_000_000;
-/// Time in flight, in ns, that determines a length at most: the length follows slow changes.
+/// Maximum time in flight that determines a length, in ns. The limit lets the length follow slow changes.
 const MAX_TOTAL_NS: u64 = 400_000_000;
-/// Maximum difference of equal lengths, in permille.
+/// Maximum difference between equal lengths, in permille.
 const EQUAL_PERMILLE: u64 = 40;
 /// Minimum time between two samples if the second one is taken because the program's work has changed, in ns.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
@@ -58,19 +58,21 @@ const FORGIVEN_PERMILLE: u64 = 10;
 /// Accounts of one member.
 #[derive(Debug)]
 pub(super) struct Balance {
-    /// Lag of the member: its share minus its work, in ns.
+    /// Lag of the member, which is its share minus its work, in ns.
     lack: i64,
-    /// Last complete measurement with the card to itself: the time in flight in ns, and the number of submissions.
+    /// Last complete measurement for which the member had the card to itself: the time in flight in ns, and the number
+    /// of submissions.
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
-    /// The same for its last reports, which have the same mean length, and the number of these reports after the first.
+    /// The same values for its last reports with the same mean length, and the number of these reports after the first
+    /// one.
     repeated: (u64, u64),
     steady: u32,
     /// True if the reports of the last complete measurement had the same mean length.
     is_steady: bool,
-    /// Start of the time without concurrent work in which the member has finished work that may have begun earlier.
-    /// Later work began within this time.
+    /// Start of the time without concurrent work in which the member has finished work that may have started earlier.
+    /// Later work started within this time.
     clean_since: Option<Nanos>,
     /// Time in flight and number of submissions while other members also had work, since the last comparison with
     /// `usual`.
@@ -78,10 +80,10 @@ pub(super) struct Balance {
     /// Mean time in flight of a submission while other members also had work, in ns, as first computed after the last
     /// measurement.
     usual: Option<u64>,
-    /// True if the measurement no longer fits the submissions, because the program's work has changed.
+    /// True if the measurement no longer matches the submissions, because the program's work has changed.
     changed: bool,
-    /// True if a repeated measurement had the same result although the submissions did not fit. Then they are slower
-    /// than usual because of other members' work.
+    /// True if a repeated measurement had the same result although the submissions did not match it. The submissions
+    /// are then slower than usual because of other members' work.
     confirmed: bool,
     /// Time until the next sample, as a multiple of [`GroupConfig::sample_interval_ns`].
     interval: u64,
@@ -95,7 +97,7 @@ pub(super) struct Balance {
     reported: Nanos,
     /// Time at which the gate last opened.
     opened: Nanos,
-    /// Work that the cap permits now, in ns.
+    /// Amount of work that the cap permits now, in ns.
     allowance: i64,
     refilled: Nanos,
     capped: bool,
@@ -169,9 +171,9 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. One that
-    /// differs from the previous one takes longer: programs have phases, and thousands of short submissions at the
-    /// start must not determine the length of later submissions.
+    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. A
+    /// measurement that differs from the previous one takes longer, because programs have phases, and thousands of
+    /// short submissions at the start must not determine the length of later submissions.
     fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
         if self.measured.is_some_and(|at| now.since(at) > MAX_REPORT_GAP_NS) {
             self.restart();
@@ -194,8 +196,8 @@ impl Balance {
         (self.measuring, self.repeated, self.steady) = ((0, 0), (0, 0), 0);
     }
 
-    /// Completes a measurement. Work that is not steady, such as the kernels of a training step, is measured again
-    /// soon, and the mean of the measurements counts.
+    /// Completes a measurement. Unsteady work, such as the kernels of a training step, is measured again soon, and the
+    /// mean of the measurements is used.
     fn complete(&mut self, now: Nanos) {
         self.is_steady = self.steady >= STEADY_REPORTS;
         let (ns, count) = if self.is_steady { self.repeated } else { self.measuring };
@@ -220,8 +222,8 @@ impl Balance {
         mean(self.alone)
     }
 
-    /// Compares the time in flight of submissions that ran concurrently with other members' work against the
-    /// measurement and the usual time.
+    /// Compares the time in flight of submissions that ran concurrently with other members' work with the measurement
+    /// and the usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < COMPARED_LAUNCHES {
@@ -230,8 +232,7 @@ impl Balance {
         let (ns, count) = std::mem::take(&mut self.beside);
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        // Concurrent members slow each other down by at most a factor equal to their number, and never speed each other
-        // up.
+        // Concurrent members slow each other down by at most their number, and never speed each other up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
         if changes && !std::mem::replace(&mut self.changed, true) {
@@ -249,7 +250,7 @@ impl Balance {
     }
 
     /// Records the end of a sample. A sample that was too short is not repeated immediately. If the length is still
-    /// unknown but a part was measured, the sample continues soon.
+    /// unknown but a part of it was measured, the sample continues soon.
     fn sample_ended(&mut self, since: Nanos, now: Nanos) {
         let has_part = self.measured.is_some_and(|at| at >= since);
         if has_part && self.measuring.0 >= MIN_MEASURED_NS {
@@ -298,7 +299,7 @@ fn mean((ns, launches): (u64, u64)) -> u64 {
     ns.checked_div(launches).unwrap_or(0)
 }
 
-/// Returns true if two lengths are equal within the measurement accuracy.
+/// Returns true if two lengths are equal within the accuracy of the measurement.
 fn is_equal(one: u64, other: u64) -> bool {
     is_within(one, other, EQUAL_PERMILLE)
 }
@@ -352,8 +353,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag among a group's members that have work. With a time, leaves out members that stall at
-    /// this time.
+    /// Returns the largest lag of a group's members with work. If `now` is given, excludes members that stall at this
+    /// time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
@@ -364,7 +365,7 @@ impl GroupTurns {
         member.has_work() && self.is_free(tenant, member)
     }
 
-    /// Returns true if a member could work but has completed nothing for a while. Other members do not wait for it.
+    /// Returns true if a member could work, but has completed no work for some time. Other members do not wait for it.
     fn stalls(&self, member: &Member, now: Option<Nanos>) -> bool {
         let lasted = now.map_or(0, |now| now.since(member.progressed));
         member.gate != Gate::Closed && lasted >= self.config.stall_ns
@@ -379,8 +380,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait: members that are ahead of another one, and members of a worse latency class
-    /// than one whose lag is at least as large.
+    /// Returns the members that must wait. These are members that are ahead of another member, and members of a worse
+    /// latency class than a member with a lag that is at least as large.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =
@@ -430,7 +431,7 @@ impl GroupTurns {
         self.members_of(id).all(|(of, member)| of == tenant || member.gate == Gate::Closed)
     }
 
-    /// Returns the member whose submissions must be measured first.
+    /// Returns the member with submissions that must be measured first.
     fn next_sample(&self, contenders: &[(TenantId, &Member)], before: Option<Sample>, now: Nanos) -> Option<Sample> {
         let due = contenders.iter().filter(|(_, member)| member.balance.is_sample_due(&self.config, now));
         let new = due.filter(|(tenant, _)| before.is_none_or(|sample| sample.tenant != *tenant));
@@ -461,7 +462,7 @@ impl GroupTurns {
         times.collect::<Vec<_>>().into_iter().chain(trial)
     }
 
-    /// Returns a member's account within its group, merged with the account of its separate turns.
+    /// Returns a member's account within its group, combined with the account of its separate turns.
     pub(super) fn merged_account(&self, tenant: TenantId) -> Option<crate::Account> {
         let mut account = self.turns.scheduler().account(tenant, ENGINE)?.clone();
         if let Some(member) = self.members.get(&tenant) {

@@ -3,8 +3,8 @@
 use super::{GroupTurns, Nanos, TenantId};
 
 impl GroupTurns {
-    /// Sets whether a tenant's turns are offered, like [`super::Turns::set_offered`]. Returns false if the tenant is
-    /// unknown or in a group.
+    /// Determines whether a tenant's turns are offered. See [`super::Turns::set_offered`]. Returns false if the tenant
+    /// is unknown or in a group.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) -> bool {
         let is_single = self.members.get(&tenant).is_some_and(|member| member.group.is_none());
         if is_single {
@@ -13,7 +13,7 @@ impl GroupTurns {
         is_single
     }
 
-    /// Returns and clears the tenants that became due since the last call, in order.
+    /// Returns and clears the tenants that have become due since the last call, in the order in which they became due.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         self.turns.take_offers()
     }

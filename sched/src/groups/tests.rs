@@ -45,7 +45,7 @@ struct Runner {
     last_ran: u64,
 }
 
-/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of a single program's work.
+/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of the work of a single program.
 struct Card {
     turns: GroupTurns,
     gain: Vec<u64>,
@@ -56,7 +56,7 @@ struct Card {
     most_open: usize,
     /// Time for which at least one gate was open, in ns.
     used: u64,
-    /// Maps each tenant to its party. Only one party may have open gates at a time.
+    /// Returns the party of a tenant. Only one party may have open gates at a time.
     parties: fn(TenantId) -> u32,
 }
 
@@ -120,7 +120,7 @@ impl Card {
                 Order::Recall(tenant) => {
                     let runner = self.runners.get_mut(&tenant).expect("the tenant exists");
                     assert!(!runner.open || !runner.recalled, "{tenant:?} is recalled twice");
-                    // The program may have returned the card before it reads the order.
+                    // The program may have returned the card before it read the order.
                     runner.recalled = runner.open;
                 }
                 Order::Overdue { tenant, .. } => {
@@ -315,7 +315,7 @@ fn group_takes_turns_with_sum_of_its_weights() {
     card.add(2, VgpuParams::weight(200), together(), FLOOD);
     card.add(3, VgpuParams::weight(100), None, FLOOD);
     card.run(4_000 * MS);
-    // A tenant that runs alone works the whole time.
+    // A tenant that runs alone works all the time.
     let alone = card.done(3) / card.used as f64;
     assert!((alone - 0.25).abs() < 0.02, "{alone}");
     let first = part(&card, 1, &[1, 2]);
@@ -444,7 +444,7 @@ fn cap_holds_within_group() {
     card.run(2_000 * MS);
     let capped = card.done(1) / card.now as f64;
     assert!((0.17..0.22).contains(&capped), "{capped} of the card's time");
-    // The cap also holds while no other member works.
+    // The cap also applies while no other member works.
     let mut card = Card::new(&[1000]);
     card.add(1, VgpuParams { cap_permille: 300, ..VgpuParams::default() }, together(), FLOOD);
     card.run(2_000 * MS);

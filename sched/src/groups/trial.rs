@@ -1,15 +1,15 @@
-//! Trials compare the number of submissions that a group's members make in each of its two modes.
+//! Trials, which compare the number of submissions of a group's members in each of its two modes.
 //!
 //! A trial counts submissions in the current mode, and then in the other mode. The trial ignores the first quarter of
-//! each part, in which gates open and close. It then keeps the mode favoured by the geometric mean of the count ratios
-//! of all members that worked in both parts. As a result, a member with short kernels has the same influence as a
-//! member with long kernels.
+//! each part, during which gates open and close. It then keeps the mode favoured by the geometric mean of the count
+//! ratios of all members that worked in both parts. As a result, a member with short kernels has the same influence as
+//! a member with long kernels.
 
 use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Denominator of the initial fraction of each part of a trial that is not counted.
+/// Denominator of the fraction at the start of each part of a trial that is not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
 /// Number of submissions by member in one part of a trial.
@@ -20,7 +20,7 @@ struct Running {
     since: Nanos,
     counts: Counts,
     counting: bool,
-    /// Counts of the first part, which uses the mode from before the trial; `None` during the first part.
+    /// Counts of the first part, which uses the mode from before the trial, or `None` during the first part.
     first: Option<Counts>,
     /// Number of members that have work.
     working: usize,
@@ -131,7 +131,7 @@ mod tests {
     fn mode_with_more_progress_stays() {
         assert_eq!(changes([10, 10], [14, 13]), [true]);
         assert_eq!(changes([10, 10], [9, 10]), [true, false]);
-        // Both members have the same influence, regardless of how many submissions they make.
+        // Both members have the same influence, regardless of their numbers of submissions.
         assert_eq!(changes([1000, 10], [1100, 5]), [true, false]);
     }
 

@@ -81,8 +81,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant has the card and may open further gates. It may not if it was asked to return the card,
-    /// either immediately or when its program waits.
+    /// Returns true if a tenant has the card and may open further gates. It may not open any if it was asked to return
+    /// the card, either immediately or when its program waits.
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -118,7 +118,7 @@ impl GroupTurns {
     }
 
     /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by half the
-    /// difference at which it must wait.
+    /// difference for which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| {

@@ -4,7 +4,7 @@
 //! When a submission ends, its vGPU is moved to the end of the order if its budget is overdrawn *and* it has used more
 //! than its bandwidth. The first vGPU with work runs next. However, if this vGPU is above its bandwidth and is not the
 //! one that ran last, the policy first waits briefly for work of vGPUs below their bandwidth, and runs the first of
-//! them that submits.
+//! these that submits.
 //!
 //! The published policy measures bandwidth only within a period. With `correct`, the bandwidth is measured by [`Lags`]
 //! instead. Overuse caused by non-preemptible work is then repaid later, and an idle vGPU's share is assigned to vGPUs
@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Number of slices in a period with `correct`. A vGPU keeps the engine until it is one slice ahead of the next vGPU.
-/// Without slices, the engine would switch after each short submission. Each switch is costly: the engine idles until
-/// the end of the submission is observed, and a VM's residue is cleared. A slice of 1.5 ms, the default, keeps the
-/// error of shares within 1 % over 100 ms.
+/// Without slices, the engine would switch after each short submission. Each switch is costly, because the engine idles
+/// until the end of the submission is observed, and a VM's residue is cleared. With the default slice of 1.5 ms, the
+/// error of shares over 100 ms does not exceed 1 %.
 const SLICES_PER_PERIOD: u64 = 20;
 
 /// A wait, with the engine idle, for work of a vGPU other than the next one.
@@ -32,11 +32,11 @@ const SLICES_PER_PERIOD: u64 = 20;
 struct Wait {
     until: Nanos,
     next: TenantId,
-    /// First vGPU that submitted during the wait, excluding vGPUs above their bandwidth if `correct` is set.
+    /// First vGPU that submitted during the wait. With `correct`, excludes vGPUs above their bandwidth.
     came: Option<TenantId>,
 }
 
-/// vGPU whose submission ended last. Cleared when another vGPU starts.
+/// The vGPU with the submission that ended last. Cleared when another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
@@ -62,7 +62,7 @@ impl Period {
         period
     }
 
-    /// Divides the time among the vGPUs that compete from now on, by their shares.
+    /// From now on, divides the time among the given vGPUs by their shares.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
@@ -139,7 +139,7 @@ impl Band {
         }
     }
 
-    /// Charges a vGPU for time in which other work could have run.
+    /// Charges a vGPU for time during which other work could have run.
     fn pay(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
@@ -160,9 +160,9 @@ impl Band {
                 ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // A vGPU that is due runs first, regardless of its position in the order; due vGPUs are ordered by class. The
-        // vGPU that has the engine is credited one slice minus one submission, so vGPUs with long submissions alternate
-        // after each one.
+        // A vGPU that is due runs first, regardless of its position in the order. Due vGPUs are ordered by class. The
+        // vGPU that has the engine is credited one slice minus one submission, so that vGPUs with long submissions
+        // alternate after each one.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {

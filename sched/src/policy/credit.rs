@@ -1,6 +1,6 @@
 //! GPUvm's CREDIT policy. Each vGPU has a budget that is filled in each period and debited for use. The first vGPU with
-//! work runs; overdrawn vGPUs come after all others. This is the behaviour of GPUvm's code. The paper (section 5.3),
-//! however, says that the vGPU with the most credit runs.
+//! work runs, and overdrawn vGPUs come after all others. This is the behaviour of GPUvm's code. However, the paper
+//! (section 5.3) says that the vGPU with the most credit runs.
 //!
 //! In GPUvm, all virtual machines compete, including idle ones. Here, only vGPUs that have or recently had work get
 //! budgets. Otherwise, the budgets of idle vGPUs would be unused, and the other vGPUs would always be overdrawn.
@@ -19,17 +19,17 @@ use std::collections::{BTreeMap, VecDeque};
 /// Remaining time of a vGPU, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
-    /// Remaining time, negative if the budget is overdrawn.
+    /// Remaining time. Negative if the budget is overdrawn.
     left: i64,
     /// Total time debited since the budgets were last filled.
     used: u64,
-    /// True if the vGPU runs on an overdrawn budget because no vGPU with remaining budget has work.
+    /// True if the vGPU runs on an overdrawn budget because no vGPU with a remaining budget has work.
     spare: bool,
 }
 
 impl Budget {
     /// Updates the budget of a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt
-    /// decays by `melts` as if the vGPU got its share.
+    /// decreases by `melts` as if the vGPU got its share.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
@@ -48,7 +48,7 @@ struct Competitor {
     used: i64,
 }
 
-/// vGPU budgets and the order of vGPUs. BAND uses them too.
+/// Budgets of vGPUs and the order of vGPUs. Also used by BAND.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
@@ -85,8 +85,8 @@ impl Budgets {
     /// Fills the budgets if a period has passed. Returns the vGPUs that compete from now on, or `None` if no period has
     /// passed.
     ///
-    /// The competitors' budgets are scaled to a total of one period, by their shares, so one vGPU's overdraft is credit
-    /// for the others.
+    /// By their shares, the competitors' budgets are scaled to a total of one period, so that one vGPU's overdraft is
+    /// credit for the others.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -109,8 +109,8 @@ impl Budgets {
     ///
     /// The budgets of two kinds of competitors are bounded. A vGPU without work keeps at most its share or its recent
     /// use. A vGPU loses its surplus and gets no new budget if it had more than its share left while overdrawn vGPUs
-    /// ran without competition, or while no other vGPU needed the engine. Debt beyond one period per competitor is
-    /// cancelled, because it could only build up if other vGPUs saved as much.
+    /// ran without competition, or while no other vGPU needed the engine. Debt in excess of one period per competitor
+    /// is cancelled, because it could only accumulate if other vGPUs saved the same amount.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();

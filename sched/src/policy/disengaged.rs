@@ -5,8 +5,8 @@
 //! Computational Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval, one vGPU runs at a time,
 //! so that the length of its submissions is measured exactly. In the free interval, all vGPUs' work starts when it
 //! arrives, and each vGPU's use is estimated from its number of submissions. At the end of each free interval, the
-//! policy throttles the vGPUs that used too much time: they do not run in the next free interval, unless no other vGPU
-//! has work.
+//! policy throttles the vGPUs that have used too much time. They do not run in the next free interval, unless no other
+//! vGPU has work.
 //!
 //! A vGPU without competitors is not measured.
 
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// All vGPUs' work runs.
+    /// Work of all vGPUs runs.
     Free {
         /// Time at which the phase ends if a vGPU has work.
         until: Nanos,
@@ -103,13 +103,14 @@ impl Disengaged {
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges the use since the last call, and throttles the vGPUs that used too much.
+    /// Charges the use since the last call, and throttles the vGPUs that have used too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // Use the actual durations if submissions that were short when measured were long in the free interval.
+            // Use the actual durations if submissions that were short when they were measured were long in the free
+            // interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };
@@ -169,8 +170,8 @@ impl Policy for Disengaged {
                 if free.is_some() || view.room != Room::Free {
                     return free;
                 }
-                // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU whose submission has just
-                // ended may submit again, so wait for as long as that submission is expected to take.
+                // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU may submit again if its
+                // submission has just ended, so wait for as long as that submission is expected to take.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

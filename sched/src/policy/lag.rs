@@ -1,4 +1,4 @@
-//! Lags track how far each vGPU's use deviates from its share, over any length of time.
+//! Lags, which track the deviation of each vGPU's use from its share over any length of time.
 //!
 //! Whenever a vGPU uses the engine, all current competitors become entitled to time in proportion to their shares. A
 //! vGPU's lag is its use minus its entitlement, so the sum of all lags does not change while vGPUs compete. A vGPU
@@ -52,7 +52,7 @@ impl Lags {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
-    /// Charges a vGPU `used` ns. The vGPUs that have work or had work within `near` ns compete. The other vGPUs
+    /// Charges a vGPU `used` ns. The vGPUs that have work, or had work within `near` ns, compete. The other vGPUs
     /// [rest](Lag::rest), and keep at most their share of `keep` ns as credit.
     pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
@@ -102,8 +102,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates the lag of a vGPU that does not compete as if it got its share, until it is credited its share of `keep`
-    /// ns. If its credit is larger already, it keeps at most `keep` ns.
+    /// Updates the lag of a vGPU that does not compete as if the vGPU got its share, until it is credited its share of
+    /// `keep` ns. If its credit is already larger, it keeps at most `keep` ns.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

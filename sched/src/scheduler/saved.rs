@@ -1,4 +1,4 @@
-//! Saved form of a scheduler: the form used in a record, plus the accounts.
+//! Saved form of a scheduler, which is the form used in a record plus the accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -20,7 +20,7 @@ pub struct SavedScheduler {
     scheduler: Scheduler,
     /// Accounts by engine and recent use of each vGPU, sorted by vGPU number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of the vGPUs that have separate ones, sorted by vGPU number.
+    /// Copy engine shares of the vGPUs with separate ones, sorted by vGPU number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 

@@ -32,7 +32,7 @@ impl Outcome {
         self.busy[engine.index()]
     }
 
-    /// Returns the fraction of the total time in which an engine was busy.
+    /// Returns the fraction of the total time for which an engine was busy.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64

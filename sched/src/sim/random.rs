@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number less than `bound`, or 0 if `bound` is 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         let wide = u128::from(self.number()) * u128::from(bound);
         u64::try_from(wide >> 64).unwrap_or(0)

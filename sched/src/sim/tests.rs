@@ -1,4 +1,4 @@
-//! Tests policies with workloads, and the simulator itself.
+//! Tests policies with workloads, and tests the simulator itself.
 
 use super::{Card, Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace, TraceError};
@@ -18,7 +18,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Returns VMs of which one half loops a short kernel and the other half a kernel five times as long.
+/// Returns VMs, half of which loop a short kernel, while the other half loop a kernel that is five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -185,7 +185,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // Feed the same events to a second scheduler, to obtain the state in the middle of the run.
+        // To obtain the state in the middle of the run, feed the same events to a second scheduler.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -209,7 +209,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn record_under_other_policy_keeps_work_and_changes_order() {
-    // Three guests always have four kernels queued, so after a short time, slices no longer affect the arrivals.
+    // Three guests always have four kernels queued, so, after a short time, slices no longer affect the arrivals.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -232,7 +232,7 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Runs three well-behaved VMs next to a misbehaving one.
+/// Runs three well-behaved VMs alongside a misbehaving VM.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
 }
@@ -302,8 +302,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns a guest that always has work queued and whose driver, like nouveau, sends a short submission after each
-/// kernel.
+/// Returns a guest that always has work queued, with a driver that sends a short submission after each kernel, like
+/// nouveau.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -332,8 +332,8 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // One VM has 2 ms of work every 16 ms, and three other VMs always have work. The VM's overuse decays between its
-    // bursts.
+    // One VM has 2 ms of work every 16 ms, and three other VMs always have work. The first VM's overuse decays between
+    // its bursts.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
@@ -350,7 +350,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // The VM uses a sixth of the card, less than its share of a quarter: it submits a kernel and three short
+    // The VM uses a sixth of the card, which is below its share of a quarter: it submits a kernel and three short
     // submissions every 18 ms.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {

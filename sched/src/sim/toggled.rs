@@ -1,10 +1,10 @@
-//! Tests a vGPU whose guest disables and enables its channel while work is on the card. A neighbour always has work.
-//! The test generates the events that a card manager would send for a non-preemptive engine.
+//! Tests a vGPU with a guest that disables and enables its channel while work is on the card. Another vGPU always has
+//! work. The test generates the events that a card manager would send for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Length of the neighbour's kernels, in ns.
+/// Length of the other vGPU's kernels, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 /// Length of the toggled vGPU's kernels, in ns.
 const OTHER_KERNEL_NS: u64 = 50_000_000;
@@ -14,7 +14,8 @@ const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Initial time in which the neighbour is the engine's only user, in ns. Afterwards, it has more work in flight.
+/// Time at the start for which the other vGPU is the engine's only user, in ns. After this time, it has more work in
+/// flight.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
@@ -37,7 +38,7 @@ struct World {
     held: BTreeMap<Ticket, (TenantId, Stage)>,
     /// Submissions that the engine may start, in order.
     fetched: VecDeque<Ticket>,
-    /// Running submission, and its end time.
+    /// Running submission and its end time.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }

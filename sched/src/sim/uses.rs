@@ -11,7 +11,7 @@ pub struct ShareError {
     pub worst: f64,
 }
 
-/// Time that each VM used each engine, per interval of fixed length, in ns.
+/// Time for which each VM used each engine, per interval of fixed length, in ns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uses {
     interval: u64,
@@ -19,8 +19,8 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// Creates an empty record for `vms` VMs that covers `length` ns in intervals of `interval` ns, which must not be
-    /// 0. Windows are multiples of an interval.
+    /// Creates an empty record for `vms` VMs. The record covers `length` ns in intervals of `interval` ns, which must
+    /// be positive. Windows are multiples of an interval.
     #[must_use]
     pub fn new(vms: usize, interval: u64, length: u64) -> Self {
         let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);
@@ -87,8 +87,8 @@ impl Uses {
     }
 }
 
-/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, or 1/n if one of
-/// n vGPUs uses all the time.
+/// Returns Jain's fairness index of the ratios of shares to wanted shares. The index is 1 if all ratios are equal, or
+/// 1/n if one of n vGPUs uses all the time.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();

@@ -54,7 +54,7 @@ pub struct Pulse {
 pub struct Stream {
     /// Steps of a round.
     pub steps: Vec<Step>,
-    /// Think time: the time from the guest's observation of an end to its next doorbell.
+    /// Think time, which is the time from the guest's observation of an end to its next doorbell.
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
@@ -67,7 +67,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns a stream that runs one kernel repeatedly, starting it again after each end.
+    /// Returns a stream that runs one kernel repeatedly, and restarts it after each end.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
@@ -150,7 +150,7 @@ pub enum Change {
 /// Description of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// VMs, whose vGPUs are numbered from 0.
+    /// VMs. Their vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Simulated time, in ns.
     pub length: u64,
@@ -158,7 +158,7 @@ pub struct Scenario {
     pub card: Card,
     /// Initial settings of the scheduler.
     pub config: Config,
-    /// Operator's changes, with their times.
+    /// Operator's changes and their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

@@ -61,11 +61,11 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions on each engine, of which the first one is running.
+    /// Submissions on each engine. The first one is running.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams whose channel was killed, by guest and stream. The guest does not open a new channel.
+    /// Streams with a killed channel, by guest and stream. The guest does not open a new channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
@@ -90,7 +90,7 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
 
-/// Runs a scenario and calls `observe` with each event and the scheduler's decisions.
+/// Runs a scenario, and calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
 /// Returns an error if a scheduler setting is out of bounds.

@@ -17,13 +17,13 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Total debited from the virtual GPU's budget in this period.
+    /// Total amount debited from the virtual GPU's budget in this period.
     debited: i128,
     /// Time at which the virtual GPU's last completion was observed.
     seen: Option<u64>,
     competes: bool,
-    /// True if the virtual GPU was dispatched on an overdrawn budget, because no virtual GPU with remaining budget had
-    /// suspended work.
+    /// True if the virtual GPU was dispatched on an overdrawn budget, because no virtual GPU with a remaining budget
+    /// had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
@@ -34,7 +34,7 @@ struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time used by overdrawn virtual GPUs in this period while no other one had work.
+    /// Time used by overdrawn virtual GPUs in this period while no other virtual GPU had work.
     filled_in: i128,
     period: i128,
     /// End of a short wait, and the virtual GPU that was selected before the wait.
@@ -91,7 +91,8 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // The virtual GPU had more than its share left, but did not use it although the device was available.
+            // More than the virtual GPU's share remained, but the virtual GPU did not use it although the device was
+            // available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
@@ -293,7 +294,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Alternate long and short submissions, because this is the case for which the wait was designed.
+    // Alternate long and short submissions, because the wait was designed for this case.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

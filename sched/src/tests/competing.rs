@@ -56,14 +56,14 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns sets of competitors, as kernel lengths and weights. Half of the kernels are short, and half are long.
+/// Returns sets of competitors as kernel lengths and weights. Half of the kernels are short, and half are long.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
         for (short, long) in [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS)] {
             let length = |vm: usize| [short, long][vm % 2];
             contests.push((0..vms).map(|vm| (length(vm), 100)).collect());
-            // First give the VMs with long kernels the smaller weight, then the larger one.
+            // First give the smaller weight to the VMs with long kernels, and then the larger one.
             contests.push((0..vms).map(|vm| (length(vm), [300, 100][vm % 2])).collect());
             contests.push((0..vms).map(|vm| (length(vm), [100, 300][vm % 2])).collect());
         }
@@ -172,8 +172,8 @@ proptest! {
     // Use the same cases in each run, because the worst case has no proven bound.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// Checks that no VM gets more for its weight than a VM that always has work, regardless of pauses, credit, and
-    /// debt. The published BAND does not track overuse caused by non-preemptible work, so its tolerance is larger.
+    /// Checks that pauses, credit, and debt do not let a VM get more for its weight than a VM that always has work. The
+    /// published BAND does not track overuse caused by non-preemptible work, so its tolerance is larger.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),

@@ -33,7 +33,7 @@ fn near(parts: &[f64], wanted: [f64; 2]) -> bool {
 #[test]
 fn copies_are_divided_by_their_own_weights() {
     for policy in [PolicyKind::Band, PolicyKind::Credit] {
-        // Compute shares are equal and copy shares are 3:1, for any length of the copies.
+        // Compute shares are equal, and copy shares are 3:1, for any length of the copies.
         let guests = vec![both(share(100, weight(300)), MS), both(share(100, CopyShare::AS_COMPUTE), 3 * MS)];
         let outcome = run(&Scenario::new(Config { policy, ..Config::default() }, 10 * SECOND, guests), 7).unwrap();
         let (compute, copies) = (parts(&outcome, Engine::Compute), parts(&outcome, Engine::Copy0));
@@ -70,7 +70,7 @@ fn settings_of_copies_have_their_bounds() {
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
 
-/// Creates a scheduler whose first vGPU has a separate copy engine share.
+/// Creates a scheduler with a first vGPU that has a separate copy engine share.
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {
@@ -93,7 +93,7 @@ fn a_record_has_them() {
     let text = serde_json::to_string(&scheduler()).unwrap();
     let read: Scheduler = serde_json::from_str(&text).unwrap();
     assert_eq!(read.params(TenantId(0)), scheduler().params(TenantId(0)));
-    // Settings saved before the introduction of copy shares do not contain any.
+    // Settings that were saved before the introduction of copy shares do not contain any.
     let plain = serde_json::to_string(&VgpuParams::weight(3)).unwrap();
     assert!(!plain.contains("copies"), "{plain}");
     assert_eq!(serde_json::from_str::<VgpuParams>(&plain).unwrap(), VgpuParams::weight(3));

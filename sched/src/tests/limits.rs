@@ -45,8 +45,8 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // The next submission starts as soon as the channel is removed from the card. The killed submission is charged for
-    // the time until then.
+    // The next submission starts as soon as the channel is removed from the card. Until then, the killed submission is
+    // charged.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
     assert_eq!(harness.scheduler.account(vgpu, engine).unwrap().used, 51 * MS);
@@ -78,7 +78,7 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
     harness.pass(1000 * MS);
-    // The same applies to another policy.
+    // The same applies to other policies.
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
@@ -134,7 +134,8 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine with concurrent submissions, short ones end, but the start of the long one's limit does not change.
+    // On an engine with concurrent submissions, short ones end, but the start of the limit of the long one does not
+    // change.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -162,7 +163,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine started the second submission first, and it does not end.
+    // The engine has started the second submission first, and it does not end.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -177,7 +178,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged only for its own time, and has its whole limit left.
+    // The waiting submission is charged only for its own time, and its whole limit remains.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;

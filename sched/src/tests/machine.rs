@@ -109,12 +109,12 @@ fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms: a vGPU is up to 1.5 ms behind the other at the start of
-        // a slice, and up to 1.5 ms ahead at its end.
+        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms. At the start of a slice, a vGPU is up to 1.5 ms behind
+        // the other, and at its end, it is up to 1.5 ms ahead.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
-        // If submissions are longer than a slice, vGPUs alternate after each one, except when both have used the same
-        // time.
+        // If submissions are longer than a slice, vGPUs alternate after each submission, except when both have used the
+        // same time.
         let long = owners(config, 12, 4 * MS);
         assert!(changes(&long) >= 15, "{long:?}");
     }
@@ -138,8 +138,7 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs, of which the first has the engine from the start. Returns the time that the events debit from the
-/// first vGPU's budget.
+/// Runs two vGPUs. The first one has the engine from the start. Returns the time that the events debit from its budget.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -165,11 +164,11 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 #[test]
 fn completion_seen_late_costs_only_engine_idle_time() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        // The card receives the second submission before the first one ends, after it ends, or never.
+        // The card receives the second submission before the end of the first one, after it, or never.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // In this case, another vGPU could have used the engine.
+            // Another vGPU could have used the engine in this case.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");

@@ -124,7 +124,7 @@ fn apply(harness: &mut Harness, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Checks that no submission is lost or started twice, regardless of changes in between (the harness asserts this
+    /// Checks that no submission is lost or started twice, regardless of intermediate changes (the harness asserts this
     /// at each step), and that the charges add up to the busy time.
     #[test]
     fn tickets_and_time_are_conserved(
@@ -165,7 +165,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // Do not use the harness, which would report wrong decisions.
+        // Do not use the harness here, because it would report wrong decisions.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);
@@ -195,7 +195,7 @@ proptest! {
     }
 
     /// Checks that budgets stay within a few periods per competitor, and that the vGPUs' uses in excess of their shares
-    /// add up to zero as long as no vGPU is removed.
+    /// add up to zero until a vGPU is removed.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),

@@ -1,4 +1,4 @@
-//! Size-limited record in memory.
+//! A record in memory with a size limit.
 
 use super::{MemoryMove, Recorder};
 use crate::{Decision, Event, Nanos, Scheduler, TenantId};

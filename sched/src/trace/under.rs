@@ -1,4 +1,4 @@
-//! Computes how other settings would affect recorded submissions.
+//! Computes the effect of other settings on recorded submissions.
 //!
 //! The submissions keep their arrival times and durations, and only their starts change. The result does not include
 //! the reactions of guests, which would submit earlier or later. Such reactions are simulated in [`crate::sim`].
@@ -113,8 +113,8 @@ impl Trace {
         works
     }
 
-    /// Returns the events that do not depend on the scheduler's settings, in order: additions and removals of vGPUs,
-    /// and arrivals.
+    /// Returns the events that do not depend on the scheduler's settings (additions and removals of vGPUs, and
+    /// arrivals), in order.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());
         let before = self.scheduler.pending().filter(|(.., ticket)| whole(ticket));

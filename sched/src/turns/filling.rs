@@ -1,20 +1,20 @@
 //! Longer slices for two tenants that both fill the card.
 //!
-//! A change of turns costs the card up to 0.3 ms, two percent of a slice. If two tenants of the same latency class
-//! always have queued work, neither waits for a result, so their slices have twice the length. Each of them then waits
-//! no longer than a tenant among three.
+//! A change of turns takes up to 0.3 ms of the card's time, which is two percent of a slice. If two tenants of the same
+//! latency class always have queued work, neither of them waits for a result, so their slices have twice the length.
+//! Each of them then waits no longer than one of three tenants would.
 //!
 //! Near the end of a slice, while one other tenant waits, the holder is asked to return its turn when its program waits
 //! for a result ([`Order::Yield`]). A holder that keeps its turn until the end of the slice *fills* the card.
 
 use super::{Nanos, Order, Slice, TenantId, Turns};
 
-/// Part of a slice at its end in which the holder is asked to return the turn: 2 ms of 15 ms.
+/// Final part of a slice, in which the holder is asked to return the turn: 2 ms of 15 ms.
 const ASKED_FRACTION: u64 = 7;
 /// Length of the slices of tenants that fill the card, as a multiple of [`super::TurnsConfig::slice_ns`].
 const LONG_SLICE: u64 = 2;
 
-/// State of the check if the holder of a slice fills the card.
+/// State of the check that determines whether the holder of a slice fills the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Filling {
     #[default]
@@ -41,7 +41,8 @@ impl Turns {
         slice.since.after(self.config.slice_ns * if is_long { LONG_SLICE } else { 1 })
     }
 
-    /// Returns the time at which a holder is asked to return its turn, or `None` if it was asked or need not be.
+    /// Returns the time at which a holder is asked to return its turn, or `None` if it has been asked or need not be
+    /// asked.
     pub(super) fn asks_at(&self, holder: TenantId, slice: &Slice) -> Option<Nanos> {
         let is_due = slice.filling == Filling::Unknown && slice.continues() && self.only_waiting(holder).is_some();
         let slice_ns = self.config.slice_ns;
@@ -67,14 +68,14 @@ impl Turns {
     }
 
     /// Records that a holder consists of several members that use the card together. They do not return the turn when
-    /// one of them waits for a result, so the turn says nothing about their work.
+    /// one of them waits for a result, so the turn does not show whether they fill the card.
     pub fn has_several_members(&mut self, holder: TenantId) {
         if let Some(slice) = self.members.get_mut(&holder).and_then(|member| member.slice.as_mut()) {
             slice.filling = Filling::Several;
         }
     }
 
-    /// Returns true if the holder of a slice that ends now fills the card. `before` is the result of its last slice.
+    /// Returns true if the holder of a slice that ends now fills the card. `before` is the result for its last slice.
     pub(super) fn fills(&self, slice: &Slice, before: bool, now: Nanos) -> bool {
         let Some(recalled) = slice.recalled else { return false };
         let is_whole = recalled.since(slice.since) >= self.config.slice_ns && now >= recalled;

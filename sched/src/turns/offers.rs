@@ -65,7 +65,7 @@ fn no_tenant_comes_between_holder_and_reserved_turn() {
     assert_eq!(turns.next_after(ONE, Nanos(5 * MS)), Some(GANG));
     turns.ended(ONE, Nanos(7 * MS), true, Nanos(7 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(GANG)]);
-    // The turn's gate is still closed. Therefore, the turn is charged but not cut short.
+    // The turn's gate is still closed, so the turn is charged but not cut short.
     turns.tick(Nanos(25 * MS));
     assert_eq!(turns.take_orders(), []);
     turns.open(GANG, Nanos(27 * MS));

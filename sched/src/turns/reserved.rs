@@ -1,15 +1,15 @@
 //! Turns that a card does not start by itself, for tenants that need several cards at the same time.
 //!
 //! If such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice is removed
-//! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card.
-//! Therefore, the card is not idle during an offer, however long it lasts. [`Turns::reserve`] recalls the holder. No
-//! other turn starts between the end of the holder's turn and the reserved turn, which is charged from that time on.
+//! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card. The
+//! card is therefore not idle during an offer of any length. [`Turns::reserve`] recalls the holder. No other turn
+//! starts between the end of the holder's turn and the reserved turn, which is charged from that time on.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which another offer to a tenant that has had no turn since prevents offers to other tenants
-/// again.
+/// Number of slices after which another offer to the same tenant again prevents offers to other tenants, if the tenant
+/// has not had a turn since then.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.
@@ -22,19 +22,20 @@ pub(super) struct NextSlice {
 }
 
 impl Turns {
-    /// Sets whether a tenant's turns are offered. The tenant must have no work.
+    /// Determines whether a tenant's turns are offered. The tenant must have no work.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.offers = offered;
         }
     }
 
-    /// Returns and clears the tenants that became due since the last call, in order. They are no longer in the queue.
+    /// Returns and clears the tenants that have become due since the last call, in the order in which they became due.
+    /// They are no longer in the queue.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         std::mem::take(&mut self.offers)
     }
 
-    /// Reserves the next turn for a tenant: recalls the holder, and grants the turn as soon as the holder returns its
+    /// Reserves the next turn for a tenant. Recalls the holder, and grants the turn as soon as the holder returns its
     /// turn or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
     /// already reserved.
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
@@ -61,7 +62,7 @@ impl Turns {
         true
     }
 
-    /// Cancels a reservation if its turn has not started. The recalled holder still has to return its turn.
+    /// Cancels a reservation if its turn has not started. The recalled holder must still return its turn.
     pub fn unreserve(&mut self, tenant: TenantId) {
         self.reserved = self.reserved.filter(|reserved| *reserved != tenant);
     }
@@ -84,8 +85,8 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end. The
-    /// reserved turn must be added to the scheduler before that turn ends. Otherwise, another turn would start.
+    /// Starts the reserved turn if all other turns overrun. `leaving` is the tenant with a turn that is about to end.
+    /// The reserved turn must be added to the scheduler before that turn ends. Otherwise, another turn would start.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -155,7 +156,7 @@ impl Turns {
         }
     }
 
-    /// Returns the first tenant with offered turns among those that would start, and its ticket.
+    /// Returns the first tenant with offered turns among the tenants that would start, and the tenant's ticket.
     pub(super) fn first_offer<'a>(
         &self,
         decisions: impl IntoIterator<Item = &'a Decision>,
@@ -171,9 +172,9 @@ impl Turns {
         starts.into_iter().find_map(offered)
     }
 
-    /// Returns true if a tenant was offered the next turn less than a slice ago. In this case, no other tenant gets an
-    /// offer while the holder can continue. Otherwise, tenants with few cards would always get ahead of tenants with
-    /// many cards. If a tenant's other cards are busy, only some of its offers cause this delay.
+    /// Returns true if a tenant was offered the next turn less than a slice ago. Until then, no other tenant gets an
+    /// offer while the holder can continue. Otherwise, tenants with few cards would always get turns before tenants
+    /// with many cards. If a tenant's other cards are busy, only some of its offers cause this delay.
     fn is_promised(&self, now: Nanos) -> bool {
         let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))

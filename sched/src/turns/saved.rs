@@ -1,4 +1,5 @@
-//! The accounts of turns for the next owner of a card. Turns themselves are not saved: the next owner grants new ones.
+//! The accounts of turns for the next owner of a card. Turns themselves are not saved, because the next owner grants
+//! new ones.
 
 use super::{CHANNEL, Turns};
 use crate::{Event, Nanos, Scheduler, TenantId};
@@ -18,14 +19,14 @@ impl Turns {
     }
 
     /// Continues with the accounts of an earlier owner, and with the current settings. No tenant may exist. Each tenant
-    /// of the earlier owner continues when it is [added](Self::add), or is [forgotten](Self::forget).
+    /// of the earlier owner must be [added](Self::add) to continue, or [forgotten](Self::forget).
     pub fn continue_from(&mut self, scheduler: Scheduler, now: Nanos) {
         let config = *self.scheduler.config();
         (self.scheduler, self.charged_until) = (scheduler, now);
         self.event(now, Event::Configured(config));
     }
 
-    /// Forgets the accounts of an earlier owner's tenant, unless the tenant was added.
+    /// Discards the accounts of an earlier owner's tenant, unless the tenant was added.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         if !self.members.contains_key(&tenant) {
             self.event(now, Event::Removed { vgpu: tenant });

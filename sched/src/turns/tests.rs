@@ -223,8 +223,8 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
     assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
 }
 
-/// A tenant of the better class gets the card at the next submission boundary only while it is due. Above its share, it
-/// waits until it is due again.
+/// A tenant of the better class gets the card at the next submission boundary only while it is due. If it is above its
+/// share, it waits until it is due again.
 #[test]
 fn interactive_tenant_waits_for_its_excess_beyond_its_share() {
     let run = |kernels, rest| {
@@ -247,7 +247,7 @@ fn interactive_tenant_waits_for_its_excess_beyond_its_share() {
         assert!(wait <= 7 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
     let (wait, share) = run(20, MS / 10);
-    // Its turns are as long as slices, because it is due until then.
+    // Until then, its turns are as long as slices, because it is due.
     assert!((2 * MS..=10 * MS).contains(&wait) && (share - 0.5).abs() < 0.05, "{wait} ns for a share of {share}");
 }
 
@@ -312,7 +312,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
         turns.wants(id(tenant), Nanos(0));
     }
     let mut now = 0;
-    // The first tenant never ends its turn. The others end theirs when recalled.
+    // The first tenant never ends its turn. The other tenants end theirs when they are recalled.
     let mut granted = BTreeMap::<u32, u32>::new();
     for _ in 0..1000 {
         now += MS;
@@ -371,7 +371,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // The tenant reports first that its work ended long ago, and then that its work will end in an hour.
+    // The tenant first reports that its work ended long ago, and then that its work will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("the tenant exists").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -523,7 +523,7 @@ fn two_programs_that_fill_card_get_long_slices() {
     };
     let full = Program::steady(MS / 2, 4);
     let (turn, longest, work, shares) = run(&[full; 2]);
-    // In this test, slices are 10 ms long. The work in flight at the end of a slice adds to it.
+    // In this test, slices are 10 ms long. The work in flight at the end of a slice adds to this time.
     assert!((20..=23).contains(&turn) && longest <= 24 && work >= 0.985, "{turn} {longest} {work}");
     assert!((shares[0] - 0.5).abs() < 0.01, "{shares:?}");
     let (turn, longest, ..) = run(&[full; 3]);

@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a guest with an instance block that permits 16 MiB, and with a directory that refers to both tables.
+/// Creates a guest whose instance block permits 16 MiB and whose directory refers to both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// Compares translations of arbitrary tables with an independent page walker. Pages that share a slot must not
-    /// affect each other.
+    /// Compares translations of arbitrary tables with an independent page walker. Pages that share a cache slot must
+    /// not affect each other.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),

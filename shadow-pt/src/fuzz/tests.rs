@@ -48,7 +48,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Compares address spaces that are saved and restored between operations with address spaces that are not saved.
+    /// Compares address spaces that are saved and restored between operations with ones that are not.
     #[test]
     fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
@@ -56,8 +56,8 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed or almost failed in the
-/// past. All other files are the output of [`seeds::seeds`], and are updated by `UPDATE_SEEDS=1 cargo test -p shadow-pt
-/// seeds`.
+/// past. All other files are the output of [`seeds::seeds`]. To regenerate them, run `UPDATE_SEEDS=1 cargo test -p
+/// shadow-pt seeds`.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

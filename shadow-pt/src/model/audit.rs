@@ -12,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
     /// Panics if counts, the reverse map, the index of table pages, or the queues are inconsistent with the mirrors.
-    /// All spaces must have been flushed. `unseen` contains the addresses of pages that the CPU can write without a
-    /// trap.
+    /// All spaces must have been flushed. `unseen` lists the addresses of pages that the CPU can write without a trap.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();

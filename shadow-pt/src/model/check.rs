@@ -7,7 +7,7 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indices of the mediator's directory entries: for shared pages and for channel pages.
+/// Indices of the directory entries reserved for the mediator: for shared pages and for channel pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
 /// Required agreement between a shadow and the guest's current tables.
@@ -60,7 +60,7 @@ impl View<'_> {
     /// Checks everything that the card can reach from the space's directory.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // Hundreds of directory entries may be equal, so each pair of tables is checked only once.
+        // Many directory entries may be equal, so check each pair of tables only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -119,7 +119,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, small entries that the guest has hidden with a large page may remain visible.
+            // Until the page is read, the card may still see small entries that the guest has hidden with a large page.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -186,8 +186,8 @@ impl View<'_> {
         }
     }
 
-    /// Returns the memory to which the guest maps an address: the aperture, the address, and the read-only and
-    /// privileged flags.
+    /// Returns the aperture, the address, and the read-only and privileged flags of the memory to which the guest maps
+    /// an address.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {

@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host, which execute operations decoded from bytes. The state is checked after each operation.
+//! A guest, a GPU and a host that execute operations decoded from bytes. The state is checked after each operation.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 pub(crate) const OP_BYTES: usize = 8;
 /// Maximum number of operations per input.
 pub(crate) const MAX_OPS: usize = 96;
-/// Card address of the mediator pages.
+/// Card address of the first mediator page.
 const HOST_PAGE: u64 = 0x5_0000_0000;
 /// First I/O page for guest VRAM in host memory, aligned to the size of a large page.
 const HOSTED: u64 = 0x2_0000;
@@ -118,7 +118,7 @@ pub(crate) struct Machine {
     card: Card,
     spaces: AddressSpaces,
     open: Vec<Opened>,
-    /// Unowned chunks of card memory.
+    /// Card chunks that belong to no VM.
     spare: Vec<u64>,
     /// Guest VRAM pages that the CPU can write without a trap.
     unseen: BTreeSet<u64>,
@@ -153,16 +153,16 @@ impl Machine {
         machine
     }
 
-    /// Executes the operations in `bytes`, and then prepares, checks and frees everything.
+    /// Executes the operations in `bytes`, then prepares, checks and frees everything.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
             self.step(op);
         }
         for index in 0..self.open.len() {
             self.prepare(index);
-            // Read entries again that were not granted.
+            // Reread entries that were not granted.
             self.prepare(index);
-            // Nothing has changed since then, so another call must find no work.
+            // Nothing has changed since, so another call must find no work.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -178,7 +178,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// Same as [`Self::run`], but saves and restores the spaces after every `every`-th operation.
+    /// Calls [`Self::run`], but saves and restores the spaces after every `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {
@@ -191,7 +191,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves and restores the spaces, like a mediator that has removed all work from the card.
+    /// Saves and restores the spaces, as a mediator does after removing all work from the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -374,8 +374,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM, which the guest may then unmap and flush, and grants the RAM again. `at` selects an entry in a
-    /// page with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM, which the guest may then unmap and flush, and grants it again. `at` selects an entry in a page
+    /// with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -401,14 +401,14 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Each entry refers to the page after that of the preceding entry, as if a driver had filled the table.
+            // Each entry refers to the page after that of the previous entry, as if a driver had filled the table.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
         self.spaces.written(GuestVramAddr(start), len);
     }
 
-    /// Returns the pages that are writable for the GPU according to the card's tables of a space.
+    /// Returns the pages that the card's tables of a space make writable for the GPU.
     fn writable(&self, index: usize) -> Vec<Place> {
         let directory = self.spaces.directory(self.open[index].id).unwrap().0;
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
@@ -429,7 +429,7 @@ impl Machine {
         places
     }
 
-    /// Makes the GPU write a page that the shadow maps writable, without a report.
+    /// Writes a page that the shadow maps as writable, as the GPU would do, and without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -540,7 +540,7 @@ impl Machine {
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
     }
 
-    /// Moves VRAM pages to host memory from I/O page `to` on, or back to the card.
+    /// Moves VRAM pages to host memory starting at I/O page `to`, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
@@ -609,7 +609,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places, with a probability of one half from the first four.
+/// Selects one of the places. One of the first four is selected with a probability of one half.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -1,4 +1,4 @@
-//! An independent specification of shadow entries, page by page, with shifts and masks.
+//! An independent specification of shadow entries, page by page, using shifts and masks.
 
 use super::world::{Grants, LARGE, PAGE};
 
@@ -49,8 +49,7 @@ pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }
 
-/// Returns entry `index` of the card's small-page table. `large` and `small` are the guest's entries for the same
-/// address.
+/// Returns entry `index` of the card's small-page table. `large` and `small` are the guest's entries for that address.
 pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
     match pieces(large, grants) {
         Some(pieces) => pieces[(index % PAGES) as usize],

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// Size of the guest's VRAM in bytes. Its 128 KiB chunks are in a different order on the card, and the last one is
+/// Size of the guest's VRAM in bytes. Its 128 KiB chunks are ordered differently on the card, and the last one is
 /// partly unused.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
@@ -103,12 +103,12 @@ impl Default for Grants {
 }
 
 impl Grants {
-    /// Grants `pages` pages of RAM from guest page `gpa` on, at the I/O pages from `iova` on.
+    /// Grants `pages` pages of RAM starting at guest page `gpa`, at the I/O pages starting at `iova`.
     pub(crate) fn map(&mut self, gpa: u64, iova: u64, pages: u64, writable: bool) {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the card's address of a guest VRAM byte, and true if it is an I/O address.
+    /// Returns the card's address of a guest VRAM byte, preceded by a flag that is true for an I/O address.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -179,19 +179,19 @@ pub(crate) struct Card {
     /// Contents of each allocation, by start address.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
-    /// Number of allocations that will succeed, or `None` if unlimited.
+    /// Number of remaining allocations that succeed, or `None` if unlimited.
     pub(crate) room: Option<u32>,
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
 
 impl Card {
-    /// Returns the bytes of an allocation from `at` on.
+    /// Returns an allocation's bytes starting at `at`.
     pub(crate) fn bytes(&self, at: u64) -> &[u8] {
         let (start, bytes) = self.allocated.range(..=at).next_back().expect("an entry refers to unallocated memory");
         bytes.get((at - start) as usize..).expect("an entry refers to unallocated memory")
     }
 
-    /// Returns `count` entries from `at` on.
+    /// Returns `count` entries starting at `at`.
     pub(crate) fn entries(&self, at: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
         let bytes = &self.bytes(at)[..count * 8];
         bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()))
@@ -256,7 +256,7 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks page tables with shifts and masks. `read` takes an address, preceded by a flag that is true for host memory.
+/// Walks page tables using shifts and masks. `read` takes a flag that is true for host memory, and an address.
 /// Unreadable entries are treated as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;

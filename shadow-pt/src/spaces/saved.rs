@@ -3,7 +3,7 @@
 //!
 //! The guest's tables are in guest memory, and are read again after a restore. A restored shadow maps no guest memory:
 //! its directory on the card is empty except for mediator pages, and all updates are pending until the first
-//! [`AddressSpaces::prepare`]. Before that call, the card must not have work of the space.
+//! [`AddressSpaces::prepare`]. Before that call, the card must not have any work for the space.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -24,7 +24,7 @@ pub struct SavedSpaces {
     /// Spaces by index.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of previous shadow tables, which are recreated, as start addresses and sizes in bytes.
+    /// Card memory of the previous shadow tables, as start addresses and sizes in bytes. The tables are recreated.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
@@ -52,7 +52,7 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. From this call on, the card must not execute work of these spaces.
+    /// Saves the spaces. After this call, the card must not execute work of these spaces.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
@@ -71,7 +71,7 @@ impl AddressSpaces {
             gained: _,
             table_bytes: _,
             rooms: _,
-            // Guest entries may be partially written when they are read after the restore.
+            // Guest entries may be only partially written when they are read after the restore.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -87,11 +87,11 @@ impl AddressSpaces {
     }
 
     /// Restores the spaces without mapping guest memory. `owns` must return true if a range of card memory was
-    /// allocated for this VM's tables and is not used otherwise. The caller must again report the pages that the
-    /// guest's CPU can write without a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
+    /// allocated for this VM's tables and has no other use. The caller must again report the pages that the guest's CPU
+    /// can write without a trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// Returns an error if the saved state is invalid. In this case, nothing is written to the card.
+    /// Returns an error if the saved state is invalid. Nothing is then written to the card.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -121,7 +121,7 @@ impl SavedSpaces {
     /// pages again. Also returns the previous and the new address of each directory.
     ///
     /// # Errors
-    /// Returns [`NoMemory`] if card memory is exhausted. In this case, the caller must free all allocations.
+    /// Returns [`NoMemory`] if card memory is exhausted. The caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
         // Do not allocate memory for excess spaces, which the restore rejects.

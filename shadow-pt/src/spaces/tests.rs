@@ -43,7 +43,7 @@ impl World {
     fn with(mode: Mode, table_bytes: u64) -> Self {
         let mut card = Card::default();
         let mut grants = Grants::default();
-        // Grant one contiguous range of writable RAM, one of two writable parts, and one of read-only RAM.
+        // Grant a contiguous range of writable RAM, a range of two writable parts, and a read-only range.
         grants.map(0x1000, 0x8000, 64, true);
         grants.map(0x1040, 0x9000, 32, true);
         grants.map(0x2000, 0xb000, 32, false);
@@ -63,7 +63,7 @@ impl World {
         world
     }
 
-    /// Writes as the guest's CPU.
+    /// Writes guest memory as the guest's CPU.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {
@@ -113,7 +113,7 @@ impl World {
         report
     }
 
-    /// Returns the aperture and address that the card reaches at `va`.
+    /// Returns the aperture and the address that the card reaches at `va`.
     fn at(&self, va: u64) -> Option<(u64, u64)> {
         self.page(va).map(|page| (page.aperture, page.address))
     }
@@ -360,7 +360,7 @@ fn withdrawn_ram_is_unmapped_in_bounded_steps() {
     while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
         written.push(step.entries_written);
     }
-    // Other threads can acquire the lock between two steps.
+    // Other threads can acquire the lock between steps.
     assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
     assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
 }
@@ -402,8 +402,8 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY), own);
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
-    // As an entry, the first dword refers to VRAM frame 0x10. Its low bits select a supported or an unsupported storage
-    // kind.
+    // Interpreted as an entry, the first dword refers to VRAM frame 0x10. Its low bits select a supported or an
+    // unsupported storage kind.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }
@@ -433,7 +433,7 @@ fn tables_in_ram_are_tables() {
     world.write(Place::Ram(Gpa(at + 8)), pte(2, at));
     world.sync();
     assert_eq!(world.at(PAGE), Some((2, 0x8000 * PAGE)));
-    // Withdraw the RAM, which contains the table.
+    // Withdraw the RAM that contains the table.
     world.guest.ram.clear();
     let report = world.sync();
     assert_eq!((report.denied.count_of(Denial::Table), report.lost_permission), (1, true));
@@ -483,7 +483,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     world.write(vram(DIRECTORY), pde(None, Some(SPT), EIGHTH));
     world.write(vram(SPT), pte(0, 0));
     world.sync();
-    // Add a second table, whose key precedes that of the first one.
+    // Add a second table whose key precedes that of the first one.
     world.write(vram(DIRECTORY + 8), pde(None, Some(LPT), EIGHTH));
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));

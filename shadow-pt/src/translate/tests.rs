@@ -12,7 +12,7 @@ use nvspec::addr::{Iova, VramAddr};
 
 fn grants() -> Grants {
     let mut grants = Grants::default();
-    // Grant 128 KiB of contiguous writable RAM, 128 KiB that are not contiguous, and one read-only page.
+    // Grant 128 KiB of contiguous writable RAM, 128 KiB of non-contiguous RAM, and one read-only page.
     grants.map(0x1000, 0x8000, 32, true);
     grants.map(0x1020, 0x9000, 31, true);
     grants.map(0x103f, 0xa000, 1, true);
@@ -157,9 +157,9 @@ fn permission_loss_is_distinguished_from_gain() {
     }
 }
 
-/// Compares translations of all combinations of flags, apertures and page sizes with the specification, for several
-/// storage kinds, and for addresses around every boundary (chunks, the end of VRAM, RAM regions and their parts,
-/// read-only RAM, the maximum address of an entry).
+/// Compares translations with the specification, for all combinations of flags, apertures and page sizes, several
+/// storage kinds, and addresses around every boundary (chunks, the end of VRAM, RAM regions and their parts, read-only
+/// RAM, the maximum address of an entry).
 #[test]
 fn exhaustive_small_world() {
     let mut grants = grants();
@@ -192,7 +192,7 @@ fn exhaustive_small_world() {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // `named` must recognize all entries that can be granted, without querying grants.
+                // `named` must recognize every entry that can be granted, without querying the grants.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());

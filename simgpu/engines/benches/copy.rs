@@ -1,4 +1,4 @@
-//! Benchmarks copies and aperture accesses with a plain host copy of the same memory as the baseline.
+//! Benchmarks copies and aperture accesses. The baseline is a plain host copy of the same memory.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -17,7 +17,7 @@ fn vram(address: u64) -> BusAddr {
     BusAddr::Vram(VramAddr(address))
 }
 
-/// Maps 16 MiB at each address, with large or small pages.
+/// Maps 16 MiB at each address, using large or small pages.
 fn setup(large: bool) -> (Memory, AddressSpace) {
     let memory = Memory::new(Vram::new(256 * MIB).expect("vram"));
     let directory = vram(0x1_0000);
@@ -75,7 +75,7 @@ fn copies(criterion: &mut Criterion) {
     }
     let (memory, space) = setup(true);
     let (mmu, mut engine) = (Mmu::new(), M2mf::default());
-    // A tiled surface with 1024 rows of 16384 bytes, in 16-GOB-high blocks.
+    // A tiled surface with 1024 rows of 16384 bytes, in blocks that are 16 GOBs high.
     let tiled = [
         (0x238, 0),
         (0x23c, TARGET as u32),

@@ -1,4 +1,4 @@
-//! Benchmarks kernels on the caller's thread: an arithmetic kernel, and one kernel per warp access pattern.
+//! Benchmarks kernels on the caller's thread: one arithmetic kernel, and one memory kernel per warp access pattern.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -10,14 +10,14 @@ use simgpu_memory::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Virtual address of the code. Like all areas here, it is identity-mapped to VRAM.
+/// Virtual address of the code. All areas in this file are identity-mapped to VRAM.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 const END: u64 = 32 * MIB;
 /// Loop iterations per thread.
 const ROUNDS_PER_THREAD: u32 = 64;
-/// Number of blocks, and threads per block.
+/// Number of blocks, and number of threads per block.
 const SHAPE: (u32, u32) = (8, 128);
 
 /// An arithmetic-only kernel.

@@ -1,7 +1,7 @@
 //! Compute, class 0x90c0: executes grids of sm_20 code.
 //!
-//! Methods set a grid's parameters; LAUNCH freezes them and starts the grid, on the worker threads if the card has any.
-//! The engine is busy and executes no further methods until the grid ends, as if WAIT_FOR_IDLE preceded every method.
+//! Methods set a grid's parameters. LAUNCH freezes them and starts the grid, on worker threads if the card has any. The
+//! engine is busy and executes no further methods until the grid ends, as if WAIT_FOR_IDLE preceded every method.
 //!
 //! Modules:
 //! - `registers`: the state that methods set
@@ -16,7 +16,7 @@
 //! - `soft`: arithmetic in all rounding modes
 //!
 //! Memory is accessed through the channel's address space, in sessions of a few thousand instructions. A TLB flush
-//! waits for the current sessions to end; later sessions do not use the dropped translations.
+//! waits for the current sessions to end. Later sessions do not use the dropped translations.
 //!
 //! # Time
 //! A grid's time is charged when the grid ends. The charge is the launch time plus the longest of three times: its
@@ -24,24 +24,24 @@
 //! ([`crate::ComputeTiming`]), and its system memory transactions at the bus bandwidth
 //! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
-//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Therefore, the
-//!   cost of divergence is that of the repeated instructions.
+//! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
+//!   divergence is therefore that of the repeated instructions.
 //! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
 //!   transaction, and lanes that access different lines need one transaction each. In an atomic operation, each address
 //!   whose line differs from that of the previous address needs a transaction. A transaction that spans two pages is
 //!   charged to the memory of the last page.
 //! - The number of worker threads affects neither the counts nor the time between two semaphores around the grid.
 //!
-//! The model ignores shared memory bank conflicts, instruction and constant cache misses, latency that too few warps
-//! fail to hide, idle multiprocessors, and slower units (double precision, MUFU).
+//! The model ignores shared memory bank conflicts, instruction and constant cache misses, latency that is exposed
+//! because there are too few warps, idle multiprocessors, and slower units (double precision, MUFU).
 //!
 //! # Not modelled
 //! - The instructions listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
 //!   memory conditions, and semaphore reductions: they fail as illegal methods or bad data.
 //! - Textures, surfaces and performance counters: their methods only store values.
-//! - Concurrent blocks in a worker: a worker runs each block to completion. A grid whose blocks wait for
-//!   higher-numbered blocks may never end; programs must not rely on such waits on hardware either.
-//! - Preemption within a grid: a grid is abandoned if its channel is taken off the engine.
+//! - Concurrent blocks in a worker: a worker runs each block to completion. A grid with blocks that wait for
+//!   higher-numbered blocks may never end. Programs must not rely on such waits on hardware either.
+//! - Preemption within a grid: a grid is abandoned if its channel is switched off the engine.
 //! - The GPC and unit of an access: faults are attributed to the texture unit and L1 of the first GPC (GUESS for
 //!   instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
 //!   counter.
@@ -89,7 +89,7 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Creates an engine with `sms` multiprocessors and `workers` threads; without threads, [`Self::step`] executes
+    /// Creates an engine with `sms` multiprocessors and `workers` threads. Without threads, [`Self::step`] executes
     /// grids. The engine calls `wake` from any thread when the caller must call [`Self::step`] again.
     #[must_use]
     pub fn new(
@@ -103,10 +103,10 @@ impl Compute {
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
-    /// Executes a method. A grid that the method launches is pending afterwards.
+    /// Executes a method. If the method launches a grid, the grid is pending afterwards.
     ///
     /// # Errors
-    /// Returns [`EngineError`] if the method fails; it then has no effect.
+    /// Returns [`EngineError`] if the method fails. It then has no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),

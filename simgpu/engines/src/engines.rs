@@ -1,11 +1,11 @@
-//! Engines, which execute the methods that a channel sends to its objects.
+//! Engines that execute the methods that a channel sends to its objects.
 //!
-//! An engine holds the method state of one channel at a time; the caller saves and loads the state on a channel switch.
+//! An engine holds the method state of one channel at a time. The caller saves and loads the state on a channel switch.
 //! A method that starts work only records it. [`Engine::step`] then performs the work in small steps, so that locks are
 //! held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
-//! Modules: [`copy`] contains M2MF and the copy engines; [`semaphore`] contains the semaphore formats. Compute is in
-//! the crate's module `compute`.
+//! Modules: [`copy`] contains M2MF and the copy engines, and [`semaphore`] contains the semaphore formats. Compute is
+//! in the crate's `compute` module.
 //!
 //! Not modelled: 2D (0x902d), 3D (0x9097) and video decoding. Their classes are not supported.
 
@@ -60,13 +60,13 @@ pub struct Work {
     pub releases: u32,
     /// Set if a non-stall interrupt must be raised.
     pub non_stall: bool,
-    /// Host time spent on these copies, in ns.
+    /// Host time spent on the copies, in ns.
     pub host_ns: u64,
     /// Start address of the most recently copied run.
     pub written: Option<GpuVa>,
 }
 
-/// Reason why an engine stopped. The caller knows the channel's method, subchannel, class and data.
+/// Reason why an engine stopped. The caller knows the method's channel, subchannel, class and data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
     /// The MMU rejected an access, so the current work is abandoned.
@@ -85,7 +85,7 @@ pub enum EngineError {
     /// [`nvspec::class::ce90b5::error`] for a copy engine.
     #[error("invalid method data, code {0:#x}")]
     Data(u32),
-    /// A warp raised an error, a code in [`nvspec::class::compute90c0::warp_error`].
+    /// A warp raised an error with this code ([`nvspec::class::compute90c0::warp_error`]).
     #[error("warp error {0:#x}")]
     Warp(u32),
 }
@@ -105,7 +105,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Tags in a context image, which identify the engine kind of the state.
+/// Tags in a context image that identify the engine kind of the state.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
@@ -164,8 +164,8 @@ pub trait Engine: Send {
     /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
 
-    /// Executes one method, given as its byte address in the class. The method may start work. Call [`Engine::step`]
-    /// until that work is done before executing the next method.
+    /// Executes one method, identified by its byte address in the class. If the method starts work, call
+    /// [`Engine::step`] until that work is done before executing the next method.
     ///
     /// # Errors
     /// Returns [`EngineError`] if the method fails. A failed method has no effect, except that bytes before an

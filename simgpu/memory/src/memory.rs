@@ -1,4 +1,4 @@
-//! The card's memory bus and its memory: VRAM, and the host memory that is mapped for the card.
+//! The card's memory bus and its memory: VRAM, and the host memory mapped for the card.
 //!
 //! Modules:
 //! - [`Vram`]: a single sparse mapping
@@ -48,7 +48,7 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// Returns the bus address in an instance block, directory or runlist register; `None` for a reserved target.
+    /// Returns the bus address in an instance block, directory or runlist register, or `None` for a reserved target.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -58,7 +58,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the bus address given by a directory entry; `None` if the entry has no table.
+    /// Returns the bus address given by a directory entry, or `None` if the entry has no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -68,7 +68,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns the bus address given by a page table entry; `None` for peer memory.
+    /// Returns the bus address given by a page table entry, or `None` for peer memory.
     #[must_use]
     pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
         match aperture {
@@ -152,14 +152,14 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// Same as [`Self::new`], but also counts the engines' accesses per memory block.
+    /// Creates a bus like [`Self::new`] that also counts the engines' accesses per memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
         Self { profile, ..Self::new(vram) }
     }
 
-    /// Returns the engines' access counts per memory block since the last reset; `None` if counting is disabled.
+    /// Returns the engines' access counts per memory block since the last reset, or `None` if counting is disabled.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.profile.as_ref().map(|(profile, _)| profile.read(reset))
@@ -184,15 +184,15 @@ impl Memory {
         }
     }
 
-    /// Ends a step of an engine's work.
+    /// Marks the end of a step of an engine's work.
     pub(crate) fn end_touches(&self) {
         if let Some((_, log)) = &self.profile {
             log.end();
         }
     }
 
-    /// Keeps writes to host memory in flight until a read from host memory, a flush or a full buffer completes them.
-    /// Otherwise writes arrive immediately.
+    /// If `hold` is true, keeps writes to host memory in flight until a read from host memory, a flush or a full buffer
+    /// completes them. Otherwise, writes arrive immediately.
     pub fn hold_posted(&self, hold: bool) {
         self.posted.hold(hold);
         if !hold {
@@ -200,7 +200,7 @@ impl Memory {
         }
     }
 
-    /// Completes the writes to host memory that are in flight.
+    /// Completes all writes to host memory that are in flight.
     pub fn push_posted(&self) {
         if self.posted.is_held() {
             self.push_all();
@@ -212,13 +212,13 @@ impl Memory {
         (0..posted::PATHS).for_each(|way| self.posted.push(way, self, &table));
     }
 
-    /// Drops the writes to host memory that are in flight.
+    /// Drops all writes to host memory that are in flight.
     pub fn drop_posted(&self) {
         self.posted.clear();
     }
 
-    /// Returns a view for a series of accesses. From the view's first access to host memory until its drop, no mapping
-    /// can be removed. Meanwhile, do not call other functions of this `Memory` on the same thread.
+    /// Returns a view for a series of accesses. No mapping can be removed between the view's first access to host
+    /// memory and its drop. Meanwhile, do not call other functions of this `Memory` on the same thread.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
@@ -232,7 +232,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
+    /// Returns [`BusError`] if part of the range has no memory target. `data` may then be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -307,25 +307,25 @@ impl Memory {
     }
 }
 
-/// A view of [`Memory`] that keeps the host memory table locked from the first access to host memory.
+/// A view of [`Memory`] that keeps the host memory table locked after its first access to host memory.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
-    /// Locked on first use, because most accesses are to VRAM.
+    /// The locked host memory table. It is locked on first use, because most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
     /// Path of this view's writes to host memory.
     way: usize,
 }
 
 impl<'a> View<'a> {
-    /// Returns the memory of this view.
+    /// Returns the memory that this view accesses.
     #[must_use]
     pub fn memory(&self) -> &'a Memory {
         self.memory
     }
 
-    /// Returns the longest slice from `address` that is within one host mapping and at most `len` bytes long; `len`
-    /// must not be 0.
+    /// Returns the longest slice that starts at `address`, is within one host mapping, and is at most `len` bytes long.
+    /// `len` must not be 0.
     fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
@@ -341,7 +341,7 @@ impl<'a> View<'a> {
         self.sysmem.get_or_init(|| self.memory.sysmem.view())
     }
 
-    /// Completes the writes to host memory that are in flight.
+    /// Completes all writes to host memory that are in flight.
     pub fn push_posted(&self) {
         if self.memory.posted.is_held() {
             (0..posted::PATHS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
@@ -372,7 +372,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
+    /// Returns [`BusError`] if part of the range has no memory target. `data` may then be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -473,8 +473,8 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Copies `len` bytes in ascending address order: where the ranges overlap, the copy reads bytes that it has
-    /// already written.
+    /// Copies `len` bytes in ascending address order. If the ranges overlap, the copy reads bytes that it has already
+    /// written.
     ///
     /// # Errors
     /// Returns [`BusError`] if part of either range has no memory target. Earlier bytes may have been copied.
@@ -499,7 +499,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies as many bytes as the shorter slice contains, in ascending order. Returns the number of copied bytes.
+/// Copies bytes in ascending order, up to the length of the shorter slice. Returns the number of copied bytes.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);

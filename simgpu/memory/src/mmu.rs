@@ -5,20 +5,20 @@
 //! - [`walk`]: the page walker
 //! - [`tlb`]: caches translations until they are flushed, so that a missing flush has an effect
 //! - [`Session`]: a sequence of accesses through one address space
-//! - [`Mmu`]: combines these, and is shared by the engines, the host and the apertures
+//! - [`Mmu`]: combines these, and is shared by the engines, the host unit and the apertures
 //!
-//! Guarantees: a flush returns only after all accesses that use old translations have ended, and later accesses do not
-//! use them. Faulting entries are not cached.
+//! Guarantees: a flush returns only after all accesses that use old translations have ended. Later accesses do not use
+//! them. Faulting entries are not cached.
 //!
 //! Lock order: the flush gate, then either a TLB set or the host memory table, both of which are innermost.
 //!
 //! Not modelled:
 //! - 64 KiB large pages
-//! - flushing a page of only one size (a flush drops both sizes)
+//! - flushing a page of only one size (a flush drops pages of both sizes)
 //! - encrypted pages and peer memory (both fault)
 //! - compression (compressible kinds store plain data and need no tags)
-//! - the byte permutation of a storage kind, which the card's MMU hides (here a page shows the same bytes through a
-//!   different kind)
+//! - the byte permutation of a storage kind, which the card's MMU hides (in the model, a page shows the same bytes
+//!   through a different kind)
 //! - the debug mode that redirects faults to a sink
 
 mod session;
@@ -41,11 +41,11 @@ pub use session::{CopyFault, Session};
 pub use tlb::TlbCounters;
 use tlb::{Tlb, TlbKey};
 
-/// An access rejected by the MMU. The caller adds the origin (unit, client, channel).
+/// An access rejected by the MMU. The caller adds its origin (unit, client, channel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
-    /// A fault reason in [`nvspec::mmu::fault`].
+    /// Fault reason, as in [`nvspec::mmu::fault`].
     pub reason: u32,
     /// Address of the first inaccessible byte.
     pub va: GpuVa,
@@ -56,7 +56,7 @@ pub struct MmuFault {
 /// The TLB that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The TLB of the hub: host, copy engines, M2MF, apertures, and context switching.
+    /// The TLB of the hub: host unit, copy engines, M2MF, apertures, and context switching.
     Hub,
     /// The TLB of a GPC: shaders and textures.
     Gpc,
@@ -72,7 +72,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// An access by an engine or the host for a channel.
+    /// An access for a channel by an engine or the host unit.
     pub const USER: Self = Self { privileged: false, client: Client::Hub };
     /// An access by the apertures or by context switching.
     pub const PRIVILEGED: Self = Self { privileged: true, client: Client::Hub };
@@ -91,8 +91,7 @@ impl AddressSpace {
     /// Reads the address space from the instance block at `instance`.
     ///
     /// # Errors
-    /// Returns [`fault::UNBOUND_INST`] at address 0 if the block is unreadable or the target of its directory is
-    /// reserved.
+    /// Returns [`fault::UNBOUND_INST`] at address 0 if the block is unreadable or its directory has a reserved target.
     pub fn from_instance(memory: &Memory, instance: (Target, u64)) -> Result<Self, MmuFault> {
         let unbound = MmuFault { reason: fault::UNBOUND_INST, va: GpuVa(0), write: false };
         let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
@@ -124,9 +123,9 @@ pub struct Translation {
 /// Selects the entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
-    /// Drop only translations of this directory; `None` for all directories.
+    /// Drop only translations of this directory, or of all directories if `None`.
     pub directory: Option<BusAddr>,
-    /// Drop only translations of the page at this address; `None` for all pages.
+    /// Drop only translations of the page at this address, or of all pages if `None`.
     pub page: Option<GpuVa>,
     /// Drop only the translations in the hub's TLB.
     pub hub_only: bool,
@@ -155,9 +154,9 @@ impl Mmu {
         }
     }
 
-    /// Starts an access session. Flushes, and removals of host memory mappings, wait for its end. Keep the session
-    /// short (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the same
-    /// thread meanwhile.
+    /// Starts an access session. Flushes and removals of host memory mappings wait for it to end. Keep the session
+    /// short (about 256 KiB of copying). Meanwhile, do not call other functions of this `Mmu` or of `memory` on the
+    /// same thread.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
@@ -181,7 +180,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
     pub fn read(
         &self,
         memory: &Memory,

@@ -1,7 +1,7 @@
 //! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the firmware upload
 //! enables its engine, and method errors are reported as nouveau's firmware does.
 //!
-//! Both blocks have the same layout, 0x1000 bytes apart, so the first block's offsets decode both.
+//! Both blocks have the same layout, 0x1000 bytes apart, so the first block's offsets apply to both.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -45,7 +45,7 @@ impl CopyFalcons {
         Ok(())
     }
 
-    /// Reads a register. For `unit` 1, `offset` refers to the second block's register.
+    /// Reads a register. `offset` is in the block of copy engine `unit`.
     pub(crate) fn read(&mut self, unit: usize, reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].control(),

@@ -19,7 +19,7 @@ pub(crate) fn write_flush(reg: pflush::Reg, offset: u32, value: u32, cx: &mut Cx
     cx.storage.write(reg.info(), offset, value);
     match reg {
         pflush::Reg::BAR_FLUSH if pflush::BAR_FLUSH::TRIGGER.is_set(value) => {
-            // GUESS: the barrier is a write to the flush page after all earlier writes. Without a flush page it has no
+            // GUESS: the barrier is a write to the flush page after all earlier writes. Without a flush page, it has no
             // effect.
             let page = u64::from(cx.storage.peek(pfb::NISO_ADDRESS::OFFSET)) << BARRIER_SHIFT;
             if cx.memory.sysmem.is_writable(Iova(page)) {
@@ -84,7 +84,7 @@ fn flush(trigger: u32, cx: &Cx) {
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
     cx.mmu.flush(Flush {
-        // No channel can have used a page directory with the reserved target.
+        // No channel can have used a page directory with a reserved target.
         directory: if all_directories { None } else { BusAddr::from_target(target, address) },
         page: (!all_pages).then_some(GpuVa(page)),
         hub_only: pfb::MMU_INVALIDATE::HUB_ONLY.is_set(trigger),
@@ -109,8 +109,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off, which drivers
-/// detect by reading the last register that the VBIOS scripts write.
+/// Resets the memory controllers: one partition contains all memory. Before POST, the controllers are off. Drivers
+/// detect this by reading the last register that the VBIOS scripts write.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

@@ -1,5 +1,5 @@
 //! PBUS: the PRAMIN window and the BAR instance blocks. The model does not raise access faults, because drivers probe
-//! registers of other chips, and each probe would fault.
+//! registers of other chips, and every probe would fault.
 
 use crate::cx::Cx;
 use card::Aperture;

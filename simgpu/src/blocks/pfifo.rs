@@ -100,7 +100,7 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers do this for each submission.
+/// Returns true if a write to `offset` only acknowledges an interrupt. Drivers make such a write for each submission.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }

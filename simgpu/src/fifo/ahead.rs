@@ -1,9 +1,9 @@
 //! Executes a channel's host methods while an engine is busy with the channel.
 //!
 //! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next engine method.
-//! Therefore, a channel may wait for a semaphore while its engine is busy, and
+//! A channel may therefore wait for a semaphore while its engine is busy, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
-//! GUESS: other host methods do not run ahead; drivers can observe that references, and releases that wait for the
+//! GUESS: other host methods do not run ahead. Drivers can observe that references, and releases that wait for the
 //! engine, remain in order.
 
 use super::context::Fetched;
@@ -27,7 +27,7 @@ fn runs_ahead(method: Method) -> bool {
 }
 
 impl Fifo {
-    /// Executes further words of the channel whose engine is busy. Returns the time of the next semaphore poll.
+    /// Executes further words of a channel whose engine is busy. Returns the time of the next semaphore poll.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].trapped() || self.blocked(index, cx) {
@@ -49,7 +49,7 @@ impl Fifo {
         let channel = &self.channels[number];
         match channel.retry_at.filter(|at| *at != NEVER && channel.runnable() && channel.has_work) {
             Some(at) => {
-                // Poll the semaphore again, regardless of the position.
+                // Resume polling the semaphore, even if the PBDMA is known to wait at this position.
                 self.pbdmas[index].waits_at = None;
                 Progress::WaitUntil(at.max(now))
             }
@@ -78,7 +78,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // The error recurs after the engine has finished, and is reported then.
+            // The error recurs after the engine has finished, and is then reported.
             Some(_) => false,
         }
     }

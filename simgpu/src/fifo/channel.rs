@@ -24,7 +24,7 @@ pub(crate) enum Health {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
-    /// Last written values of the channel's registers.
+    /// Last value written to the channel's instance register.
     bind: u32,
     control: u32,
     pub(crate) on_runlist: bool,
@@ -34,11 +34,12 @@ pub(crate) struct Channel {
     /// Card time of the doorbell, until its work starts.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
-    /// Time at which the channel retries a method that could not be executed.
+    /// Card time at which the channel retries a method that could not be executed.
     pub(crate) retry_at: Option<CardNs>,
-    /// Interval before the next retry.
+    /// Interval before the next retry, in ns.
     pub(crate) retry_ns: u64,
-    /// The PBDMA in which the channel runs. `None` until the channel has used an engine: it may run in any PBDMA.
+    /// The PBDMA in which the channel runs. `None` until the channel has used an engine, because it may run in any
+    /// PBDMA.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
     /// GP_PUT when the ring was last empty.
@@ -118,14 +119,14 @@ impl Fifo {
     /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // A new binding replaces the previous one, whose state is lost unless it was saved.
+        // A new binding replaces the previous one. The previous channel's state is lost unless it was saved.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;
             }
         }
         for index in 0..self.slots.len() {
-            // An engine that hangs, or that is stopped by a fault, ignores the channel table.
+            // An engine that hangs, or that was stopped by a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {

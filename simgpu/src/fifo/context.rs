@@ -7,7 +7,7 @@ use nvspec::instance::{ramfc, userd};
 use simgpu_memory::memory::{BusAddr, BusError, Memory};
 use simgpu_memory::mmu::{AddressSpace, MmuFault};
 
-/// Mask of the upper address bits, which follow the low dword of a GPU virtual address.
+/// Mask of the upper address bits in the dword that follows the low dword of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
 /// Prefetched push buffer words, which are dropped at the end of a run.
@@ -47,7 +47,7 @@ pub(crate) struct Context {
     pub(crate) reference: u32,
     pub(crate) semaphore: [u32; 4],
     pub(crate) decoder: Decoder,
-    /// SET_OBJECT data of each subchannel; 0 if unbound.
+    /// SET_OBJECT data of each subchannel, or 0 if unbound.
     pub(crate) objects: [u32; SUBCHANNELS as usize],
     /// The engine that executed the last method.
     pub(crate) engine: Option<crate::faults::EngineId>,
@@ -155,7 +155,7 @@ impl Context {
         }
     }
 
-    /// Returns GP_PUT; `None` if it is not a valid ring index.
+    /// Returns GP_PUT, or `None` if it is not a valid ring index.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
@@ -188,7 +188,7 @@ pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
     BusAddr::from_target(Target::from_bits(low), address)
 }
 
-/// Reads GP_PUT from the page at `userd`; `None` if the page is inaccessible.
+/// Reads GP_PUT from the page at `userd`. Returns `None` if the page is inaccessible.
 pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
     memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
 }

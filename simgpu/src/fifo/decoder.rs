@@ -1,5 +1,5 @@
 //! Decodes push buffer dwords into methods. The decoder is a pure function from a word to its next state and an event,
-//! so a word whose method cannot be executed yet can be decoded again later.
+//! so that a word whose method cannot be executed yet can be decoded again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
@@ -177,7 +177,7 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     //! Tests the decoder against an independent encoder, which was written from the header formats. The encoder
-    //! converts a list of packets to words and the corresponding methods, with its own shifts and masks.
+    //! converts a list of packets to words and the corresponding methods, using its own shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

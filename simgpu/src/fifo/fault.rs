@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers, or drops it if the unit's previous fault has not been read.
+/// Stores a fault in the fault registers. Drops the fault if the unit's previous one has not been read.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -101,14 +101,14 @@ impl Fifo {
         }
     }
 
-    /// Lets the scheduler use engines again that stopped on an error. Each of them must still be reset.
+    /// Lets the scheduler use engines again that have stopped on an error. Each of them must still be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. If the context image is unmapped, the fault is attributed to the channel of that
-    /// context, not to the next channel. In this case, the engine stops, and the function returns false.
+    /// Saves an engine's context. If the context image is unmapped, stops the engine and returns false. The fault is
+    /// then attributed to the channel of that context, not to the next channel.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();

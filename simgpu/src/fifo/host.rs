@@ -1,4 +1,4 @@
-//! Methods that the host executes itself, on any subchannel (class 0x906f).
+//! Methods that the host unit executes itself, on any subchannel (class 0x906f).
 
 use super::Fifo;
 use super::context::Context;
@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // The method specifies a page directory, but dropping all translations is always correct.
+                    // The method specifies a page directory, but it is always correct to drop all translations.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -79,8 +79,8 @@ impl Fifo {
         let Some(id) = slot::by_number(number) else {
             return Outcome::Trap(INTR_0::DEVICE.mask());
         };
-        // GUESS: binding a class that the engine supports only concerns the host, and does not load a context. Linux
-        // 6.12 binds an object, removes the engine's context, and only then lets the card process the bind.
+        // GUESS: binding a class that the engine supports affects only the host unit, and does not load a context.
+        // Linux 6.12 binds an object, removes the engine's context, and only then lets the card process the bind.
         if self.slot(id).class_supported(class) {
             context.objects[subchannel] = method.data;
             return DONE;
@@ -130,8 +130,8 @@ impl Fifo {
         }
     }
 
-    /// Raises the non-stall interrupt of the engine that the subchannel's object belongs to or, without an object, of
-    /// the engine that the channel used last.
+    /// Raises the non-stall interrupt of the engine of the subchannel's object. Without an object, uses the engine that
+    /// the channel used last.
     fn non_stall(&mut self, context: &Context, subchannel: u8, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(subchannel & 7)];
         let id = slot::by_number(host::set_object::ENGINE.get(object))

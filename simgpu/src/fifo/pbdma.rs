@@ -21,7 +21,7 @@ use simgpu_memory::mmu::{Access, MmuFault};
 
 /// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 512;
-/// Time slice in ns that a channel may keep a PBDMA while others wait. The time slices in RAMFC are ignored.
+/// Time for which a channel may keep a PBDMA while others wait, in ns. The time slices in RAMFC are ignored.
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// Initial and maximum retry interval of an acquire, in ns.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
@@ -30,7 +30,7 @@ pub(super) const NEVER: CardNs = CardNs::MAX;
 /// Polling interval of a USERD page in host memory, in ns.
 const POLL_NS: u64 = 500_000;
 
-/// Maximum time in a saved card, in ns. This time plus any cost still fits 64 bits.
+/// Maximum time in a saved card, in ns. The sum of this time and any cost still fits in 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Pbdma {
     holds: bool,
     /// The channel that ran last, for round-robin selection.
     last: Option<u8>,
-    /// Set if the PBDMA was idle, so that the idle time is not charged to the next work.
+    /// Set if the PBDMA is idle, so that the idle time is not charged to the next work.
     idle: bool,
     /// The interrupt that stops the PBDMA until the driver clears it.
     trap: Option<Trap>,
@@ -66,9 +66,9 @@ pub(super) struct Trap {
 pub(crate) enum Outcome {
     /// The method was executed.
     Done(Done),
-    /// The engine is not ready; retry later.
+    /// The engine is not ready. Retry later.
     Later,
-    /// The semaphore has not been released yet; retry later. The value is true if other channels may use the PBDMA in
+    /// The semaphore has not been released yet. Retry later. The value is true if other channels may use the PBDMA in
     /// the meantime.
     NotAcquired(bool),
     /// Another PBDMA serves the engine.
@@ -77,9 +77,9 @@ pub(crate) enum Outcome {
     Yield,
     /// The PBDMA must raise its interrupt with these bits. The driver may replace the method.
     Trap(u32),
-    /// A memory access by the host itself faulted.
+    /// A memory access by the host unit itself faulted.
     HostFault(MmuFault),
-    /// The engine has stopped: the engine and its channel wait for the driver.
+    /// The engine has stopped. The engine and its channel wait for the driver.
     EngineFault,
 }
 
@@ -94,7 +94,7 @@ impl Pbdma {
     }
 }
 
-/// Saved state of a PBDMA without a channel.
+/// Saved state of a PBDMA that has no channel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPbdma {
     time: CardNs,
@@ -193,7 +193,7 @@ impl Fifo {
         engines != 0 && engines & disabled == engines
     }
 
-    /// Continues pending work of the engine that the PBDMA's channel uses; `None` if no work is pending.
+    /// Continues pending work of the engine that the PBDMA's channel uses. Returns `None` if no work is pending.
     fn work_on(&mut self, index: usize, cx: &mut Cx) -> Option<Progress> {
         let id = self.pbdmas[index].context.as_ref()?.engine?;
         let slot = self.slot(id);
@@ -260,7 +260,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Selects and loads a channel for the PBDMA. Returns true if there is no channel left to try.
+    /// Selects and loads a channel for the PBDMA. Returns true if there are no more channels to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -449,7 +449,7 @@ impl Fifo {
         channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
     }
 
-    /// Returns the next word of the push buffer; `Ok(None)` at the end, and `Err` if the channel was stopped.
+    /// Returns the next word of the push buffer, `Ok(None)` at the end, or `Err` if the channel was stopped.
     pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
@@ -541,7 +541,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // Skip a replaced method: drivers replace it with a NOP. If it is unchanged, execute it again.
+        // Drivers replace a method with a NOP, so skip a replaced method. Execute an unchanged method again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }
@@ -580,7 +580,7 @@ impl Fifo {
         }
     }
 
-    /// Makes an engine ready for the channel, or returns the outcome of the method if the engine is not ready.
+    /// Makes an engine ready for the channel. Returns the method's outcome if the engine is not ready.
     pub(super) fn use_engine(
         &mut self,
         index: usize,

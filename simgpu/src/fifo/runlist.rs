@@ -14,7 +14,7 @@ use simgpu_memory::memory::BusAddr;
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// Scheduler error code for a runlist entry with an invalid channel.
-// GUESS: the scheduler error codes of GF100, except the context switch timeout, are not public.
+// GUESS: except for the context switch timeout, the scheduler error codes of GF100 are not public.
 const BAD_RUNLIST: u32 = 0x05;
 
 impl Fifo {
@@ -51,7 +51,7 @@ impl Fifo {
             self.find_userd(id, cx);
             self.wake(id);
         }
-        // One runlist serves all engines, so the registers of all engines have the same value.
+        // One runlist serves all engines, so the runlist registers of all engines have the same value.
         for engine in 0..pfifo::ENG_RUNLIST_BASE::COUNT {
             cx.storage.poke(pfifo::ENG_RUNLIST_BASE::at(engine), base);
             cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);

@@ -1,4 +1,4 @@
-//! Saved state of PFIFO, which never includes loaded channels.
+//! Saved state of PFIFO, which never includes a loaded channel.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};
@@ -39,7 +39,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // The engine holds a context that the driver loaded without a channel, or work left by a channel.
+            // The engine contains a context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(NotQuiescent::Working(None));
             }

@@ -1,4 +1,4 @@
-//! An engine as seen by the host: the engine model, and the context that it holds.
+//! An engine as seen by the host unit: the engine model, and the context that it contains.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -27,17 +27,17 @@ pub(crate) enum Condition {
     Good,
     /// The engine waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// The engine stopped on an MMU fault and stays idle until PMC resets it, even if the driver acknowledges the
+    /// The engine stopped on an MMU fault, and stays idle until PMC resets it, even if the driver acknowledges the
     /// fault. nouveau resets every engine that faulted (`gf100_fifo_recover_work`).
     Failed,
     /// The engine hangs until it is reset. Only fault injection causes this.
     Hung,
 }
 
-/// The context held by an engine.
+/// The context that an engine contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// The channel, if the host loaded the context; `None` if the driver loaded it through FECS.
+    /// The channel if the host unit loaded the context, or `None` if the driver loaded it through FECS.
     pub(crate) channel: Option<u8>,
     pub(crate) instance: (Target, u64),
     pub(crate) space: AddressSpace,
@@ -56,7 +56,8 @@ pub(crate) struct Slot {
     corrupt: bool,
     /// Set if the engine's channel must be switched out while its work is in progress.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which completed work ends by the time model. Until then, the card reports the work as in progress.
+    /// Card time at which completed work ends according to the time model. Until then, the card reports the work as in
+    /// progress.
     pub(super) until: CardNs,
 }
 
@@ -72,7 +73,7 @@ pub(crate) enum Switch {
 /// Cost and side effects of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Duration in ns by the time model, including injected delays.
+    /// Duration in ns according to the time model, including injected delays.
     pub(crate) ns: u64,
     /// Set if a non-stall interrupt is due.
     pub(crate) non_stall: bool,
@@ -144,8 +145,8 @@ impl Slot {
         self.engine.pending()
     }
 
-    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not yet ended by
-    /// the time model.
+    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not yet ended
+    /// according to the time model.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
     }
@@ -259,7 +260,7 @@ impl Slot {
         let (low, high) = (word(at)?, word(at + 4)?);
         let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
         // GUESS: FECS faults on a channel without a context as on an unmapped image. nouveau clears the pointer when it
-        // closes a channel, and sends no methods after that.
+        // closes a channel, and sends no methods afterwards.
         if low & context::VALID == 0 {
             return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
         }
@@ -312,7 +313,7 @@ impl Slot {
         let mut engine_cx =
             EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
         let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
-        // A kernel reports its writes only when it ends.
+        // A kernel reports its writes only at its end.
         let later = work.written.is_none() && matches!(result, Ok(Progress::More | Progress::Elsewhere));
         if !later && std::mem::take(&mut self.corrupt) {
             self.spoil(&resident.space, work, cx);
@@ -404,7 +405,7 @@ pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     }
 }
 
-/// Number of bytes of a copy engine's context that the model uses.
+/// Size of the part of a copy engine's context that the model uses, in bytes.
 const COPY_CONTEXT_BYTES: u64 = 0x100;
 
 /// Offset of the method state in a context image. The driver's data before this offset is preserved.

@@ -65,7 +65,7 @@ impl Doorbells {
 
     fn ring(&self, channel: usize) {
         if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
-            // Keep the first time: a second doorbell only adds to the work of the first.
+            // Keep the first time: a second doorbell only adds work to the first.
             let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }

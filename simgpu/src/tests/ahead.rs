@@ -1,4 +1,4 @@
-//! Tests host methods while an engine is busy.
+//! Tests host methods that run while an engine is busy.
 
 use super::driver::{CE0, Driver, PAGE, acquire, ce_copy, object, release, small, words};
 use crate::{EngineId, Fault, FaultKind};

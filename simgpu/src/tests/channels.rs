@@ -155,7 +155,7 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
     driver.run_until_idle();
-    // Then send the launches in the opposite order: each channel must use its own addresses.
+    // Then send the launches in the opposite order. Each channel must use its own addresses.
     for channel in channels.iter_mut().rev() {
         driver.push(channel, &methods(2, 0x300, &[0x0010_0110]));
         driver.run_until_idle();

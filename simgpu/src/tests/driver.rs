@@ -1,5 +1,5 @@
-//! A minimal driver: creates page tables, channels and push buffers in the hardware formats, through the card's own
-//! windows. It shares `nvspec`'s constants with the card, but no code.
+//! A minimal driver, which creates page tables, channels and push buffers in the hardware formats through the card's
+//! own windows. It shares `nvspec`'s constants with the card, but no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
@@ -22,7 +22,7 @@ pub const IMAGE_VA: u64 = 0x40_0000;
 const RING_LOG2: u32 = 4;
 const PUSH_BYTES: u64 = 0x1_0000;
 
-/// A VRAM page (by address), or a host memory page (by I/O virtual address).
+/// A VRAM page (by address) or a host memory page (by I/O virtual address).
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     Vram(u64),
@@ -98,7 +98,7 @@ impl Driver {
         self.start_engines();
     }
 
-    /// Resets engines, given as bits of PMC's unit enable register, and starts their firmware.
+    /// Resets the engines in `units`, a mask of bits of PMC's unit enable register, and starts their firmware.
     pub fn reset_engine(&self, units: u32) {
         self.wr(pmc::ENABLE::OFFSET, !units);
         self.wr(pmc::ENABLE::OFFSET, u32::MAX);

@@ -1,4 +1,4 @@
-//! Tests errors and the driver's recovery.
+//! Tests errors and the driver's recovery from them.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -91,7 +91,7 @@ fn missing_context_image_is_ctxctls_fault() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(3);
     driver.unmap(channel.space, IMAGE_VA);
-    // Binding an object does not require a context, but its methods do.
+    // Binding an object does not require a context, but the object's methods do.
     driver.push(&mut channel, &object(M2MF));
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
@@ -195,7 +195,7 @@ fn copy_engine_reports_unknown_method() {
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
-    // Decode the word like the driver's handler.
+    // Decode the word as the driver's handler does.
     assert_eq!(((word >> 16) & 0x7ff) << 2, 0x700);
     assert_eq!((word >> 27) & 7, 4);
     assert_eq!(driver.rd(ce0::SCRATCH::at(1)), 9);

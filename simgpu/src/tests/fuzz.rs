@@ -1,4 +1,4 @@
-//! Sends arbitrary writes to the card, which must keep working and become idle.
+//! Sends arbitrary writes to the card. The card must keep working and become idle.
 
 use super::driver::{Channel, Driver, PUSH_VA, methods, small};
 use crate::fifo::Progress;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 /// A driver operation, often with valid values.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Writes a register, given as its index in the table, its array index, and the value.
+    /// Writes a register: its index in the table, its array index, and the value.
     Write(usize, u32, u32),
     Read(usize, u32),
     AnyWrite(u32, u32),
@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // This loop must end, because push buffers are finite. Only waits for a later time may remain.
+        // This loop must end, because push buffers are finite. Afterwards, only waits for a later time may remain.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

@@ -12,8 +12,8 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Runs the number of loop iterations in the third parameter, then adds the second parameter to each word of the data
-/// to which the first parameter points.
+/// Iterates as often as the third parameter specifies. Then adds the second parameter to each word of the data to which
+/// the first parameter points.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
@@ -239,7 +239,7 @@ const STRIDE: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Returns a time model with this bus bandwidth in which each launch takes 10 us plus the kernel's own time.
+/// Returns a time model with this bus bandwidth, in which each launch takes 10 us plus the kernel's own time.
 fn model(compute: ComputeTiming, bus_bytes_per_second: u64) -> TimeModel {
     let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
     TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second }

@@ -1,5 +1,5 @@
-//! Invalid kernels and methods: the card reports the hardware's error for their channel, while another channel
-//! continues to compute.
+//! Tests invalid kernels and methods. The card must report the hardware's error for their channel, while another
+//! channel continues to compute.
 
 use super::driver::{Channel, Driver, methods, small, words};
 use super::kernels::{ADD, CODE, DATA, SEM, launch, prepare, query, reset_pgraph, set_up};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug)]
 enum Error {
     Warp(u32),
-    /// An MMU fault of a shader: the reason, the address, and true for a write.
+    /// An MMU fault of a shader: the reason, the address, and a flag that is true for a write.
     Shader(u32, u64, bool),
     /// An MMU fault of a method's own access, with the same fields.
     Method(u32, u64, bool),

@@ -1,4 +1,4 @@
-//! Tests engine and kernel access counts per memory block.
+//! Tests the engines' and kernels' access counts per memory block.
 
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
@@ -27,7 +27,7 @@ fn touched(counts: &AccessCounts) -> (Touched, Touched) {
 }
 
 /// Maps 64 VRAM pages at `va` in the channel's address space, starting 16 pages before the end of a block. Returns the
-/// address of that end.
+/// address of this end.
 fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
     let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
     driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);

@@ -8,7 +8,7 @@ use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Registers whose reads differ from the stored value. Each has its own test or is a chip constant.
+/// Registers that read as values other than the stored ones. Each has its own test or is a chip constant.
 const COMPUTED: &[&str] = &[
     "BOOT_0",
     "ENABLE",

@@ -196,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Edits a saved card. The card must be either rejected or restored; a restored card may misbehave but must not
+    /// Edits a saved card. The card must be either rejected or restored. A restored card may misbehave but must not
     /// panic.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {

@@ -1,4 +1,4 @@
-//! Tests the card with its own thread. The tests wait for its interrupt.
+//! Tests a card that has its own thread. The tests wait for its interrupt.
 
 use super::driver::{CE0, Driver, PAGE, ce_copy, methods, object, release, small, words};
 use crate::{Config, SimGpu};
@@ -24,7 +24,7 @@ fn many_copies_are_done_and_signalled() {
         let copy = ce_copy(source.0, source.1, 16);
         driver.push(&mut channel, &words(&[copy, release(sem_va, round), methods(4, 0x20, &[0])]));
         while driver.peek(sem) != round {
-            // Follow a driver's sequence: re-arm, read, acknowledge, and sleep until the next message.
+            // Follow a driver's sequence: rearm, read, acknowledge, and sleep until the next message.
             event.read().expect("a message");
             driver.wr(ppci::MSI_REARM::OFFSET, 0xff);
             driver.wr(pfifo::NON_STALL_INTR::at(4), 1);

@@ -105,7 +105,7 @@ fn late_host_does_not_delay_start_of_card_work() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // The same must hold after work has completed.
+        // The same applies after work has completed.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -159,7 +159,7 @@ fn removed_channel_keeps_engine_until_its_work_time_passes() {
         }
         let sem = driver.buffer(&next, SEM, 1, 3);
         driver.push(&mut long, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
-        // Now the channel and its context have been loaded, and the copy is in progress.
+        // The channel and its context have been loaded by now, and the copy is in progress.
         (0..3).for_each(|_| driver.advance(100));
         take_off(&mut driver);
         driver.push(&mut next, &words(&[object(M2MF), m2mf_copy(A, B, 64), release(SEM, 1)]));
@@ -189,7 +189,7 @@ fn engine_reset_ends_remaining_time_of_its_work() {
     driver.wr(pmc::ENABLE::OFFSET, units & !pmc::ENABLE::PGRAPH.mask());
     driver.wr(pmc::ENABLE::OFFSET, units);
     assert!(!pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
-    // The rest of the push buffer consists of host methods, and the PBDMA is free immediately.
+    // The rest of the push buffer consists of host methods, and the PBDMA is immediately free.
     driver.advance(100);
     assert_eq!(driver.peek(sem), 1);
 }
@@ -210,7 +210,7 @@ fn injected_delay_is_added_even_without_a_model() {
     assert_eq!(driver.peek(sem), 1);
 }
 
-/// Returns true if the buffer page with this index is in host memory.
+/// Selects the buffer pages that are in host memory, by index.
 type Host = fn(u64) -> bool;
 
 /// Maps `pages` pages at `va` in the channel's address space. The pages selected by `host` are in host memory, at the
@@ -235,7 +235,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
         (4, none, all, 16 * 4),
         (4, all, all, 2 * 16 * 4),
         (8, some, none, 4 * 8),
-        // Here the engine is slower than the bus.
+        // The engine is slower than the bus in this test.
         (3, some, none, 16),
         (0, all, all, 16),
     ];

@@ -28,7 +28,7 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// Returns true for characters that may occur in names. A dot starts a suffix, and otherwise occurs only in labels and
+/// Returns true for characters that may occur in names. A dot starts a suffix. Otherwise, it occurs only in labels and
 /// directives.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
@@ -64,13 +64,13 @@ impl<'a> Cursor<'a> {
         self.rest().chars().next()
     }
 
-    /// Returns true if only spaces are left.
+    /// Returns true if only spaces remain.
     pub(super) fn at_end(&mut self) -> bool {
         self.skip_spaces();
         self.rest().is_empty()
     }
 
-    /// Skips this text and any preceding spaces, if it comes next.
+    /// Skips this text and any preceding spaces, if the text comes next.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let before = self.at;
         self.skip_spaces();
@@ -114,7 +114,7 @@ impl<'a> Cursor<'a> {
         self.take(|c| in_name(c) || c == '.')
     }
 
-    /// Fails if any text is left.
+    /// Fails if any text remains.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         if self.at_end() { Ok(()) } else { self.fail("the statement must end here") }
     }

@@ -77,6 +77,6 @@ fn number(word: &str) -> Option<i64> {
         Some("0b") => u64::from_str_radix(digits.get(2..)?, 2),
         _ => digits.parse(),
     };
-    // `.quad` also accepts the upper half of the unsigned 64-bit range, and stores the same bits.
+    // `.quad` also accepts the upper half of the unsigned 64-bit range and stores the same bits.
     magnitude.ok().map(u64::cast_signed)
 }

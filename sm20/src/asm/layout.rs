@@ -17,7 +17,7 @@ pub(super) enum Place {
     Data {
         form: Form,
     },
-    /// Padding of this many words with NOPs.
+    /// Padding of this number of words with NOPs.
     Padding {
         words: u32,
     },
@@ -69,7 +69,7 @@ impl<'a> Layout<'a> {
         layout
     }
 
-    /// Parses labels, then a directive or an instruction.
+    /// Parses labels, and then a directive or an instruction.
     fn statement(&mut self, mut cursor: Cursor<'a>) -> Result<(), Failure> {
         loop {
             if cursor.at_end() {
@@ -108,7 +108,7 @@ impl<'a> Layout<'a> {
         Ok(())
     }
 
-    /// Pads with NOPs to a multiple of `alignment`, a power of two of at least 4.
+    /// Pads with NOPs to a multiple of `alignment`, which is a power of two that is at least 4.
     pub(super) fn align(&mut self, alignment: u32, at: Cursor<'a>) -> Result<(), Failure> {
         let padding = self.address.wrapping_neg() & alignment.saturating_sub(1);
         if padding != 0 {
@@ -136,7 +136,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns an instruction's form: 32-bit if `.E32` is among its suffixes.
+/// Returns an instruction's form, which is 32-bit if `.E32` is among its suffixes.
 fn form_of(mut cursor: Cursor<'_>) -> Form {
     if cursor.eat("@") {
         _ = cursor.eat("!");

@@ -38,7 +38,7 @@ pub(super) fn instruction(
     Ok(instruction)
 }
 
-/// Returns a mnemonic's default operation, and true for the form with a 32-bit immediate.
+/// Returns a mnemonic's default operation, and a flag that is true for the form with a 32-bit immediate.
 fn template(mnemonic: &str) -> Option<(Op, bool)> {
     let find = |name: &str| Op::TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| template());
     if let Some(op) = find(mnemonic) {
@@ -118,9 +118,9 @@ struct Operands<'a, 'b> {
     end: i64,
     /// Column of the mnemonic.
     at: u32,
-    /// Set if a 32-bit immediate will follow.
+    /// True if a 32-bit immediate follows.
     long: bool,
-    /// Set until the first operand has been parsed.
+    /// True until the first operand has been parsed.
     first: bool,
 }
 
@@ -204,7 +204,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Parses an immediate to 32 bits. A float is written with or without a point or exponent, or as its bits in
+    /// Parses an immediate into 32 bits. A float is written with or without a point or exponent, or as its bits in
     /// hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
@@ -251,7 +251,8 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if the next text is an operand that permits the prefix, and not a name that is part of a number.
+    /// Returns true if the next text is an operand that permits the prefix, rather than a name that is part of a
+    /// number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,
@@ -407,7 +408,7 @@ impl Visitor for Operands<'_, '_> {
 
     fn address(&mut self, address: &mut Address) -> Read<()> {
         self.next()?;
-        // Parse the number again as unsigned: it may be an address without a register.
+        // Parse the number again as unsigned, because it may be an address without a register.
         let (base, offset) = self.base_and_offset((i32::MIN.into(), u32::MAX.into()))?;
         address.base = base;
         let unsigned = u32::try_from(offset).map(u32::cast_signed);

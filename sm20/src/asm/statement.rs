@@ -3,7 +3,7 @@
 use super::AsmError;
 use super::cursor::Cursor;
 
-/// Returns the source lines with comments blanked out, so that columns do not change.
+/// Returns the source lines with comments replaced by spaces, so that columns do not change.
 pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<String> {
     let mut in_block = None;
     let mut lines = Vec::new();
@@ -16,7 +16,7 @@ pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<
     lines
 }
 
-/// Blanks out comments in a line. `in_block` is the start of an open comment.
+/// Replaces comments in a line by spaces. `in_block` is the start of an open comment.
 fn blank(line: &str, number: u32, in_block: &mut Option<(u32, u32)>, errors: &mut Vec<AsmError>) -> String {
     let mut result = String::with_capacity(line.len());
     let mut characters = line.chars().peekable();

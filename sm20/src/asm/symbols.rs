@@ -40,7 +40,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// Names a register. The name is valid from here on in the current scope, and can be redefined.
+    /// Names a register. From here on, the name is valid in the current scope and can be redefined.
     pub(super) fn register(&mut self, name: &str, named: Named) {
         self.registers.insert((self.scope, name.to_owned()), named);
     }

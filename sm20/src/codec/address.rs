@@ -7,8 +7,9 @@ use crate::ir::*;
 const NOT_WIDE: Reason = "a 64-bit address cannot be encoded here";
 const TOO_FAR: Reason = "the displacement does not fit its field";
 
-/// A base register at bit 20 and a displacement, whose `low` lower bits are at bit 26 and whose `high.1` upper bits are
-/// at bit `high.0`. The displacement is shifted left by `shift`. If `wide` is set, bit 58 marks 64-bit addresses.
+/// A base register at bit 20 and a displacement. The `low` lower bits of the displacement are at bit 26, and its
+/// `high.1` upper bits are at bit `high.0`. The displacement is shifted left by `shift`. If `wide` is true, bit 58
+/// marks 64-bit addresses.
 pub(super) struct Memory {
     low: u32,
     high: (u32, u32),
@@ -16,7 +17,7 @@ pub(super) struct Memory {
     wide: bool,
 }
 
-/// A 32-bit displacement, or a 64-bit address.
+/// A 32-bit displacement or a 64-bit address.
 pub(super) const GLOBAL: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: true };
 /// A 32-bit displacement.
 pub(super) const GLOBAL_LOCK: Memory = Memory { low: 32, high: (0, 0), shift: 0, wide: false };

@@ -1,4 +1,4 @@
-//! Bit fields of 64-bit words. Positions and widths are constants in the tables, and less than 64.
+//! Bit fields of 64-bit words. Positions and widths are constants in the tables. They are less than 64.
 
 /// Returns a word with the low `width` bits set.
 pub(super) const fn ones(width: u32) -> u64 {
@@ -21,12 +21,12 @@ pub(super) const fn take_signed(word: u64, at: u32, width: u32) -> i64 {
     take(word, at, width).wrapping_shl(unused).cast_signed().wrapping_shr(unused)
 }
 
-/// Returns a word with this value in a field; `None` if the value does not fit.
+/// Returns a word with this value in a field, or `None` if the value does not fit.
 pub(super) const fn place(value: u64, at: u32, width: u32) -> Option<u64> {
     if value > ones(width) { None } else { Some(value.wrapping_shl(at)) }
 }
 
-/// Returns a word with this signed value in a field; `None` if the value does not fit.
+/// Returns a word with this signed value in a field, or `None` if the value does not fit.
 pub(super) const fn place_signed(value: i64, at: u32, width: u32) -> Option<u64> {
     let raw = value.cast_unsigned() & ones(width);
     if take_signed(raw, 0, width) == value { Some(raw.wrapping_shl(at)) } else { None }

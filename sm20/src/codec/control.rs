@@ -1,4 +1,4 @@
-//! Control instructions: type 7. Bits 5 to 9 test the condition code. Pushes, calls and traps have no guard.
+//! Control instructions (type 7). Bits 5 to 9 test the condition code. Pushes, calls and traps have no guard.
 
 use super::address::Goto;
 use super::field::*;

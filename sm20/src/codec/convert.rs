@@ -1,4 +1,4 @@
-//! Conversions: type 4.
+//! Conversions (type 4).
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};
@@ -28,7 +28,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Rejects combinations that the fields can express but the instructions do not support.
+/// Rejects combinations that can be expressed by the fields but are not supported by the instructions.
 pub(super) fn check(op: &Op) -> Result<(), FieldReason> {
     match *op {
         Op::F2F { to, from, rounding, integer, upper_half, .. } => {

@@ -1,4 +1,4 @@
-//! Double precision: type 1.
+//! Double precision (type 1).
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

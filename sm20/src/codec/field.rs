@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Reason why a field has no value, or why a value does not fit a field.
+/// Reason why a field has no value, or why a value does not fit in a field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -319,7 +319,7 @@ impl Field for Int {
     }
 }
 
-/// Rules for widening a 20-bit immediate.
+/// Rule for widening a 20-bit immediate.
 #[derive(Clone, Copy)]
 pub(super) enum Immediate {
     /// Sign-extended.
@@ -347,8 +347,8 @@ impl Immediate {
     }
 }
 
-/// Reads a constant bank operand. Bits 28 to 41 are the address, bits 42 to 45 the low bits of the bank number, and bit
-/// 26 its highest bit.
+/// Reads a constant bank operand. Bits 28 to 41 are the address, bits 42 to 45 are the low bits of the bank number, and
+/// bit 26 is its highest bit.
 fn get_constant(word: u64) -> Result<Source, Reason> {
     if take(word, 27, 1) != 0 {
         return Err(RESERVED);
@@ -369,7 +369,7 @@ fn put_constant(address: ConstAddress) -> Result<u64, Reason> {
     Ok(offset | (bank & 15).wrapping_shl(42) | take(bank, 4, 1).wrapping_shl(26))
 }
 
-/// Selectors at bit 46: the operand kind in bits 26 to 45.
+/// Selectors at bit 46, which determine the operand kind in bits 26 to 45.
 mod kind {
     pub(super) const SHIFT: u32 = 46;
     pub(super) const REGISTER: u64 = 0;
@@ -383,7 +383,7 @@ const fn selector(value: u64) -> u64 {
     value.wrapping_shl(kind::SHIFT)
 }
 
-/// The second operand: a register, a constant or a 20-bit immediate.
+/// The second operand, which is a register, a constant or a 20-bit immediate.
 pub(super) struct Src(pub Immediate);
 
 impl Field for Src {
@@ -413,7 +413,7 @@ impl Field for Src {
     }
 }
 
-/// The second and third operands. One of them can be a constant, and the second can be an immediate.
+/// The second and third operands. One of them can be a constant, and the second one can be an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {
@@ -487,7 +487,7 @@ impl Field for DstAndThird {
     }
 }
 
-/// A floating-point operand: a source and its modifier bits.
+/// A floating-point operand, which consists of a source and its modifier bits.
 pub(super) struct Float<S> {
     pub source: S,
     pub negate: u32,
@@ -556,8 +556,8 @@ impl Field for RegSrc {
     }
 }
 
-/// A barrier number or count: a register at `register` or, if bit `select` is set, an immediate of `width` bits at the
-/// same position.
+/// A barrier number or count. It is a register at `register` or, if bit `select` is set, an immediate of `width` bits
+/// at the same position.
 pub(super) struct BarrierField {
     pub at: u32,
     pub width: u32,

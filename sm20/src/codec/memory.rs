@@ -11,7 +11,8 @@ const NO_C: Fixed<Register> = Fixed(Register::ZERO);
 
 /// The first eight operations.
 const OPERATION: Coded<AtomicOp> = narrow(5, 3);
-/// Only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations except INC, which [`check`] rejects.
+/// Only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations except for INC, which [`check`]
+/// rejects.
 const SIGNED_OPERATION: Coded<AtomicOp> = narrow(5, 2);
 
 rows! { ROWS, Guard, true, 0x8;
@@ -78,7 +79,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Rejects combinations that the fields can express but the instructions do not support.
+/// Rejects combinations that can be expressed by the fields but are not supported by the instructions.
 pub(super) fn check(op: &Op) -> Result<(), (&'static str, Reason)> {
     match op {
         Op::Atom { operation: AtomicOp::Inc, kind: AtomicType::S32, .. }

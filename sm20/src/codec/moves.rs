@@ -24,7 +24,7 @@ rows! { ROWS, Guard, true, 0x8;
         dst: DST, write_cc: CC, a: PRED_A, b: PRED_B, combine: coded(30), float_result: Flag(5), logic: coded(53),
         accumulate: LAST,
     }
-    // GUESS: envytools prints only the first predicate if b's bits are all zero. As a field, these bits mean P0.
+    // GUESS: envytools prints only the first predicate if all of b's bits are zero. As a field, these bits mean P0.
     PSetP 0x0c00_0000_0000_0004 / 0xfc00_0000_0000_0007 {
         p: Pred(17), q: Pred(14), a: PRED_A, b: PRED_B, combine: coded(30), logic: coded(53), accumulate: LAST,
     }

@@ -7,7 +7,7 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// Constant banks that a short encoding can address. The selector value below that of the first bank selects a
+/// Constant banks that a short encoding can address. The selector value before that of the first bank selects a
 /// register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
@@ -55,7 +55,7 @@ impl Field for Small {
     }
 }
 
-/// Same as [`Small`], but without registers.
+/// Like [`Small`], but without registers.
 pub(super) struct SmallConstant(pub Small);
 
 impl Field for SmallConstant {
@@ -113,8 +113,7 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, because zero would otherwise have two
-/// encodings.
+/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate. Otherwise, zero would have two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -159,12 +158,12 @@ impl Field for Count {
     }
 }
 
-/// An address in units of the access size: an 8-bit displacement (two bits at bit 8, six at bit 26), and a base at bit
-/// 20.
+/// An address in units of the access size, which consists of an 8-bit displacement (two bits at bit 8, six at bit 26)
+/// and a base at bit 20.
 pub(super) struct Near {
-    /// Left shift of the displacement: 2 or 3.
+    /// Left shift of the displacement, which is 2 or 3.
     pub shift: u32,
-    /// Set if the base is a register pair.
+    /// True if the base is a register pair.
     pub wide: bool,
 }
 
@@ -196,7 +195,7 @@ impl Field for Near {
     }
 }
 
-/// LDC's base and displacement. Same as [`Near`], but in units of words.
+/// LDC's base and displacement. Like [`Near`], but in units of words.
 pub(super) struct NearConstant;
 
 impl Field for NearConstant {
@@ -296,7 +295,7 @@ impl Field for WordSign {
     }
 }
 
-/// The comparison of FSETP, with its lowest bit at bit 7 and the others at bit 14.
+/// The comparison of FSETP, with its lowest bit at bit 7 and the other bits at bit 14.
 pub(super) struct SplitCompare;
 
 impl Field for SplitCompare {

@@ -28,7 +28,7 @@ pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("VSHL", 0xe800_0000_0000_0004, 0xf800_0000_0000_000f),
     ("VMAD", 0xf000_0000_0000_0004, 0xf800_0000_0000_000f),
     ("VSETP", 0xf800_0000_0000_0004, 0xf800_0000_0000_000f),
-    // Loads a value from shared and one from global memory, or two from global memory, in one instruction.
+    // Loads one value from shared memory and one from global memory, or two from global memory, in one instruction.
     ("LDS_LDU", 0xa800_0000_0000_0005, 0xf800_0000_0000_000f),
     ("LD_LDU", 0xb000_0000_0000_0005, 0xf000_0000_0000_000f),
     ("SULD", 0xd400_0000_0000_0005, 0xfc00_0000_0000_000f),

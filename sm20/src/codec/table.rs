@@ -8,7 +8,7 @@ use crate::ir::Op;
 pub(super) enum Guarding {
     /// The bits are the guard.
     Guard,
-    /// The hardware ignores these bits, to which compilers write 0 or 7 (PT). To detect guards that were set by
+    /// The hardware ignores these bits, and compilers write 0 or 7 (PT) to them. To detect guards that were set by
     /// mistake, only these two values are accepted, and 0 is written.
     Ignored,
     /// The bits are used for another purpose.
@@ -18,24 +18,24 @@ pub(super) enum Guarding {
 /// A field that could not be read or written: its name and the reason.
 pub(super) type FieldError = (&'static str, Reason);
 
-/// An encoding of an operation. The tables' macro generates both directions, and the masks, from the same list of
-/// fields.
+/// An encoding of an operation. The tables' macro generates both directions and the masks from the same list of fields.
 pub(super) struct Row {
     /// Name of the operation.
     pub name: &'static str,
     /// Value of the bits in `mask`.
     pub value: u64,
-    /// The bits that distinguish the encoding from others.
+    /// Bits that distinguish the encoding from others.
     pub mask: u64,
     /// Use of the guard bits.
     pub guarding: Guarding,
-    /// Set if bit 4 is the join flag.
+    /// True if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of all fields, and the bits shared by several fields. Tests check that there are no shared bits.
+    /// Returns the bits of all fields, and the bits shared by several fields. Tests check that there are no shared
+    /// bits.
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Encodes an operation without its guard; returns `None` for other operations.
+    /// Encodes an operation without its guard. Returns `None` for other operations.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 
@@ -49,9 +49,9 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
     result.map_err(|why| (field, why))
 }
 
-/// Defines a static table. The arguments are its name, the use of the guard bits, whether bit 4 is the join flag, and
-/// the bits that are added to every mask (bit 3 for the 64-bit encodings, because the sources give their opcodes
-/// without it).
+/// Defines a static table. The arguments are its name, the use of the guard bits, a flag that is true if bit 4 is the
+/// join flag, and the bits that are added to every mask. These are bit 3 for the 64-bit encodings, because the sources
+/// give their opcodes without it.
 ///
 /// Each row has the form `Variant value / mask { field: codec, ... }`. Several fields before one colon are encoded
 /// together by the codec. Bits outside the mask and all fields are reserved.
@@ -69,7 +69,8 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // This closure is never called. It only lets the compiler infer the operand type of each field.
+                // This closure is never called. Its only purpose is to let the compiler infer the operand type of each
+                // field.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

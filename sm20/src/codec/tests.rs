@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Returns valid words: `each` words with random operands for every row.
+/// Returns valid words. For every row, there are `each` words with random operands.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {
@@ -125,8 +125,8 @@ fn unmodelled_instruction_has_a_name() {
     assert!(encode(&forged).is_err());
 }
 
-/// Returns words of all kinds: random words, short words, words with few bits set, and neighbours of valid words.
-/// Random words alone do not suffice, because only about one in a hundred is an instruction.
+/// Returns words of all kinds: random words, short words, words with few bits set, and words close to valid words.
+/// Random words alone are not sufficient, because only about one in a hundred is an instruction.
 fn any_word(random: &mut Rng, last: u64) -> u64 {
     let bits = random.u64(..);
     let word = random.u64(..);
@@ -146,7 +146,7 @@ fn a_million_words_through_instructions_and_text() {
     let (mut good, mut last) = (0, 0);
     let mut seen = std::collections::HashSet::new();
     for round in 0..1_000_000usize {
-        // Start walks from every row, so that no walk stays in an area where most words are valid.
+        // Start a walk from every row, so that no walk remains in an area in which most words are valid.
         if round % 64 == 0 {
             last = beginnings[round / 64 % beginnings.len()];
         }

@@ -1,4 +1,4 @@
-//! Modifiers: small enumerations whose values are fields of the encodings.
+//! Modifiers, which are small enumerations with values that are fields of the encodings.
 
 /// A modifier with its field value and its assembly name.
 pub(crate) trait Code: Copy + Default + PartialEq + 'static {
@@ -70,7 +70,7 @@ codes! {
         #[default] And = 0 "AND",
         /// The comparison, the predicate, or both are true.
         Or = 1 "OR",
-        /// Either the comparison or the predicate is true, but not both.
+        /// The comparison or the predicate is true, but not both.
         Xor = 2 "XOR",
     }
 
@@ -155,7 +155,7 @@ codes! {
         Replicate16 = 6 "RC16",
     }
 
-    /// Width of a memory access, and the rule for extending a narrow value to register width.
+    /// Width of a memory access, and the rule for extending a narrow value to the width of a register.
     Width: 3 {
         /// A byte, zero-extended.
         U8 = 0 "U8",
@@ -181,7 +181,7 @@ codes! {
         Global = 1 "CG",
         /// Streaming: likely used once (LDL: last use).
         Streaming = 2 "CS",
-        /// Not cached; always fetched again.
+        /// Not cached, and always fetched again.
         Volatile = 3 "CV",
     }
 
@@ -285,9 +285,9 @@ codes! {
         Eq = 2 "EQ",
     }
 
-    /// Action of a barrier instruction. The first three actions wait; without results, they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three actions wait. Without results, they are BAR.SYNC.
     BarrierOp: 3 {
-        /// Waits, and counts the threads whose predicate is true.
+        /// Waits, and counts the threads for which the predicate is true.
         #[default] Popc = 0 "POPC",
         /// Waits, and tests whether the predicate is true in all threads.
         And = 1 "AND",
@@ -309,8 +309,8 @@ codes! {
         Trap = 3 "TRAP",
     }
 
-    /// Part of a register that a narrow conversion reads: a byte or, for 16 bits, the half-word that starts at that
-    /// byte.
+    /// Part of a register that a narrow conversion reads. It is a byte or, for 16 bits, the half-word that starts at
+    /// that byte.
     Byte: 2 {
         /// Bits 0 to 7 (B0), or the lower half-word.
         #[default] B0 = 0 "B0",
@@ -322,8 +322,8 @@ codes! {
         B3 = 3 "B3",
     }
 
-    /// Tests of the condition code: tests of the sign and zero flags after a comparison of two numbers, each with an
-    /// unordered variant, and tests of single flags.
+    /// Tests of the condition code. They consist of tests of the sign and zero flags after a comparison of two numbers,
+    /// each with an unordered variant, and tests of single flags.
     CcTest: 5 {
         /// Never.
         False = 0 "F",
@@ -413,7 +413,7 @@ impl Code for IntType {
 }
 
 impl IntType {
-    /// Returns the width in bits: 8, 16, 32 or 64.
+    /// Returns the width in bits, which is 8, 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::U8 | Self::S8 => 8,
@@ -429,8 +429,8 @@ impl IntType {
     }
 }
 
-/// A comparison, represented as the set of relations between two numbers for which it is true. All sixteen sets can be
-/// encoded.
+/// A comparison. It is represented as the set of relations between two numbers for which the comparison is true. All
+/// sixteen sets can be encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compare(u8);
 
@@ -447,7 +447,7 @@ impl Compare {
     pub const NE: Self = Self(5);
     /// Greater or equal.
     pub const GE: Self = Self(6);
-    /// Neither is a NaN.
+    /// Neither number is a NaN.
     pub const NUM: Self = Self(7);
     /// At least one number is a NaN.
     pub const NAN: Self = Self(8);
@@ -466,7 +466,7 @@ impl Compare {
         self.0
     }
 
-    /// Returns true if the comparison is true for numbers in this relation. `None` means unordered; integers are always
+    /// Returns true if the comparison is true for numbers in this relation. `None` means unordered. Integers are always
     /// ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {
@@ -502,7 +502,7 @@ impl Code for Compare {
 }
 
 impl FloatType {
-    /// Returns the width in bits: 16, 32 or 64.
+    /// Returns the width in bits, which is 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::F16 => 16,

@@ -14,17 +14,17 @@ macro_rules! ops {
         /// - `a`, `b`, `c`: operands, in assembly order; `accumulate`: the predicate with which `logic` combines a
         ///   comparison;
         /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
-        /// - `carry_in`: `.X`, the operation handles the next word of a multi-word number and uses the condition code
-        ///   of the previous word;
+        /// - `carry_in`: `.X`, processes the next word of a multi-word number, and uses the condition code of the
+        ///   previous word;
         /// - `signed`, `a_signed`, `b_signed`: signedness of the operands;
         /// - `saturate`: `.SAT`, clamps integers to the signed range, and floats to 0 to 1 (a NaN becomes 0);
         /// - `ftz`: flushes denormal operands and results to zero of the same sign; `fmz`: like `ftz`, and zero times
         ///   anything is zero;
         /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
-        /// - `test`: lanes in which the condition code fails the test skip a control instruction;
+        /// - `test`: lanes in which the test of the condition code fails skip a control instruction;
         /// - `width`, `address`, `cache`: parameters of a memory access.
         ///
-        /// An operation named after a mnemonic has the semantics of NVIDIA's instruction of that name.
+        /// An operation that is named after a mnemonic has the semantics of NVIDIA's instruction with that name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
@@ -65,22 +65,22 @@ ops! {
 
     /// Sum or difference.
     IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
-    /// Low word of the product, or high word if `high` is set.
+    /// Low word of the product, or high word if `high` is true.
     IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
-    /// Low or high word of a * b, combined with c; the first operand of `mode` is the product.
+    /// Low or high word of a * b, combined with c. The first operand of `mode` is the product.
     IMad "IMAD" {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, mode: AddMode, a_signed: bool, b_signed: bool,
         high: bool, saturate: bool, carry_in: bool,
     }
-    /// (a << shift) combined with b; the first operand of `mode` is the shifted value.
+    /// (a << shift), combined with b. The first operand of `mode` is the shifted value.
     IScAdd "ISCADD" { dst: Register, write_cc: bool, a: Register, b: Source, shift: u8, mode: AddMode }
     /// |a - b| + c.
     ISad "ISAD" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source, signed: bool }
-    /// The minimum if `select` is true, otherwise the maximum.
+    /// The minimum if `select` is true, or the maximum otherwise.
     IMnMx "IMNMX" {
         dst: Register, write_cc: bool, a: Register, b: Source, select: PredicateOperand, signed: bool, extended: Extended,
     }
-    /// All ones (1.0 if `float_result` is set) if the comparison is true, otherwise zero.
+    /// All ones (or 1.0 if `float_result` is true) if the comparison is true, or zero otherwise.
     ISet "ISET" {
         dst: Register, write_cc: bool, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
@@ -90,7 +90,7 @@ ops! {
         p: Predicate, q: Predicate, a: Register, b: Source, compare: Compare, signed: bool, carry_in: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// a if the comparison of c with zero is true, otherwise b.
+    /// a if the comparison of c with zero is true, or b otherwise.
     ICmp "ICMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, signed: bool }
 
     // Logic, shifts, bit fields.
@@ -99,20 +99,20 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Shift counts above 31 yield zero; if `wrap` is set, only the low five bits are used.
+    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits are used.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b; if `reverse` is set, the bits of a are reversed first. Shift counts are treated as in SHL, but saturate
+    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but saturate
     /// to all sign bits.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
-    /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in bits 0 to 7 of b, and the
-    /// length in bits 8 to 15.
+    /// Bit field of a. If `reverse` is true, the bits of a are first reversed. The position is in bits 0 to 7 of b, and
+    /// the length is in bits 8 to 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
     /// c with the bit field selected by b (as in BFE) replaced by the low bits of a.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
     /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if there
-    /// is none. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
+    /// is none. With `shift_amount`, the left shift that moves this bit to bit 31.
     Flo "FLO" { dst: Register, write_cc: bool, b: Source, signed: bool, invert: bool, shift_amount: bool }
     /// Number of set bits in a & b.
     Popc "POPC" { dst: Register, a: Register, b: Source, invert_a: bool, invert_b: bool }
@@ -133,22 +133,22 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding, ftz: bool, fmz: bool, saturate: bool,
     }
-    /// The minimum if `select` is true, otherwise the maximum. If only one operand is a NaN, the result is the other
+    /// The minimum if `select` is true, or the maximum otherwise. If only one operand is a NaN, the result is the other
     /// operand.
     FMnMx "FMNMX" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand, ftz: bool,
     }
-    /// Same as ISET, for floats.
+    /// Like ISET, for floats.
     FSet "FSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool, ftz: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Same as ISETP, for floats.
+    /// Like ISETP, for floats.
     FSetP "FSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, ftz: bool, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// a if the comparison of c with zero is true, otherwise b.
+    /// a if the comparison of c with zero is true, or b otherwise.
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
     /// Multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
@@ -166,14 +166,14 @@ ops! {
         dst: Register, write_cc: bool, a: Register, b: Source, c: Source, negate_product: bool, negate_c: bool,
         rounding: Rounding,
     }
-    /// Same as FMNMX, in double precision.
+    /// Like FMNMX, but in double precision.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
-    /// Same as FSET, but in double precision with a single result register.
+    /// Like FSET, but in double precision with a single result register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Same as FSETP, in double precision.
+    /// Like FSETP, but in double precision.
     DSetP "DSETP" {
         p: Predicate, q: Predicate, a: FloatOperand, b: FloatOperand, compare: Compare, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -192,20 +192,20 @@ ops! {
         dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: FloatType, rounding: Rounding, ftz: bool,
         upper_half: bool,
     }
-    /// Conversion from integer to float; `b`'s modifiers apply to the integer.
+    /// Conversion from integer to float. The modifiers of `b` apply to the integer.
     I2F "I2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: IntType, rounding: Rounding, part: Byte,
     }
-    /// Conversion between integer types; without `saturate`, upper bits are dropped.
+    /// Conversion between integer types. Without `saturate`, upper bits are dropped.
     I2I "I2I" {
         dst: Register, write_cc: bool, b: FloatOperand, to: IntType, from: IntType, saturate: bool, part: Byte,
     }
 
     // Moves, selection, predicates.
 
-    /// b. In each group of four lanes, only lanes whose bit in `lanes` is set are written.
+    /// b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
-    /// a if `select` is true, otherwise b.
+    /// a if `select` is true, or b otherwise.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
     /// Bytes of c:a selected by b.
     Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
@@ -219,7 +219,7 @@ ops! {
     B2R "B2R" { dst: Register, barrier: u8 }
     /// Address of the next instruction.
     Lepc "LEPC" { dst: Register }
-    /// (a combine b) logic accumulate, with a result as for ISET.
+    /// (a combine b) logic accumulate, with a result like that of ISET.
     PSet "PSET" {
         dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -229,7 +229,7 @@ ops! {
         p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
         accumulate: PredicateOperand,
     }
-    /// Test of the condition code, with a result as for ISET.
+    /// Test of the condition code, with a result like that of ISET.
     CSet "CSET" {
         dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
@@ -244,7 +244,7 @@ ops! {
     Ldu "LDU" { dst: Register, address: Address, width: Width }
     /// Generic store.
     St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
-    /// Load that tries to lock the global address; `p` is true if the lock was acquired.
+    /// Load that tries to lock the global address. `p` is true if the lock was acquired.
     Ldlk "LDLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store that releases the lock.
     Stul "STUL" { address: Address, value: Register, width: Width }
@@ -256,13 +256,13 @@ ops! {
     Lds "LDS" { dst: Register, address: Address, width: Width }
     /// Store to shared memory.
     Sts "STS" { address: Address, value: Register, width: Width }
-    /// Load from shared memory that tries to lock the address; `p` is true if the lock was acquired.
+    /// Load from shared memory that tries to lock the address. `p` is true if the lock was acquired.
     Ldslk "LDSLK" { p: Predicate, dst: Register, address: Address, width: Width }
     /// Store to shared memory that releases the lock.
     Stsul "STSUL" { address: Address, value: Register, width: Width }
     /// Load from a constant bank, at base + offset.
     Ldc "LDC" { dst: Register, bank: u8, base: Register, offset: i16, width: Width }
-    /// Atomic operation on global memory; `dst` receives the old value, and `c` is the new value for CAS.
+    /// Atomic operation on global memory. `dst` receives the old value, and `c` is the new value for CAS.
     Atom "ATOM" { dst: Register, address: Address, a: Register, c: Register, operation: AtomicOp, kind: AtomicType }
     /// Atomic operation without a result.
     Red "RED" { address: Address, a: Register, operation: AtomicOp, kind: AtomicType }
@@ -275,7 +275,8 @@ ops! {
 
     // Barriers and votes.
 
-    /// Block barrier. `count` is a number of threads, a multiple of the warp size. `p` and `dst` receive the reduction.
+    /// Block barrier. `count` is a number of threads, which is a multiple of the warp size. `p` and `dst` receive the
+    /// reduction.
     Bar "BAR" {
         operation: BarrierOp, p: Predicate, dst: Register, barrier: BarrierOperand, count: BarrierOperand,
         a: PredicateOperand,
@@ -285,11 +286,11 @@ ops! {
 
     // Control.
 
-    /// No operation; `test` has no effect.
+    /// No operation. `test` has no effect.
     Nop "NOP" { test: CcTest }
     /// Performance event, selected by a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
-    /// Branch. With `uniform`, branches only if all active lanes do. With `limit`, checks the stack limit.
+    /// Branch. With `uniform`, branches only if all active lanes branch. With `limit`, checks the stack limit.
     Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
     /// Branch to the target plus the register. If the target is a constant, the register is added to the constant's
     /// offset.

@@ -2,21 +2,21 @@
 
 /// A general-purpose register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
-/// Instructions refer to a register pair or quad (doubles, 64-bit addresses, wide loads) by its lowest register, which
-/// must be aligned. The interpreter checks the alignment.
+/// Instructions refer to a register pair or quad (for doubles, 64-bit addresses and wide loads) by its lowest register,
+/// which must be aligned. The interpreter checks the alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(u8);
 
 impl Register {
-    /// The zero register, index 63.
+    /// The zero register, with index 63.
     pub const ZERO: Self = Self(63);
 
-    /// Returns register `index`; 63 is RZ. Returns `None` above 63.
+    /// Returns register `index`, where 63 is RZ. Returns `None` above 63.
     pub const fn new(index: u8) -> Option<Self> {
         if index <= 63 { Some(Self(index)) } else { None }
     }
 
-    /// Returns the index, 0 to 63.
+    /// Returns the index, from 0 to 63.
     pub const fn index(self) -> u8 {
         self.0
     }
@@ -38,15 +38,15 @@ impl Default for Register {
 pub struct Predicate(u8);
 
 impl Predicate {
-    /// The true predicate, index 7.
+    /// The true predicate, with index 7.
     pub const TRUE: Self = Self(7);
 
-    /// Returns predicate `index`; 7 is PT. Returns `None` above 7.
+    /// Returns predicate `index`, where 7 is PT. Returns `None` above 7.
     pub const fn new(index: u8) -> Option<Self> {
         if index <= 7 { Some(Self(index)) } else { None }
     }
 
-    /// Returns the index, 0 to 7.
+    /// Returns the index, from 0 to 7.
     pub const fn index(self) -> u8 {
         self.0
     }
@@ -68,7 +68,7 @@ impl Default for Predicate {
 pub struct PredicateOperand {
     /// Predicate register.
     pub predicate: Predicate,
-    /// Set for `!`, which negates the predicate.
+    /// True for `!`, which negates the predicate.
     pub negate: bool,
 }
 
@@ -84,8 +84,8 @@ pub enum Source {
     Register(Register),
     /// A constant bank word, or the two words that start there.
     Constant(ConstAddress),
-    /// A 20-bit immediate, widened by sign extension for integers, as the upper 20 bits of the word for single
-    /// precision, and as the upper 20 bits of the upper word for double precision (the lower word is zero).
+    /// A 20-bit immediate. It is widened by sign extension for integers, is the upper 20 bits of the word for single
+    /// precision, and is the upper 20 bits of the upper word for double precision (the lower word is zero).
     Immediate(u32),
     /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
@@ -100,9 +100,9 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// Bank number, from 0 to 31. On this hardware, banks from 16 belong to the driver and the compiler.
+    /// Bank number, from 0 to 31. On this hardware, banks starting at 16 belong to the driver and the compiler.
     pub bank: u8,
-    /// Offset in bytes: a multiple of 4, except in branch targets, which keep the low bits of the word.
+    /// Offset in bytes. It is a multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
 }
 
@@ -111,20 +111,20 @@ pub struct ConstAddress {
 pub struct FloatOperand {
     /// The value. Most first operands must be registers.
     pub source: Source,
-    /// Set for `-`.
+    /// True for `-`.
     pub negate: bool,
-    /// Set for `|x|`.
+    /// True for `|x|`.
     pub absolute: bool,
 }
 
-/// A memory address: a register plus a signed displacement, in the operation's address space.
+/// A memory address in the operation's address space. It consists of a register and a signed displacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Base register; RZ if the displacement is the whole address.
+    /// Base register, or RZ if the displacement is the whole address.
     pub base: Register,
     /// Displacement in bytes.
     pub offset: i32,
-    /// Set for `.E`: the address is 64 bits wide and `base` is a register pair. Only for global and generic accesses.
+    /// True for `.E`: the address is 64 bits wide, and `base` is a register pair. Only for global and generic accesses.
     pub wide: bool,
 }
 
@@ -136,7 +136,7 @@ pub enum Target {
     /// Offset in bytes from the start of the code segment.
     Absolute(u32),
     /// The target is in a constant bank word. Relative instructions (BRA, BRX, CAL and the stack pushes) treat the word
-    /// as a displacement from the end of the instruction, and others as an absolute address.
+    /// as a displacement from the end of the instruction, and other instructions treat it as an absolute address.
     Constant(ConstAddress),
 }
 
@@ -168,9 +168,9 @@ pub struct SpecialRegister(pub u8);
 impl SpecialRegister {
     /// Lane index of the thread in its warp.
     pub const LANE_ID: Self = Self(0x00);
-    /// Number of warps in bits 8 to 14, and of multiprocessors in bits 20 to 28.
+    /// Number of warps in bits 8 to 14, and number of multiprocessors in bits 20 to 28.
     pub const VIRT_CFG: Self = Self(0x02);
-    /// Number of this warp in bits 8 to 12, and of this multiprocessor in bits 20 to 28.
+    /// Number of this warp in bits 8 to 12, and number of this multiprocessor in bits 20 to 28.
     pub const VIRT_ID: Self = Self(0x03);
     /// Thread index in the block: x, y and z, packed.
     pub const TID: Self = Self(0x20);
@@ -235,7 +235,7 @@ impl SpecialRegister {
     /// Clock, high word.
     pub const CLOCK_HI: Self = Self(0x51);
 
-    /// Names accepted by the assembler. Other registers are written `SR_0x..`.
+    /// Names accepted by the assembler. Other registers are written as `SR_0x..`.
     pub const NAMES: [(Self, &'static str); 36] = [
         (Self::LANE_ID, "SR_LANEID"),
         (Self::VIRT_CFG, "SR_VIRTCFG"),

@@ -251,7 +251,7 @@ fn jump<V: Visitor>(
     v.target(target, absolute)
 }
 
-/// Visits a barrier: BAR.SYNC or BAR.ARV without a reduction, otherwise BAR.RED.
+/// Visits a barrier: BAR.SYNC or BAR.ARV if there is no reduction, or BAR.RED otherwise.
 fn bar<V: Visitor>(
     v: &mut V,
     operation: &mut BarrierOp,

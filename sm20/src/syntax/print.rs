@@ -33,7 +33,7 @@ impl Display for Address {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.base.is_zero(), self.offset) {
             (_, 0) => write!(f, "[{}]", self.base),
-            // Always print a 64-bit base, even RZ, because `.E` needs a register.
+            // Always print a 64-bit base, even if it is RZ, because `.E` needs a register.
             (true, offset) if !self.wide && offset > 0 => write!(f, "[{offset:#x}]"),
             (_, offset) => write!(f, "[{}{}]", self.base, Displacement(offset)),
         }
@@ -58,8 +58,8 @@ impl Display for Displacement {
     }
 }
 
-/// An instruction in assembler syntax, without a semicolon. Relative targets are written as `pc+0x10`: the number of
-/// bytes from the end of the instruction.
+/// An instruction in assembler syntax, without a semicolon. Relative targets are written as `pc+0x10`, where the number
+/// is that of bytes from the end of the instruction.
 impl Display for Instruction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if let Op::Unsupported { name, word } = self.op {
@@ -96,7 +96,7 @@ impl Op {
 struct Printer {
     suffixes: String,
     operands: String,
-    /// Set if any operand is a 32-bit immediate.
+    /// True if any operand is a 32-bit immediate.
     long: bool,
 }
 
@@ -123,7 +123,7 @@ impl Printer {
     }
 }
 
-/// Formats an immediate. Numeric floats are decimal; doubles are derived from their upper word.
+/// Formats an immediate. Floats that are numbers are decimal. Doubles are derived from their upper word.
 fn immediate(value: u32, kind: Kind) -> String {
     match kind {
         Kind::Int | Kind::Long => {
@@ -141,7 +141,7 @@ fn double(upper: u32) -> f64 {
     f64::from_bits(u64::from(upper).wrapping_shl(32))
 }
 
-/// Adds a prefix: directly to a name, or around a parenthesized number.
+/// Adds a prefix directly to a name, or around a parenthesized number.
 fn prefixed(prefix: &str, text: &str) -> String {
     if prefix.is_empty() || text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '|') {
         format!("{prefix}{text}")

@@ -77,7 +77,7 @@ fn sections() -> Vec<Section> {
         ..Section::new(".text.add", &code)
     };
     let info = [
-        // Write a maximum number of registers, then the parameters: symbol, offset and size.
+        // Write a maximum number of registers, and then the parameters: symbol, offset and size.
         vec![0x03, 0x1b, 63, 0],
         vec![0x04, 0x0a, 8, 0, 5, 0, 0, 0, 0x20, 0, 12, 0],
         vec![0x03, 0x19, 12, 0],

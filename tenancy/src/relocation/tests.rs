@@ -10,7 +10,7 @@ const ANSWER_NS: u64 = 10_000_000_000;
 
 type Taken = Action<u32, Place>;
 
-/// A card with one tenant, whose chunks are all on the card.
+/// A card with one tenant. All of the tenant's chunks are on the card.
 struct World {
     table: ChunkTable,
     relocations: Relocations<u32, Place>,
@@ -36,7 +36,7 @@ impl World {
         User { id, tenant: TENANT, run_limit_ns: Some(ANSWER_NS) }
     }
 
-    /// Orders chunks to be moved to host memory. Returns the number of admitted chunks.
+    /// Orders chunks to be moved to host memory, and returns the number of admitted chunks.
     fn evict(&mut self, user: u32, indices: impl IntoIterator<Item = u32>, is_missing: bool) -> usize {
         let mut admitted = 0;
         for index in indices {
@@ -296,8 +296,7 @@ fn cancelled_copy_keeps_its_memory_until_it_ends() {
     assert!(world.relocations.records.is_empty() && world.relocations.orphans.is_empty());
 }
 
-/// Checks that each chunk's move ends exactly once and that no chunk is left over, with random responses from random
-/// users.
+/// Checks with random responses from random users that each chunk's move ends exactly once, and that no chunk remains.
 #[test]
 fn each_move_ends_once_whatever_the_answers() {
     let mut random = 1_u64;

@@ -1,4 +1,4 @@
-//! Runs arbitrary accesses of a hostile guest next to a guest that must remain unaffected. `rig::fuzz` documents the
+//! Runs arbitrary accesses of a hostile guest alongside a guest that must remain unaffected. `rig::fuzz` documents the
 //! checks.
 #![no_main]
 

@@ -3,8 +3,8 @@
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, copies each page with the GPU, and
 //! verifies every byte of the copies. It then waits until the device disappears, and reports this. If a workload is
-//! given, the program instead repeatedly runs the workload's kernels with the library `gdev`, and verifies each result,
-//! until it is terminated.
+//! given, the program instead runs the workload's kernels repeatedly with the `gdev` library until it is terminated,
+//! and verifies each result.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -21,7 +21,7 @@ use crate::{VmConfig, wait};
 
 /// Device number of the first serial line for VMs in the machine, after a PC's own serial lines.
 const FIRST_LINE: usize = 4;
-/// File in the machine for an argument with spaces: the kernel command line.
+/// File in the machine for an argument that contains spaces: the kernel command line.
 const WORDS: &str = "etc/vm.cfg";
 /// Size of a huge page in MiB.
 const HUGE_MIB: u32 = 2;
@@ -35,7 +35,7 @@ pub struct InnerSpec {
     pub name: &'static str,
     /// Kernel version of the guest.
     pub kernel: &'static str,
-    /// Set if the VM has the paravirtual driver.
+    /// True if the VM has the paravirtual driver.
     pub paravirtual: bool,
     /// RAM size in MiB, a multiple of 2.
     pub memory_mib: u32,
@@ -100,7 +100,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 
 /// Configures the machine to run guests. Returns the listening sockets for the VMs' serial lines.
 ///
-/// The machine has two CPUs if the required QEMU can be built, and otherwise one.
+/// The machine has two CPUs if the required QEMU can be built, and one otherwise.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
@@ -131,7 +131,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
 }
 
 impl Nest {
-    /// Starts a VM without waiting for its guest; see [`InnerVm::wait_ready`].
+    /// Starts a VM without waiting for its guest (see [`InnerVm::wait_ready`]).
     pub fn launch(&self, name: &str) -> Result<InnerVm<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no VM of that name")?;
         let (spec, agent) = self.specs.get(line).zip(self.agents.get(line)).context("no line")?;
@@ -184,7 +184,7 @@ impl<'a> InnerVm<'a> {
         }
     }
 
-    /// Runs a command in the guest. A nonzero exit code is an error.
+    /// Runs a command in the guest. Treats a nonzero exit code as an error.
     pub fn ok(&self, command: &str, limit: Duration) -> Result<Output> {
         let ran = self.agent.run_within(command, limit).and_then(Output::success);
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
@@ -229,14 +229,14 @@ impl<'a> InnerVm<'a> {
         Ok(smoke)
     }
 
-    /// Reboots the guest cleanly without waiting for it; see [`InnerVm::wait_ready`].
+    /// Reboots the guest cleanly, without waiting for it (see [`InnerVm::wait_ready`]).
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.machine.say(&format!("VM {} reboots", self.name));
         self.agent.send("reboot").map(drop)
     }
 
-    /// Kills the VM's QEMU like an out-of-memory kill, and waits until it has exited.
+    /// Kills the VM's QEMU, as the OOM killer would, and waits until it has exited.
     pub fn kill(self) -> Result<()> {
         self.machine.say(&format!("VM {} is killed", self.name));
         self.process.kill()?;

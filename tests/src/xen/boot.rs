@@ -1,8 +1,9 @@
 //! Starts a kernel that the device model has loaded into a domain's memory.
 //!
 //! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte. Each
-//! byte costs two exits and an emulated instruction, which adds up to minutes on an emulated CPU. Therefore, the device
-//! model itself loads both into memory, and the firmware loads only a 1 KiB program that starts the kernel (`boot.s`).
+//! byte costs two exits and an emulated instruction, which adds up to minutes on an emulated CPU. The device model
+//! itself therefore loads both into memory, and the firmware loads only a 1 KiB program that starts the kernel
+//! (`boot.s`).
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Tests VMs with stock guests on one card that are randomly killed, powered off or removed, and recreated.
+//! Tests VMs with stock guests on one card. The VMs are randomly killed, powered off or removed, and then recreated.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["adm
 /// Time limit for the daemon to detect that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A VM in the configuration, which successive guests use.
+/// A VM in the configuration. Successive guests use it.
 struct Seat {
     name: String,
     vm: Vm,
@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if its driver is loaded. Another VM then takes its seat.
+    /// Ends one VM, in the middle of its work if its driver is loaded. Another VM then uses the same seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -138,7 +138,7 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // Wait until earlier connections are closed, or they could hide a leak.
+    // Wait until earlier connections are closed. Otherwise, they could hide a leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 

@@ -1,4 +1,4 @@
-//! Tests processes that are killed in the middle of work, and operators' mistakes.
+//! Tests processes that are killed in the middle of their work, and operators' mistakes.
 
 mod churn;
 mod memory;
@@ -80,7 +80,7 @@ fn memory_that_is_not_shared_is_reported() -> Result<()> {
     config.share = false;
     let vm = Vm::launch(&config)?;
     vm.wait_ready()?;
-    // The driver cannot start; this test only requires the daemon's message.
+    // The driver cannot start. This test only requires the daemon's message.
     let load = vm.start("load")?;
     daemon.wait_log("share=on", Duration::from_secs(120))?;
     assert_eq!(guest::show(&daemon, "private")?["memory_not_shared"], true);
@@ -116,7 +116,7 @@ fn passthrough_vm_drives_the_card_itself() -> Result<()> {
 fn configuration_errors_name_line_and_key() -> Result<()> {
     let refused = Daemon::refused("typo", |paths| card_toml(paths, 128).replace("vram_mib", "vram_mb"))?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    // The message must contain file, line, column, the wrong key and the expected key.
+    // The message must contain the file, the line, the column, the wrong key and the expected key.
     let words = ["mediatord.toml:9:1:", "`vram_mb`", "expected", "`vram_mib`"];
     assert!(words.iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
     let refused =

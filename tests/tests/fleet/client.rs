@@ -13,7 +13,7 @@ use tests::wait::Scratch;
 
 /// Table of a second card.
 const OTHER_CARD: &str = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
-/// Time limit for generating the client; the generator is downloaded the first time.
+/// Time limit for generating the client. The generator is downloaded the first time.
 const CLIENT_LIMIT: Duration = Duration::from_secs(400);
 /// Time limit for the operator's session.
 const DAY_LIMIT: Duration = Duration::from_secs(200);

@@ -77,7 +77,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     clients(COPY)?;
     let by_card = fs::read(path("disk"))?;
     ensure!(by_card != plain, "the file contains the plain text");
-    // After the operator removes the VM, the device continues with the CPU.
+    // After the operator has removed the VM, the device continues with the CPU.
     daemon.ctl(&["vm", "remove", VM])?.success()?;
     clients(COPY)?;
     let log = fs::read_to_string(path("log"))?;
@@ -86,7 +86,7 @@ fn encrypted_disk_works_for_nbd_clients_after_its_card_is_gone() -> Result<()> {
     ensure!(!log.contains("0102030405"), "the key is in the log");
     drop(server);
 
-    // Another server without a card replaces the socket and reads the same disk.
+    // Another server, without a card, replaces the socket and reads the same disk.
     let server = Server::start(&scratch, None)?;
     clients(
         "set -e; rm -f /mnt/copy; nbdcopy 'nbd+unix:///?socket=/mnt/disk.sock' /mnt/copy; cmp /mnt/plain /mnt/copy",

@@ -21,7 +21,7 @@ const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=
     <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
 
 /// Command that computes QEMU's permissions under libvirt's AppArmor profile with the package's additions. The kernel
-/// here does not enforce the profile.
+/// does not enforce the profile here.
 const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
@@ -98,7 +98,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.start("virt", "exec libvirtd")?;
     host.until("libvirt to respond", "virsh --quiet list", WAIT_TIMEOUT)?;
     is_gone(host)?;
-    // A domain that does not fit on the card fails to start, and reports the reason.
+    // A domain that does not fit on the card fails to start, and libvirt reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
     ensure!(refused.code != 0 && refused.text().contains("no card has enough free capacity"), "{}", refused.text());

@@ -1,5 +1,5 @@
 //! Tests workload managers on a Debian host: libvirt, Slurm, Proxmox's hook, and containers with CDI. Also tests
-//! releases, and the encrypting block device.
+//! releases and the encrypting block device.
 
 mod cdi;
 mod client;

@@ -19,8 +19,8 @@ const ADDRESS: &str = "127.0.0.1:9470";
 /// A program name with markup.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// The software card's host memory, with a slow bus so that the page can show a move in progress; tenants and a VM with
-/// different settings.
+/// The software card's host memory, with a slow bus so that the page can show a move in progress. Also, tenants and a
+/// VM with different settings.
 const USERS: &str = "memory.host_mib = 64
 time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
 
@@ -66,7 +66,7 @@ fn tags(document: &str, attribute: &str) -> Vec<Tag> {
         .collect()
 }
 
-/// Returns the values in table rows, keyed by user and column.
+/// Returns the values in table rows, by user and column.
 fn shown(document: &str) -> BTreeMap<(String, String), String> {
     let mut values = BTreeMap::new();
     for row in document.split("<tr ").skip(1) {
@@ -123,7 +123,7 @@ fn value(document: &str, user: &str, label: &str) -> Result<u64> {
     value.with_context(|| format!("no {label} of {user}: {values:#?}"))?.parse().context("a number")
 }
 
-/// Checks that the page shows memory while it moves, and afterwards the moved memory reported by the API.
+/// Checks that the page shows memory while it moves, and then shows the moved memory as reported by the API.
 fn page_shows_moves(host: &Debian) -> Result<()> {
     let evict = format!("mediatorctl --socket {SOCKET} memory evict desktop --mib 8");
     host.start("moves", &format!("while :; do {evict}; sleep 0.5; done"))?;

@@ -1,4 +1,4 @@
-//! Tests the Proxmox VE hook script, with a script in place of `qm`.
+//! Tests the Proxmox VE hook script, with a script that replaces `qm`.
 
 use anyhow::{Result, bail, ensure};
 use tests::Debian;
@@ -7,7 +7,7 @@ use crate::site::{Form, WAIT_TIMEOUT, blocks, json, start_service, start_up};
 
 /// The operator's guide, with the commands that create and start the VM.
 const PAGE: &str = include_str!("../../../docs/guides/proxmox.md");
-/// Stores configurations like Proxmox, calls the hook in each phase, and starts QEMU with a VM's `args`.
+/// Stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
 const QM: &str = r#"#!/bin/sh
 set -e
 command=$1 vmid=$2
@@ -65,14 +65,14 @@ fn hook_of_proxmox_makes_and_removes_vgpus() -> Result<()> {
     ensure!(shown["profile"] == "desktop" && shown["labels"]["proxmox_vmid"] == "100", "{shown:#}");
     host.ok("qm stop 100 && mediatorctl vm list | grep -q '^no VMs'")?;
 
-    // Killing QEMU does not call the hook; the next start replaces the vGPU.
+    // Killing QEMU does not call the hook. The next start replaces the vGPU.
     host.ok("qm start 100")?;
     is_connected(host)?;
     host.ok("kill -KILL $(cat /run/qm-100.pid) && rm /run/qm-100.pid && qm start 100")?;
     is_connected(host)?;
     host.ok("qm stop 100")?;
 
-    // A VM without a profile must not start, nor a VM with a vGPU that was created by an administrator.
+    // Neither a VM without a profile nor a VM with a vGPU created by an administrator may start.
     let refused = host.sh("qm set 100 --tags web && qm start 100")?;
     ensure!(refused.code == 1 && refused.text().contains("VM 100 has no tag gpu-PROFILE"), "{}", refused.text());
     let refused = host.sh("qm set 100 --tags 'gpu-a;gpu-b' && qm start 100")?;

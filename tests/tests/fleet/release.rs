@@ -23,10 +23,10 @@ const SCRIPTS: &str = ".ci/run packaging/postinst packaging/postrm packaging/pre
                        packaging/proxmox/gpu-mediator-hook";
 /// Errors that lintian reports because the tests' packages are not compressed.
 const UNCOMPRESSED: [&str; 2] = ["uses-no-compression-for-control-tarball", "uses-no-compression-for-data-tarball"];
-/// Command that checks all man pages of all packages with mandoc, and then prints their number.
+/// Command that checks all man pages of all packages with mandoc, and then prints the number of pages.
 const LINT_PAGES: &str = "for package in /mnt/*.deb; do dpkg-deb --extract $package /tmp/tree; done; cd /tmp/tree/usr/share/man; \
                           gzip --decompress --recursive .; mandoc -T lint -W warning man*/* 2>&1 || true; ls man*/* | wc --lines";
-/// Script that creates a substitute for Debian's base image: the files of the packages needed by dpkg, and dpkg's
+/// Script that creates a substitute for Debian's base image: the files of the packages that dpkg needs, and dpkg's
 /// database.
 const BASE: &str = r#"
 cd /var/lib/dpkg/info
@@ -213,7 +213,7 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
         "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
-    // Started like in the DaemonSet, the driver reports that the name of its node is missing.
+    // Started as in the DaemonSet, the driver reports that the name of its node is missing.
     let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
     ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
     let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;

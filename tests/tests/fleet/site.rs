@@ -13,9 +13,9 @@ use tests::files::Files;
 pub use tests::pages::blocks;
 use tests::wait::Scratch;
 
-/// Maximum time for building the package, including `cargo`.
+/// Time limit for building the package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
-/// Time limit of waits, which detects hangs only.
+/// Time limit of waits. It only detects hangs.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;
@@ -90,7 +90,7 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
         bail!("docs/guides/libvirt.md does not have exactly one configuration")
     };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
-    // The host's C library is at least as new as the one that the programs were linked against.
+    // The host's C library is at least as new as the one against which the programs were linked.
     for (name, place) in [
         ("cuda-program", "usr/bin/cuda-program"),
         ("libcuda_fake.so", "opt/fake/libcuda.so.1"),
@@ -115,7 +115,7 @@ fn stripped(built: &Path, scratch: &Path) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Starts the service like its unit: as its own user, and with its folders.
+/// Starts the service as its unit does: as its own user, and with its folders.
 pub fn start_service(host: &Debian) -> Result<()> {
     host.ok("for folder in run var/lib; do install --directory --owner=gpu-mediator --group=gpu-mediator /$folder/gpu-mediator; done")?;
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
@@ -133,7 +133,7 @@ pub fn start_node(host: &Debian, name: &str) -> Result<()> {
     start_node_with(host, name, "", "")
 }
 
-/// Same as [`start_node`], with additional keys in `[daemon]` and additional tables.
+/// Calls [`start_node`] with additional keys in `[daemon]` and additional tables.
 pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> Result<()> {
     let config = format!(
         "[daemon]\n{keys}admin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
@@ -149,7 +149,7 @@ pub fn start_node_with(host: &Debian, name: &str, keys: &str, tables: &str) -> R
 /// Starts the daemon of a configured node.
 pub fn run_node(host: &Debian, name: &str) -> Result<()> {
     // Programs of all users must be able to access the fake driver's files. The second card exists only for nodes whose
-    // configuration has it.
+    // configuration includes it.
     let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={} FAKE_CUDA_CARDS=2", CARD_MIB + 64);
     host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
     answers(host, &format!("/run/{name}/admin.sock"))

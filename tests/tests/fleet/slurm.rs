@@ -1,4 +1,4 @@
-//! Tests Slurm with one controller and two nodes on one host. Each node has a separate daemon.
+//! Tests Slurm with one controller and two nodes on one host. Each node has its own daemon.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, s
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// Names of the nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
-/// Configuration of the controller and its nodes on one host. Each node has eight nominal CPUs, and a card with a
+/// Configuration of the controller and its nodes on one host. Each node has nominally eight CPUs, and a card with a
 /// hundred shards.
 const SLURM: &str = "ClusterName=test
 SlurmctldHost=host(127.0.0.1)
@@ -54,7 +54,7 @@ fn start(host: &Debian) -> Result<()> {
     start_with(host, SLURM, GRES, "")
 }
 
-/// Same as [`start`], with other configurations of Slurm, and additional tables in the daemons' configurations.
+/// Calls [`start`] with other configurations of Slurm, and with additional tables in the daemons' configurations.
 fn start_with(host: &Debian, slurm: &str, gres: &str, tables: &str) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, slurm)?;
     host.write("/etc/slurm/gres.conf", 0o644, gres)?;
@@ -164,7 +164,7 @@ fn output(host: &Debian, job: u32) -> Result<String> {
     host.ok(&format!("cat /jobs/{job}.out"))
 }
 
-/// Returns the ledger's entries, keyed by job.
+/// Returns the ledger's entries, by job.
 fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     let text = host.ok("cat /var/log/gpu-mediator/*.jsonl")?;
     let mut jobs = BTreeMap::new();
@@ -188,13 +188,13 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the amount of memory in MiB that a job's program was able to allocate, from its last line of output.
+/// Returns the amount of memory in MiB that a job's program allocated, from its last line of output.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
 }
 
-/// Tests each type of job and each way of ending once.
+/// Tests each type of job and each way of ending a job once.
 #[test]
 fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
@@ -282,7 +282,7 @@ fn slurm_job_with_shards_of_two_cards_is_one_tenant() -> Result<()> {
     )?;
     let shown = json(host, &path)?;
     ensure!(shown["cards"] == serde_json::json!(["h100", "second"]), "{shown}");
-    // 100 shards are of one card, and 20 of the other.
+    // 100 shards are on one card, and 20 are on the other.
     ensure!(shown["time"]["guarantee_permille"] == 200 && shown["vram_mib"] == CARD_MIB / 5 / 4 * 4, "{shown}");
     for card in ["h100", "second"] {
         host.ok(&format!("test \"$(stat -c '%U %a' /run/n1/slurm-{uneven}/{card}.sock)\" = 'alice 600'"))?;
@@ -300,7 +300,7 @@ fn slurm_job_with_shards_of_two_cards_is_one_tenant() -> Result<()> {
     stop(host)
 }
 
-/// Restarts a node's daemon while a job runs: the job's tenant, process and memory are kept, and the process is served
+/// Restarts a node's daemon while a job runs. The job's tenant, process and memory are kept, and the process is served
 /// again once the job starts another process.
 fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     let process = format!(
@@ -335,7 +335,7 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.ok(&format!(
         "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
-    // The daemon retains tenants across a power loss; the health check detects that the job has ended.
+    // The daemon retains tenants across a power loss. The health check detects that the job has ended.
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
@@ -366,7 +366,7 @@ fn add_up(
         let node = usage["node"].as_str().context("a node")?;
         ensure!(NODES.contains(&node), "{usage}");
         *nodes.entry(node.to_owned()).or_default() += u128::from(number("used_ns")?);
-        // The last report to the controller, if there was one, precedes the job's end.
+        // The last report to the controller, if any, precedes the job's end.
         let shown = host.ok(&format!("scontrol show job {job}"))?;
         let noted = shown.split_whitespace().find_map(|word| word.strip_prefix("gpu_seconds="));
         if let Some(noted) = noted {
@@ -387,7 +387,7 @@ const BUSY: Duration = Duration::from_secs(30);
 /// Number of jobs in the long run.
 const JOBS: u32 = 40;
 
-/// Tests a long run: many jobs with different shares, some of them cancelled or killed, and a lost node.
+/// Tests a long run: many jobs with different shares, some of which are cancelled or killed, and a lost node.
 #[test]
 fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Tests work that faults or hangs: the guest driver receives the same report as from a real card, and kills only the
-//! affected channel.
+//! Tests work that faults or hangs. The guest driver must receive the same report as from a real card, and kill only
+//! the affected channel.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -7,7 +7,7 @@ use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
 use super::paravirt::offered;
 
-/// Returns kernel log lines in which nouveau reports a fault, a killed channel, or recovery.
+/// Returns the kernel log lines in which nouveau reports a fault, a killed channel, or a recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
     let words =
         ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored", "TRAP", "trap"];
@@ -17,17 +17,17 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns these lines of the guest's kernel log, except the first `before` ones.
+/// Returns such lines of the guest's kernel log, except for the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
 
-/// A guest with faulty work, and a neighbour on the same card with correct work.
+/// A guest with faulty work, and another guest on the same card with correct work.
 struct Scene {
     daemon: Daemon,
     vm: Vm,
     neighbour: Vm,
-    /// Number of fault lines that the neighbour's kernel had logged at the start.
+    /// Number of fault lines that the other guest's kernel had logged at the start.
     quiet: usize,
 }
 
@@ -37,7 +37,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// Same as [`Self::new`], but with the paravirtual driver in the faulty guest if `knows` is set.
+    /// Creates the scene as [`Self::new`] does, but with the paravirtual driver in the faulty guest if `knows` is true.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -69,8 +69,8 @@ impl Scene {
         Ok(())
     }
 
-    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct until the end and caused no
-    /// kernel messages.
+    /// Checks that the faulty guest had one hang, and that the other guest's work was correct until the end and caused
+    /// no kernel messages.
     fn finish(&self, good: Pending<'_>) -> Result<()> {
         guest::await_counter(&self.daemon, "faulty", "hangs", |hangs| hangs == 1)?;
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -82,14 +82,14 @@ impl Scene {
     }
 }
 
-/// Causes three types of faults in sequence in one guest. The neighbour copies during the whole test.
+/// Causes three types of faults in sequence in one guest. The other guest copies during the whole test.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     // The first two types of faults take only a few launches, so the hang after 200 launches does not occur during
-    // them. Keep the residue: otherwise, the mediator's own kernel, which clears PGRAPH between VMs, would also be
+    // them. Keep the residue. Otherwise, the mediator's own kernel, which clears PGRAPH between VMs, would also be
     // launched on this engine, and could trigger the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
-    // The neighbour uses only the copy engines, which have no injected fault.
+    // The other guest uses only the copy engines, which have no injected fault.
     let copies = "run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150";
     let good = scene.neighbour.start(copies)?;
     scene.faulty("unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
@@ -98,7 +98,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     scene.finish(good)
 }
 
-/// Makes a guest's kernels fail in four ways. The neighbour computes on the same engine during the whole test.
+/// Makes a guest's kernels fail in four ways. The other guest computes on the same engine during the whole test.
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
     let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;

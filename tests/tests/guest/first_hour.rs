@@ -24,7 +24,7 @@ const CURL: &str = "/usr/bin/curl";
 const ADDRESS: &str = "http://127.0.0.1:9470";
 /// Settings of the fake driver, which needs no GPU.
 const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
-/// Time limit of commands and waits, which only detects hangs.
+/// Time limit of commands and waits. It only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Adds curl. Copies this machine's libraries to a separate folder, so that they do not replace the guest's libraries.

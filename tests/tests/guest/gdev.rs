@@ -25,7 +25,7 @@ fn library(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compiles a crate's example program in C, which needs the library at `library`.
+/// Compiles a crate's C example program, which needs the library at `library`.
 fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
     let program = folder.join(name);
@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the path of the driver API library under its soname. Its folder is next to the folder of the built
-/// libraries, because guests mount their own file system at `/tmp`.
+/// Returns the path of the driver API library under its soname. Its folder is next to that of the built libraries,
+/// because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");
@@ -81,7 +81,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
         let output = vm.run_within(&format!("run /gdev/{arguments}"), guest::SMOKE_LIMIT)?;
         ensure!(output.code == 0 && output.text().trim() == expected, "{arguments}: {}", output.text());
     }
-    // Run the same programs on the host, next to the guest.
+    // Run the same programs on the host at the same time as in the guest.
     let target = format!("vgpu:{}", daemon.vm_socket(HOST).display());
     let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev/c/examples/c/add.sm20");
     let on_host = |program: &str, arguments: &[&str]| -> Result<String> {
@@ -96,7 +96,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
     ensure!(on_host("add", &[&target])? == "verified 100000 words");
     ensure!(on_host("wrong", &[&target])? == "0 mistakes");
     ensure!(on_host("driver", &[])? == "verified 100000 words");
-    // The segments of ended programs are detached.
+    // The segments of programs that have ended are detached.
     guest::await_counter(&daemon, VM, "pv_attachments", |attachments| attachments == 0)?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     Ok(())

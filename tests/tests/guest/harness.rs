@@ -1,4 +1,4 @@
-//! Tests the harness itself, with guests without vGPUs.
+//! Tests the harness itself, using guests without vGPUs.
 
 use anyhow::Result;
 use tests::{Vm, VmConfig, images};

@@ -1,5 +1,5 @@
-//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs remain connected, and the guests
-//! reload their driver.
+//! Kills the daemon while guests run, and restarts it as a service manager does. The VMMs remain connected, and the
+//! guests reload their driver.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::paravirt;
 
-/// Default number of kills, each of which takes a minute. Working and idle guests alternate.
+/// Default number of kills. Each kill takes a minute. Working and idle guests alternate.
 const KILLS: u64 = 1;
 /// Number of kills at full scale.
 const FULL_KILLS: u64 = 2;
@@ -19,7 +19,7 @@ const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Maximum time that a guest program may keep running on a device that has lost its work.
 // TIMEOUT: nouveau waits 15 s for each channel of an exiting program, and longer for its own channels.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
-/// Signs of a bug in the kernel itself, as opposed to a driver's message about its device.
+/// Signs of a bug in the kernel itself, as opposed to driver messages about its device.
 const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
 
 fn faults(log: &[Line]) -> Vec<&str> {
@@ -49,7 +49,7 @@ fn works(vm: &Vm, qemu: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tests a guest with a VMM that maps memory behind the apertures. The next device must reuse this memory.
+/// Tests a guest whose VMM maps memory for the apertures. The next device must reuse this memory.
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -73,7 +73,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         }
         daemon.kill_and_restart()?;
         if let Some(work) = work {
-            // Wait a second: the workload either fails by itself or never returns.
+            // Wait a second. The workload either fails by itself or never returns.
             std::thread::sleep(Duration::from_secs(1));
             if !work.ended() {
                 work.kill()?;
@@ -96,7 +96,7 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
     }
     works(&vm, qemu)?;
-    // A reset guest only needs to load its driver again.
+    // A guest that has been reset only needs to load its driver again.
     daemon.kill_and_restart()?;
     vm.reset()?;
     vm.wait_ready()?;

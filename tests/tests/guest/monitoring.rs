@@ -1,4 +1,4 @@
-//! Tests Debian's Prometheus behind the proxy described in docs/guides/operating.md, while it monitors a daemon with
+//! Tests Debian's Prometheus, behind the proxy described in docs/guides/operating.md, while it monitors a daemon with
 //! working VMs.
 
 use std::fs;
@@ -30,7 +30,7 @@ const OTHER_METRICS: [&str; 4] =
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
-/// Maximum time for a server to respond, and for Prometheus to read all metrics.
+/// Time limit for a server to respond, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
@@ -215,7 +215,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let rules = packaging.join("prometheus");
     let config = adapted(block("yaml")?);
     ensure!(config.contains(RULES_FOLDER), "no rules in {config}");
-    // Evaluate alerts more often than by default; otherwise, the test would have to wait for a minute.
+    // Evaluate alerts more often than by default. Otherwise, the test would have to wait for a minute.
     let config = "global: { evaluation_interval: 1s }\n".to_owned() + &config;
     fs::write(path("prometheus.yml"), config.replace(RULES_FOLDER, &rules.display().to_string()))?;
     // Extend the guide's configuration: move Debian's default paths to this folder.
@@ -278,7 +278,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
         Ok(differing.is_empty().then_some(()))
     });
     agree.with_context(|| differing.join("\n"))?;
-    // Run the guide's queries, except rates, which need more time.
+    // Run the guide's queries, except for rates, which need more time.
     let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
     assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
     let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";
@@ -286,7 +286,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
-    // All dashboard queries must be valid. Queries about VMs have results once rates have two samples.
+    // All dashboard queries must be valid. Queries about VMs return results once rates have two samples.
     let queries = dashboard_queries(&packaging)?;
     ensure!(queries.len() > 50, "{queries:?}");
     let mut without = Vec::new();

@@ -52,7 +52,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // Two of the VMMs map memory behind their apertures, and keep it mapped when the VM moves.
+    // Two of the VMMs map memory for their apertures, and keep it mapped when the VM moves.
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &paravirt::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, paravirt::boot(&daemon, "knows", "6.1")?];
@@ -113,7 +113,8 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // Add a VM during the drain. It is placed on another card, or on this card and then moved with the other VMs.
+        // Add a VM during the drain. It is placed either on another card, or on this card and then moved with the other
+        // VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
         Ok((report, late))

@@ -1,4 +1,4 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, next to a
+//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, alongside a
 //! guest with the stock driver on the same card. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};
@@ -48,7 +48,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     let vms = [boot(&daemon, "old", "6.1")?, boot(&daemon, "new", "6.12")?, stock];
     vms[2].wait_ready()?;
     guest::load_driver(&vms[2])?;
-    // The paravirtual driver's TLB flushes are not trapped, and it makes far fewer aperture accesses.
+    // The paravirtual driver's TLB flushes are not trapped, and the driver makes far fewer aperture accesses.
     let count = |name: &str, counter: &str| guest::counter(&daemon, name, counter);
     let [known, stock] = [count("old", "aperture_bytes")?, count("stock", "aperture_bytes")?];
     println!("bytes through apertures until the driver is loaded: {known} by calls, {stock} by the stock driver");
@@ -98,7 +98,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
             assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
         }
     }
-    // Exchange data between VMs: one shares memory, and the other opens it and replies.
+    // Exchange data between VMs: one VM shares memory, and the other opens it and replies.
     let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
     let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");
@@ -120,7 +120,7 @@ fn segment_data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(SEGMENT_BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Exchanges data between a VM and a host process that uses the vGPU [`HOST`]: each shares memory once, and the other
+/// Exchanges data between a VM and a host process that uses the vGPU [`HOST`]. Each shares memory once, and the other
 /// opens it and replies.
 fn exchange_with_host(daemon: &Daemon, vm: &Vm) -> Result<()> {
     let mut context = gdev::open(&Target::Vgpu(daemon.vm_socket(HOST)))?;

@@ -20,7 +20,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Runs the driver with hooks on a vGPU and on a passed-through card concurrently. Neither offers the interface.
+/// Concurrently runs the driver with hooks on a vGPU and on a passed-through card. Neither card offers the interface.
 fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
     let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {

@@ -15,10 +15,10 @@ use tests::wait::Scratch;
 
 /// The version that the test installs first.
 const OLD: &str = "0.0.9";
-/// Maximum time for building a package, including `cargo`.
+/// Time limit for building a package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Builds the package of the programs under test, with these additional `options`.
+/// Builds the package of the programs under test with the additional `options`.
 pub fn package(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -52,10 +52,10 @@ const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
 /// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`), caused by AF_UNIX, other users, `/`,
 /// `chown` and `setpriority`. `docs/guides/operating.md` contains the same score, and a test of `xtask` compares both.
 const EXPOSURE: u32 = 6;
-/// Number of VMs; each requests more than half of the card.
+/// Number of VMs. Each VM requests more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
-/// Time limit of waits, which detects hangs only.
+/// Time limit of waits. It only detects hangs.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
@@ -131,7 +131,7 @@ fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
     host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), WAIT_TIMEOUT)
 }
 
-/// Waits until systemd has automatically restarted the service this number of times.
+/// Waits until systemd has automatically restarted the service `restarts` times.
 fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
@@ -163,7 +163,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks users, a card, and permissions.
+/// Checks the users, a card, and the permissions.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;
@@ -245,8 +245,8 @@ fn is_restarted(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections are lost as well. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
-    // and interrupt, and the mapped memory of BAR1, BAR3 and PRAMIN.
+    // The VMMs' connections are lost as well. For VM 3, systemd stores a copy of the connection, the journal, the VMM's
+    // RAM and interrupt, and the mapped memory of BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
@@ -267,7 +267,7 @@ fn is_killed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks a stop and a later start by the administrator: a folder mounted by a container is retained, and contains the
+/// Checks a stop and a later start by the administrator. A folder mounted by a container is retained, and contains the
 /// new daemon's socket.
 fn is_stopped_and_started(host: &Host) -> Result<()> {
     let socket = "--socket-path /run/gpu-mediator/pod/gpu.sock";
@@ -337,7 +337,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Lists all files, except those that change by themselves, dpkg's database, and the administrator's drop-ins.
+/// Lists all files except for those that change by themselves, dpkg's database, and the administrator's drop-ins.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));

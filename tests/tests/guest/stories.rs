@@ -43,7 +43,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// Same as [`comes_up`], but with mapped apertures, where CPU accesses cause no messages.
+/// Runs the same test as [`comes_up`], but with mapped apertures, where CPU accesses cause no messages.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");

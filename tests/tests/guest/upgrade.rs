@@ -21,7 +21,7 @@ fn rounds() -> u64 {
 }
 
 /// Environment variable with the path of an earlier version of the daemon, which alternates with the current version
-/// (see CONTRIBUTING.md). Without it, the current version is its own successor.
+/// (see CONTRIBUTING.md). If it is not set, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
@@ -133,7 +133,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon exits like the first one would have.
+    // VMs can be added and removed, and the last daemon exits as the first one would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;
@@ -167,7 +167,7 @@ fn next_daemon_that_dies_at_takeover_loses_vm_devices() -> Result<()> {
     Copies::begin(&daemon, "a")?.copy()
 }
 
-/// Returns the path of the crate `rig`'s receiver, which fails at a given step.
+/// Returns the path of the `rig` crate's receiver, which fails at a given step.
 fn faulty_receiver() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.ancestors().nth(2).context("no folder of programs")?;
@@ -191,8 +191,8 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Upgrades the daemon `turns` times while all of `vms` compute and verify. `exchange` prepares each upgrade, which
-/// occurs in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes verified by each VM.
+/// Upgrades the daemon `turns` times while all `vms` compute and verify. `exchange` prepares each upgrade, which occurs
+/// in the middle of the first VM's work. Returns the pauses in ms, and the number of bytes verified by each VM.
 fn upgrade_under(
     daemon: &mut Daemon,
     vms: &[Vm],

@@ -1,4 +1,4 @@
-//! Runs the papers' workloads with the stock driver, on a passed-through card, and concurrently in two mediated VMs.
+//! Runs the papers' workloads with the stock driver: on a passed-through card, and concurrently in two mediated VMs.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -32,8 +32,8 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// Tests a working set of 1.5 times the guest's VRAM. The guest kernel moves buffers between VRAM and RAM between
-/// launches.
+/// Tests a working set 1.5 times as large as the guest's VRAM. The guest kernel moves buffers between VRAM and RAM
+/// between launches.
 #[test]
 fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     let daemon = Daemon::start("hungry", |paths| card_toml(paths, 256) + &vm_toml("hungry", 64))?;
@@ -56,7 +56,7 @@ fn raw_ioctls_and_library_compute_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Tests the timer alarm. No other program runs, so that no guest access can cause the interrupt.
+/// Tests the timer alarm. No other program runs, so no guest access can cause the interrupt.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
@@ -92,7 +92,7 @@ mod full {
         let vm = boot(&daemon, "computes", "6.12")?;
         let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
         all_verified(&vm, &output)?;
-        // Launch the kernel repeatedly, and print the report in the format read by benchmarks.
+        // Launch the kernel repeatedly, and print the report in the format that benchmarks read.
         let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
         let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
         let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;

@@ -1,5 +1,5 @@
-//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them while a neighbour copies
-//! and verifies.
+//! Tests the holes of the reference code. A guest with exclusive access to the BARs tries them while another guest
+//! copies and verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,16 +12,16 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Numbers of the holes to try: the reference code's nineteen holes, and unknown registers.
+/// Numbers of the holes to try: the nineteen holes of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Number of the hole that lists registers in context images, and accesses the mediator's images.
+/// Number of the hole that lists registers in context images and accesses the mediator's images.
 const IMAGES: u32 = 30;
 /// Numbers of the holes in the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Numbers of the holes with attempts that only read memory or write virtual registers, so the mediator denies no
-/// access: residue, scheduler masks, the timer, interrupts, configuration space.
+/// Numbers of the holes whose attempts only read memory or write virtual registers, so that the mediator denies no
+/// access: residue, scheduler masks, the timer, interrupts, and configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
-/// Maximum time for the attempts of one hole.
+/// Time limit for the attempts of one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Returns the sum of the daemon's violation counters for a VM.
@@ -40,7 +40,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Waits until the neighbour has submitted more work, which proves that it is active.
+/// Waits until the victim has submitted more work, which proves that it is active.
 fn submits_more(daemon: &Daemon) -> Result<()> {
     let rung = guest::counter(daemon, "victim", "doorbells")?;
     wait::until("work submitted by the neighbour", Duration::from_secs(120), || {
@@ -48,7 +48,7 @@ fn submits_more(daemon: &Daemon) -> Result<()> {
     })
 }
 
-/// Tries one hole. Returns the program's report, and true if the mediator contained the attempts.
+/// Tries one hole. Returns the program's report, and a flag that is true if the mediator contained the attempts.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
@@ -59,7 +59,7 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-/// Tries holes while a neighbour copies and verifies.
+/// Tries holes while another guest copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
     // Trap every access of the attacker.
@@ -68,7 +68,7 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Fill and free memory in a process of the neighbour. It still belongs to the neighbour's VM, so an attacker that
+    // Fill and free memory in a process of the victim. The memory still belongs to the victim's VM, so an attacker that
     // can read it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
@@ -104,8 +104,8 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // Check that the program detects a real hole: let it treat the end of the attacker's own share as the neighbour's
-    // memory.
+    // Check that the program detects a real hole, by letting it treat the end of the attacker's own share as the
+    // victim's memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;
         assert!(!held, "{line}");

@@ -11,7 +11,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Pattern in the neighbour's VRAM: 16 bytes that no other test uses.
+/// Pattern in the victim's VRAM: 16 bytes that no other test uses.
 const PATTERN: &str = "5ec2e75ec2e75ec2deadbeefcafef00d";
 
 fn pair(name: &str) -> Result<Daemon> {
@@ -31,8 +31,8 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Fill and free memory in a process of the victim. It still belongs to the victim's VM, and another VM sees only
-    // its own memory.
+    // Fill and free memory in a process of the victim. The memory still belongs to the victim's VM, and another VM sees
+    // only its own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;

@@ -1,5 +1,5 @@
-//! Tests guests that try to obtain more than their share of the card's time. Each of them runs with two guests that
-//! compute continuously.
+//! Tests guests that try to obtain more than their share of the card's time. Each of them runs alongside two guests
+//! that compute continuously.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use tests::contention::Outcome;
 use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Number of rounds of each neighbour's kernels, which take 2 and 10 ms. Enough kernels are in flight to keep each
-/// neighbour busy even if the host delays its guest.
+/// Number of rounds of the kernels of each other guest. The kernels take 2 and 10 ms. Enough kernels are in flight to
+/// keep each guest busy even if the host delays it.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
-/// Maximum number of measurements per rogue. A guest that the host schedules late has no work for a while, and the
+/// Maximum number of measurements per rogue. A guest that the host schedules late has no work for some time, and the
 /// other guests receive its share. A bug in the mediator would show up in every measurement.
 const ROUNDS: usize = 3;
 
-/// Describes the harm done by a rogue to its neighbours. The test reports all rogues together.
+/// Describes the harm that a rogue does to the other guests. The test reports all rogues together.
 fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED_TIME)?;
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
@@ -25,11 +25,11 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
         let (received, stretched) = (outcome.received(place), stretched(&outcome, place, rounds)?);
         println!("{}: neighbour {place} {received:.3} of {charged:.3}, stretched {stretched:.3}", rogue.name);
         // The share is relative to all charges instead of the time, because a busy host delays the guests' submissions.
-        // A rogue that traps constantly also takes CPU time from its neighbours, so it is exempt from this check.
+        // A rogue that traps constantly also takes CPU time from the other guests, so it is exempt from this check.
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // A neighbour must be charged only for its own work, not for a rogue's. A busy host delays the detection of the
+        // A guest must be charged only for its own work, not for a rogue's. A busy host delays the detection of the
         // rogue. Without detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
@@ -56,8 +56,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Lists neighbours that were charged for more than their own kernels while a rogue toggles its channel. Host delays
-/// also add to the charges, but the rogue's kernels would add 5 to 25 times as much.
+/// Lists guests that were charged for more than their own kernels while a rogue toggles its channel. Host delays also
+/// add to the charges, but the rogue's kernels would add 5 to 25 times as much.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();
@@ -74,7 +74,7 @@ fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
 
 #[test]
 fn neighbours_of_rogues_keep_their_share() -> Result<()> {
-    // Boot one neighbour and the rogue with paravirtual drivers, which must not affect their shares.
+    // Boot one guest and the rogue with paravirtual drivers, which must not affect their shares.
     let mut crowd = Crowd::boot_with("rogues", NEIGHBOURS.len() + 1, 512, "", 1)?;
     let mut wrong = Vec::new();
     for rogue in Rogue::ALL.into_iter().chain(Rogue::BY_REGISTERS) {

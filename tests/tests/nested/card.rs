@@ -1,4 +1,4 @@
-//! Tests a card that is a PCI function: the tool lists and binds it, and the daemon drives and releases it.
+//! Tests a card that is a PCI function. The tool lists and binds it, and the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;
@@ -12,7 +12,7 @@ const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
 /// Size of a VM in MiB.
 const VM_MIB: u32 = 32;
-/// Number of copy rounds by the test's own client.
+/// Number of copy rounds made by the test's own client.
 const ROUNDS: u64 = 1;
 /// Number of bytes verified per round: 64 pages in VRAM and 64 pages in RAM.
 const ROUND_BYTES: u64 = 2 * 64 * 4096;

@@ -1,4 +1,4 @@
-//! Tests VMs that run under the machine's own KVM and share a card behind VFIO: they copy, compute and swap. One VM
+//! Tests VMs that run under the machine's own KVM and share a card behind VFIO. They copy, compute and swap. One VM
 //! reboots and turns hostile, and a paravirtual VM is killed.
 
 use std::time::Duration;
@@ -19,7 +19,8 @@ const VRAM_MIB: u32 = 96;
 const VM_MIB: u32 = 32;
 /// Quota of a VM on the card in MiB.
 const QUOTA_MIB: u32 = 8;
-/// Host memory for evicted chunks in MiB: all VRAM visible to VMs, because none of it is guaranteed to be on the card.
+/// Host memory for evicted chunks in MiB: as much as all VRAM visible to VMs, because none of it is guaranteed to be on
+/// the card.
 const HOST_MIB: u32 = 2 * VM_MIB;
 /// Name of the VM that reboots and turns hostile.
 const FIRST: &str = "a";
@@ -45,8 +46,8 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // Trap these VMs' apertures. The machine's own card has no mapped BARs, so copying a page to or from memory behind
-    // a mapped aperture would cause an exit per word.
+    // Trap these VMs' apertures. The machine's own card has no mapped BARs, so copying a page to or from memory under a
+    // mapped aperture would cause an exit per word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
     nest::config(VRAM_MIB, &format!("overcommit = true\nmemory = {{ host_mib = {HOST_MIB} }}\n{vms}"))
@@ -75,7 +76,8 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// Runs the same test with a stock driver. Loading it alone causes half a million VM exits in an emulated machine.
+/// Runs the same test with a stock driver. Loading this driver alone causes half a million VM exits in an emulated
+/// machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {

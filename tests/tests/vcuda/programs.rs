@@ -27,7 +27,7 @@ fn built(name: &str) -> Result<PathBuf> {
 fn worker(folder: &Path) -> Result<PathBuf> {
     let path = folder.join("worker");
     let (card, program) = (folder.join("card"), built("cuda-worker")?);
-    // The fake card is a folder that workers write to; its driver is next to the worker.
+    // The fake card is a folder that workers write to. Its driver is next to the worker.
     let libraries = program.parent().context("the worker has no parent folder")?;
     let text = format!(
         "#!/bin/sh\nexport FAKE_CUDA_FOLDER={card} FAKE_CUDA_MIB=256\nexec {} --writable {card} --readable {} \"$@\"\n",
@@ -125,7 +125,7 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
 #[test]
 fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     let mut site = Site::start("cuda-state")?;
-    // The rounds take 30 s of card time, and do not change the result.
+    // The rounds take 30 s of card time, which does not change the result.
     let trained = site.vm.start("run /cuda/cuda-program train --mib 8 --rounds 100 --spin-us 300000")?;
     let has_program =
         |site: &Site| -> Result<bool> { Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object()) };

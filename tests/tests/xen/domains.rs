@@ -1,5 +1,5 @@
 //! Tests domains with stock and paravirtual drivers that share a card, copy and compute. One domain is destroyed, and
-//! attacks once it is recreated. At full scale, three domains also swap, and one reboots.
+//! attacks once it has been recreated. At full scale, three domains also swap, and one reboots.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
 }
 
 /// Boots domain 0 with a stock and a paravirtual guest that share a card. The stock guest is destroyed in the middle of
-/// its copies, recreated, and attacks without a driver.
+/// its copies, recreated, and then attacks without a driver.
 #[test]
 fn domains_share_a_card_and_one_returns_hostile() -> Result<()> {
     let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // The domain has state that cannot be saved, so saving it fails without affecting it.
+        // The domain has state that cannot be saved, so an attempt to save it fails without affecting it.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 

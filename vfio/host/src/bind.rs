@@ -1,4 +1,4 @@
-//! Binds a function to `vfio-pci`, or back to the driver that the kernel selects.
+//! Binds a function to `vfio-pci`, or back to the driver selected by the kernel.
 //!
 //! Three sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
 //! unbinds the current driver, and `drivers_probe` makes the kernel search for a driver.
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes sysfs files. The trait lets tests simulate the kernel, because writing a file in a test folder does not bind
-/// anything.
+/// Writes sysfs files. This trait allows tests to simulate the kernel, because writing a file in a test folder does not
+/// bind anything.
 pub trait Attributes {
     /// Writes `text` to the existing file at `path`.
     ///
@@ -61,8 +61,7 @@ pub enum BindError {
     /// The function's state prevents VFIO from using it.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// A process is using the function through VFIO. Unbinding it would block in the kernel until the process releases
-    /// it.
+    /// A process is using the function through VFIO. An unbind would block in the kernel until the process releases it.
     #[error("a process uses IOMMU group {group}, which contains {address}")]
     Lent {
         /// The function.
@@ -136,8 +135,8 @@ impl Sysfs {
         self.hand(files, function, Some(VFIO_PCI))
     }
 
-    /// Binds a function to `driver`, or to the driver that the kernel selects. Without `driver`, the function may end
-    /// up without a driver.
+    /// Binds a function to `driver`, or to the driver selected by the kernel if `driver` is `None`. The kernel may
+    /// select no driver.
     ///
     /// # Errors
     /// Returns a [`BindError`] if the function cannot be bound to the driver.

@@ -1,4 +1,4 @@
-//! A fake sysfs in a folder. It reacts to writes as the kernel does.
+//! A fake sysfs in a folder, which reacts to writes as the kernel does.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::bind::Attributes;
 use crate::{Address, Sysfs};
 
-/// A fake sysfs. It panics if its folder cannot be written, because only tests use it.
+/// A fake sysfs for tests. It panics if its folder cannot be written.
 #[derive(Debug)]
 pub struct Fake {
     root: PathBuf,
@@ -30,7 +30,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// A GF100 in group 7, bound to the driver nouveau.
+    /// A GF100 in group 7, bound to nouveau.
     pub const CARD: Self = Self {
         address: "0000:65:00.0",
         id: (0x10de, 0x06d8),

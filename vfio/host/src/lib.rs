@@ -2,7 +2,7 @@
 //! group, and any obstacles to its use through VFIO, with remedies. Also binds functions to `vfio-pci` or to another
 //! driver.
 //!
-//! Modules: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
+//! Modules: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (in this file), [`bind`].
 //!
 //! This crate does not contain VFIO itself, and reports only properties that sysfs exposes.
 
@@ -25,7 +25,7 @@ mod tests;
 
 pub use address::{Address, NoAddress};
 
-/// The driver through which processes use functions.
+/// Driver through which processes use functions.
 pub const VFIO_PCI: &str = "vfio-pci";
 /// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
 const DISPLAY: u32 = 0x03;
@@ -33,14 +33,14 @@ const DISPLAY: u32 = 0x03;
 const BRIDGE: u32 = 0x06;
 /// Maximum number of functions read from a host or group.
 const MAX_FUNCTIONS: usize = 4096;
-/// Maximum file size in bytes. Sysfs files are at most one page.
+/// Maximum file size in bytes. Sysfs files do not exceed one page.
 const MAX_FILE: u64 = 4096;
 
 /// The kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// VFIO's device folder, which shows whether a process uses a group; `None` for a fake.
+    /// VFIO's device folder, which shows whether a process is using a group, or `None` for a fake.
     files: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ pub struct Function {
     pub driver: Option<String>,
     /// IOMMU group of the function.
     pub group: Option<u32>,
-    /// Other functions in the group, except bridges.
+    /// Other functions in the group, except for bridges.
     pub beside: Vec<Neighbour>,
     /// The kernel's reset methods for this function alone.
     pub resets: Vec<String>,
@@ -86,8 +86,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Returns true if this function does not prevent VFIO from using the group: it has no driver, or a driver that
-    /// does not access the device.
+    /// Returns true if this function does not prevent VFIO from using the group. This is the case if it has no driver,
+    /// or a driver that does not access the device.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -244,7 +244,7 @@ impl Sysfs {
         Self { root: root.into(), files: None }
     }
 
-    /// Returns true if a process uses the group through vfio-pci. The kernel lets only one process open a group.
+    /// Returns true if a process uses the group through vfio-pci. The kernel allows only one process to open a group.
     fn is_lent(&self, group: u32) -> bool {
         let file = self.files.as_ref().map(|files| files.join(group.to_string()));
         file.is_some_and(|file| {
@@ -344,7 +344,7 @@ fn addresses(folder: &Path) -> Result<Vec<Address>, ManagerError> {
     Ok(found)
 }
 
-/// Returns the last component of a link's target; `None` if the link does not exist.
+/// Returns the last component of a link's target, or `None` if the link does not exist.
 fn link(path: &Path) -> Result<Option<String>, ManagerError> {
     match fs::read_link(path) {
         Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),

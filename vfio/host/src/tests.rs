@@ -136,7 +136,7 @@ fn card_goes_to_vfio_pci_and_back() {
     assert_eq!(sysfs.bind(&fake, AUDIO.address.parse().unwrap()).unwrap().now.as_deref(), Some("vfio-pci"));
 }
 
-/// Simulates files that cannot be written, and files to which writes have no effect.
+/// Simulates files that cannot be written and files to which writes have no effect.
 struct Stubborn(Option<i32>);
 
 impl Attributes for Stubborn {

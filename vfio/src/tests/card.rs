@@ -43,7 +43,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
         assert_eq!(card.read32(pmc::BOOT_0::OFFSET), machine.sim.read32(pmc::BOOT_0::OFFSET));
         card.write32(pbus::PRAMIN_WINDOW::OFFSET, 0x123);
         assert_eq!(machine.sim.read32(pbus::PRAMIN_WINDOW::OFFSET), 0x123);
-        // Unclaimed offsets read as all ones, and writes to them are lost.
+        // Unclaimed offsets read as ones, and writes to them are lost.
         for offset in [1, 2, 16 << 20, u32::MAX, u32::MAX - 3] {
             card.write32(offset, 0);
             assert_eq!(card.read32(offset), u32::MAX, "{offset:#x}");
@@ -51,7 +51,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
     }
 }
 
-/// Creates a card whose BAR1 maps VRAM at an address without adjacent mappings.
+/// Creates a card with a BAR1 that maps VRAM at an address without adjacent mappings.
 fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
@@ -101,7 +101,7 @@ fn accesses_beyond_an_aperture_read_as_ones() {
 
 #[test]
 fn memory_is_pinned_for_two_at_the_same_time() {
-    // Here the kernel completes a mapping only after another mapping has begun.
+    // In this test, the kernel completes a mapping only after another mapping has begun.
     let together = Some(Arc::new(std::sync::Barrier::new(2)));
     let machine = Machine::new(Nature { pins_together: together, ..Nature::default() });
     let card = Arc::new(machine.card());
@@ -156,7 +156,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
     card.map_dma(0, memory(0x2000)).unwrap();
-    // No other code in this process locks memory, so lowering the limit is harmless, and needs no privilege.
+    // No other code in this process locks memory, so lowering the limit is harmless and needs no privilege.
     let before = getrlimit(Resource::Memlock);
     let limit = before.current.unwrap_or(1 << 30);
     setrlimit(Resource::Memlock, rustix::process::Rlimit { current: Some(limit), ..before }).unwrap();
@@ -173,7 +173,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
 
 #[test]
 fn vm_ram_over_pin_limit_is_rejected_and_others_continue() {
-    // The mediator's own memory has been pinned by now.
+    // At this point, the mediator's own memory is pinned.
     let (machine, rig) = mediated(Nature { memlock: 2 << 20, ..Nature::default() });
     let mut large = rig.guest(0, 16, 8);
     assert!(!large.map_ram(0, 64 << 20, true), "exceeds the limit");
@@ -274,7 +274,7 @@ fn runs_a_guest(nature: Nature) {
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
     drop(rig);
-    // A thread of the card's owner may hold the card for a short time.
+    // A thread of the card's owner may briefly hold the card.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
 }
 

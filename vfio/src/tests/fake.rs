@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and its function. A test changes only the properties that it examines.
+/// Properties of the host and its function. Each test changes only the properties that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
@@ -96,13 +96,13 @@ struct State {
     log: Vec<&'static str>,
 }
 
-/// The kernel and the card, which tests inspect while a card is open and afterwards.
+/// The kernel and the card, which tests inspect while a card is open and after it has been closed.
 pub struct Machine {
     pub nature: Nature,
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
-    /// True if the function has disappeared: its BARs read as all ones.
+    /// True if the function has disappeared, so that its BARs read as ones.
     pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
@@ -114,13 +114,13 @@ pub const GROUP: u32 = 7;
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// Creates a machine with the properties `nature`, whose card is bound to vfio-pci.
+    /// Creates a machine with the properties `nature` and a card that is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Same as [`Self::new`], for a given card.
+    /// Calls [`Self::new`] with a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());
@@ -161,7 +161,7 @@ impl Machine {
         self.open(Reset::Auto).unwrap()
     }
 
-    /// Returns the calls since the last use of this function.
+    /// Returns the calls since the last call of this function.
     pub fn log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().log)
     }
@@ -170,7 +170,8 @@ impl Machine {
         self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
     }
 
-    /// Returns two flags: whether the function responds to memory accesses, and whether it may be bus master.
+    /// Returns two flags: one is true if the function responds to memory accesses, and the other is true if it may be
+    /// bus master.
     pub fn enabled(&self) -> (bool, bool) {
         let command = self.state.lock().command;
         (command & 2 != 0, command & 4 != 0)
@@ -300,7 +301,7 @@ impl FakeKernel {
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function open in the kernel, and with it all mappings.
+        // A mapped BAR keeps the function and all mappings open in the kernel.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
         // The kernel would remove the mappings, but a card must remove them itself before the memory is freed.

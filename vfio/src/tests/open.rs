@@ -151,7 +151,7 @@ fn card_is_opened_by_its_own_node_where_the_kernel_has_one() {
     let card = machine.card();
     assert_eq!((card.identity().device, machine.enabled()), (0x06d8, (true, true)));
     drop(card);
-    // Reopen the card, as the next daemon would.
+    // Reopen the card, as the next daemon would do.
     drop(machine.card());
     let cases = [
         (1, "the host's IOMMU does not remap interrupts"),

@@ -1,4 +1,4 @@
-//! Descriptors that are passed to another process.
+//! Descriptors passed to another process.
 
 use std::cell::RefCell;
 use std::io;
@@ -24,7 +24,7 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// Destination of saved descriptors. It assigns a name to each descriptor.
+/// Destination of saved descriptors, which assigns a name to each descriptor.
 #[derive(Debug)]
 pub enum Giving<'a> {
     /// Duplicates descriptors for another process. A descriptor's name is its index.
@@ -64,7 +64,7 @@ impl<'a> Giving<'a> {
 #[derive(Debug)]
 pub struct Given {
     fds: Vec<Option<OwnedFd>>,
-    /// Descriptors already taken: the name, and the descriptor number in this process.
+    /// Descriptors already taken, as names and descriptor numbers in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
 }
 
@@ -79,7 +79,7 @@ impl Given {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
 
-    /// Returns the taken descriptors, in order.
+    /// Returns the names and numbers of the taken descriptors, in order.
     pub fn taken(self) -> Vec<(u32, RawFd)> {
         self.taken.into_inner()
     }

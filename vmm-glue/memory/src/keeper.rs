@@ -18,10 +18,10 @@ pub enum Kept {
     Slot(u8),
 }
 
-/// Stores a second copy of the client's connection, so that the connection survives this process. Also stores copies of
-/// further descriptors, so that another process can resume the connection from its journal.
+/// Stores a second copy of the client's connection outside this process, so that the connection survives it. Also
+/// stores copies of further descriptors, so that another process can resume the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection. A client now owns the connection.
+    /// Stores a copy of the connection, which a client now owns.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client has been notified that the connection has ended.
@@ -60,8 +60,8 @@ pub struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Descriptor numbers in this process; empty if only the keeper holds the descriptor. After a restart, the list may
-    /// have several entries, one of which is open.
+    /// Descriptor numbers in this process, or empty if only the keeper has the descriptor. After a restart, the list
+    /// may have several entries, one of which is open.
     fds: Vec<RawFd>,
     /// The identity of the file, if it has one.
     file: Option<FileId>,
@@ -70,13 +70,13 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns true if only the keeper holds the descriptor and no commit refers to it.
+    /// Returns true if only the keeper has the descriptor, and no commit refers to it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }
 }
 
-/// Identity and access mode of a file. While the keeper holds the file, no other file has this identity.
+/// Identity and access mode of a file. While the keeper has the file open, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -102,7 +102,7 @@ impl Slots {
         let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // Reuse the slot of a file that the client has removed but the keeper still holds.
+            // Reuse the slot of a file that the client has removed but the keeper still has.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -129,7 +129,7 @@ impl Slots {
         u32::try_from(place).map_err(io::Error::other)
     }
 
-    /// Creates the slots from the descriptors that this process took, and the numbers of the keeper's slots in use.
+    /// Creates the slots from the descriptors that this process took and the numbers of the keeper's slots in use.
     #[must_use]
     pub fn from_taken(taken: &[(u32, RawFd)], there: &[u8]) -> Self {
         let mut slots = Self::default();
@@ -138,7 +138,7 @@ impl Slots {
                 *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
-        // If a number was closed and reused, the last descriptor is the valid one.
+        // If a number was closed and reused, the last descriptor is valid.
         for (at, fd) in taken {
             for slot in slots.0.iter_mut().flatten() {
                 slot.fds.retain(|known| known != fd);
@@ -164,15 +164,15 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops from the keeper the descriptors to which the commit does not refer. After many changes, files are kept for
-    /// a while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
+    /// Drops from the keeper the descriptors to which the commit does not refer. After many changes, keeps files for
+    /// some time, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
     pub fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {
             if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
                 && stays(slot)
             {
-                // The number may belong to another file by now.
+                // The number may have been reused for another file.
                 slot.fds.clear();
                 continue;
             }

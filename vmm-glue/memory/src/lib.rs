@@ -4,7 +4,7 @@
 //! - [`descriptors`], [`keeper`]: descriptors for another process, and their storage outside this process
 //! - [`wake`]: an event that wakes a server's thread
 //!
-//! The crate does not know the protocol of the client. Sizes, offsets and descriptors of a client are validated here.
+//! The crate does not know the client's protocol. It validates sizes, offsets and descriptors received from a client.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(
     test,

@@ -1,9 +1,9 @@
 //! Client memory: a table that maps guest physical addresses to mappings.
 //!
 //! Other threads use a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the snapshot is
-//! still safe to access, but the memory no longer belongs to the guest. Therefore, a device must end its accesses in
-//! `Device::dma_unmap`, and take a new snapshot afterwards. Data is copied only through volatile slices,
-//! because the guest may change it at any time: copy the data first, then validate and use the copy.
+//! still safe to access, but the memory no longer belongs to the guest. A device must therefore end its accesses in
+//! `Device::dma_unmap`, and take a new snapshot afterwards. Data is copied only through volatile slices, because the
+//! guest may change it at any time: copy the data first, then validate and use the copy.
 
 mod mapping;
 mod saved;
@@ -42,8 +42,8 @@ pub struct MemoryLimits {
     pub files: usize,
     /// Maximum number of mapped bytes at a time. All devices share the process's address space.
     pub mapped_bytes: u64,
-    /// Accepts files on any file system. Otherwise, only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
-    /// because accesses to a file on a network or FUSE file system can block threads indefinitely.
+    /// Accepts files on any file system. If false, accepts only memory files (memfd, `/dev/shm`, hugetlbfs), because
+    /// accesses to a file on a network or FUSE file system can block threads indefinitely.
     pub any_file_system: bool,
 }
 
@@ -60,11 +60,11 @@ pub struct DmaRegion {
     pub gpa: u64,
     /// Size in bytes: a nonzero multiple of [`PAGE_SIZE`]. `gpa + size` does not overflow.
     pub size: u64,
-    /// Set if the device may read.
+    /// True if the device may read the region.
     pub readable: bool,
-    /// Set if the device may write.
+    /// True if the device may write the region.
     pub writable: bool,
-    /// The mapping, if the client passed a file. Memory without a file is only accessible through
+    /// The mapping, if the client passed a file. Memory without a file is accessible only through
     /// `vmm_glue::dma::DmaClient`.
     pub mapping: Option<Arc<Mapping>>,
 }
@@ -86,8 +86,8 @@ impl DmaRegion {
         if self.mapping.is_some() { self.size } else { 0 }
     }
 
-    /// Returns true if the memory is known to be private to the client (`share=off`), which means that the mapping
-    /// contains only zeros.
+    /// Returns true if the memory is known to be private to the client (`share=off`). The mapping then contains only
+    /// zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
@@ -151,7 +151,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes; cached because each table change needs it.
+    /// Total size of the mapped regions in bytes, which is cached because each table change needs it.
     mapped_bytes: u64,
     /// Shared by all of a client's tables.
     writes: Arc<WriteLog>,
@@ -169,7 +169,7 @@ impl MemoryTable {
         self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
     }
 
-    /// Copies guest memory at guest physical address `gpa` to `data`, even across adjacent regions.
+    /// Copies guest memory at guest physical address `gpa` to `data`. The range may span adjacent regions.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -186,7 +186,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Copies `data` to guest memory at guest physical address `gpa`, even across adjacent regions.
+    /// Copies `data` to guest memory at guest physical address `gpa`. The range may span adjacent regions.
     ///
     /// On error, part of the data may already have been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
@@ -208,7 +208,7 @@ impl MemoryTable {
 
     /// Returns a slice of 1 to `len` bytes of the memory at guest physical address `gpa`, and its region.
     ///
-    /// Writing to the slice faults if the region is not writable; check [`DmaRegion::writable`].
+    /// Writing to the slice faults if the region is not writable, so check [`DmaRegion::writable`].
     pub fn piece(&self, gpa: u64, len: usize) -> Result<(&DmaRegion, vm_memory::VolatileSlice<'_>), MemoryError> {
         let region = self.find(gpa).ok_or(MemoryError::NotMapped { gpa })?;
         let mapping = region.mapping.as_ref().ok_or(MemoryError::NoFile { gpa })?;
@@ -229,7 +229,7 @@ impl MemoryTable {
     }
 }
 
-/// A client's memory. The server modifies it, and any thread can read it.
+/// A client's memory. The server modifies the table, and any thread can read it.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     table: RwLock<Arc<MemoryTable>>,
@@ -242,7 +242,7 @@ impl GuestMemory {
         Arc::clone(&self.table.read())
     }
 
-    /// Returns the counter, with its limit, of pages that this process was the first to touch.
+    /// Returns the counter of pages that this process was the first to touch, which also contains the limit.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
     }
@@ -252,12 +252,12 @@ impl GuestMemory {
         Arc::clone(&self.table.read().writes)
     }
 
-    /// Copies data from the current guest memory; see [`MemoryTable::read`].
+    /// Copies data from the current guest memory. See [`MemoryTable::read`].
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         self.snapshot().read(gpa, data)
     }
 
-    /// Copies data to the current guest memory; see [`MemoryTable::write`].
+    /// Copies data to the current guest memory. See [`MemoryTable::write`].
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.snapshot().write(gpa, data)
     }
@@ -398,9 +398,9 @@ pub struct AddRegion {
     pub size: u64,
     /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Set if the device may read the memory.
+    /// True if the device may read the memory.
     pub readable: bool,
-    /// Set if the device may write the memory.
+    /// True if the device may write the memory.
     pub writable: bool,
     /// The file, if the client passed one.
     pub fd: Option<OwnedFd>,

@@ -16,7 +16,7 @@ impl Wake {
 
     /// Sets the event, which remains set until the waiting thread clears it.
     pub fn wake(&self) {
-        // The write fails only if the counter is full, and the event is already set then.
+        // The write fails only if the counter is full. The event is then already set.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -25,7 +25,7 @@ impl Wake {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Returns the event's descriptor, to be polled for reading.
+    /// Returns the event's descriptor, which can be polled for reading.
     pub fn fd(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }

@@ -1,4 +1,4 @@
-//! Migration requests of a client.
+//! Migration requests sent by a client.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -87,7 +87,7 @@ impl Client {
         self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, MAX_ANSWER_BYTES, &[]).map(drop)
     }
 
-    /// Queries which pages of a range were written since the last query. Returns one flag per page.
+    /// Queries which pages of a range have been written since the last query. Returns one flag per page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, MAX_ANSWER_BYTES, asked.as_bytes())?;

@@ -1,7 +1,7 @@
-//! Handles messages that save or restore the device's state, or query the memory that the device has written.
+//! Handles messages that save or restore the device's state, or that query the memory written by the device.
 //!
-//! The session tracks the migration state, so it calls the device only in the order of states that [`Migration`]
-//! defines. It rejects invalid requests without side effects. If the device fails, the device reports its state.
+//! The session tracks the migration state, so it calls the device only in the order of states defined by [`Migration`].
+//! It rejects invalid requests without side effects. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -41,7 +41,7 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // For a feature that a device lacks, the kernel reports this error. It makes a client block migration.
+    // The kernel reports this error for a feature that a device lacks. It makes a client block migration.
     device
         .migration()
         .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
@@ -114,7 +114,7 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Moves to a state, through intermediate states.
+    /// Moves the device to a state, through intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what =
@@ -211,7 +211,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a state part's size in bytes, or rejects a part that is too large.
+    /// Returns the size of a part of the state in bytes, or rejects a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
@@ -271,7 +271,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Returns the bitmap of writes in a range. The bitmap has `bytes` bytes.
+    /// Returns the bitmap of writes in a range, which is `bytes` bytes long.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);

@@ -117,7 +117,7 @@ impl Outbox {
         self.fds.push_back((self.bytes.len(), fd));
     }
 
-    /// Appends a successful reply; `data` follows `body`.
+    /// Appends a successful reply with `body`, followed by `data`.
     pub(super) fn reply(&mut self, request: &Header, body: &(impl IntoBytes + Immutable), data: &[u8]) {
         let body = body.as_bytes();
         self.header(request, body.len().saturating_add(data.len()), 0, 0);
@@ -149,7 +149,7 @@ impl Outbox {
         result
     }
 
-    /// Appends an error reply. `body` is empty unless the client expects a body even in error replies.
+    /// Appends an error reply. `body` is empty unless the client expects a body even in an error reply.
     pub(super) fn error(&mut self, request: &Header, errno: u32, body: &[u8]) {
         self.header(request, body.len(), FLAG_ERROR, errno);
         self.bytes.extend_from_slice(body);

@@ -13,9 +13,9 @@ use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 use vmm_memory::descriptors::{Given, Giving, ParkError};
 
-/// Buffer space in addition to one message, in bytes, so that one call can receive many small messages.
+/// Buffer space in addition to one message, in bytes. It lets one call receive many small messages.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
-/// Maximum number of descriptor sets whose messages have not been handled.
+/// Maximum number of sets of descriptors whose messages have not been handled.
 pub(super) const MAX_SETS: usize = 8;
 
 /// Descriptors received by one call.
@@ -116,8 +116,7 @@ impl Receive {
         }
     }
 
-    /// Same as [`Self::mark`], but is called before the replies to all handled messages are sent. `sent` is the commit
-    /// number.
+    /// Calls [`Self::mark`] before the replies to all handled messages are sent. `sent` is the commit number.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -159,7 +158,7 @@ impl Receive {
             return fds.len();
         }
         // A call returns no bytes beyond the part of the stream that carried descriptors, and a sender attaches
-        // descriptors to the first byte of a message. Therefore, the descriptors belong to the last message that starts
+        // descriptors to the first byte of a message. The descriptors therefore belong to the last message that starts
         // before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
@@ -261,7 +260,7 @@ impl Receive {
         Ok(receive)
     }
 
-    /// Restores a killed process's buffer. `saved` was committed at or after stream position `position`.
+    /// Restores the buffer of a killed process. `saved` was committed at or after stream position `position`.
     pub(super) fn revived(
         saved: SavedReceive,
         given: &Given,
@@ -319,9 +318,9 @@ impl SavedSet {
     }
 }
 
-/// Returns the end of the received bytes, after which the buffer contains only zeros. It is beyond the mark at `end` if
-/// the process was killed before it could update the mark. In this case, messages are assumed to be complete, because a
-/// single call receives a whole message.
+/// Returns the end of the received bytes, after which the buffer contains only zeros. The end is beyond the mark at
+/// `end` if the process was killed before it could update the mark. The messages after the mark are then assumed to be
+/// complete, because a single call receives a whole message.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);

@@ -92,7 +92,7 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a write. `awaited` is set if the client blocks until the reply; deferred work is then left to
+    /// Executes a write. `awaited` is true if the client blocks until the reply. Deferred work is then left to
     /// [`Session::complete_deferred`].
     fn write(
         &mut self,

@@ -13,7 +13,7 @@ use crate::link::{ClientInfo, Link};
 use crate::options::ServerOptions;
 use vmm_memory::descriptors::{Given, Giving, ParkError};
 
-/// Bounds on the size of the data in one message, in bytes.
+/// Permitted sizes of the data in one message, in bytes.
 const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 
 /// Saved form of a connection.
@@ -21,7 +21,7 @@ const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
-    /// Maximum size of the data in one message, as negotiated with the client, in bytes.
+    /// Maximum size of the data in one message in bytes, as negotiated with the client.
     max_transfer: u32,
     /// Properties of the client, set after negotiation.
     peer: Option<SavedPeer>,
@@ -66,7 +66,7 @@ impl SavedConnection {
             configured: _,
             // A device cannot be saved during a migration.
             migration: _,
-            // A client is suspended only after the deferred write is completed. If the process is killed, the write is
+            // A client is suspended only after the deferred write has completed. If the process is killed, the write is
             // lost with all other work.
             deferred: _,
         } = session;
@@ -131,7 +131,7 @@ impl Connection {
     }
 
     /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
-    /// the part that the journal covers.
+    /// the part of the stream that the journal covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
@@ -178,7 +178,7 @@ impl Connection {
 }
 
 impl SavedReceive {
-    /// Validates each value on its own, for a buffer of `room` bytes.
+    /// Validates each value separately, for a buffer of `room` bytes.
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {

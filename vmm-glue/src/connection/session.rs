@@ -1,4 +1,4 @@
-//! Handles all messages of a client except region accesses, which `regions` handles.
+//! Handles all messages of a client except for region accesses, which `regions` handles.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::protocol::{
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 use vmm_memory::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 
-/// Reason for rejecting a request: one part for the client, and one for the log.
+/// Reason for rejecting a request, with one part for the client and one for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Completes the deferred write, if any. Call this before any other call of the device.
+    /// Completes the deferred write, if any. Must be called before any other call to the device.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         if let Some(deferred) = self.deferred.take() {
             device.complete(deferred);
@@ -189,7 +189,7 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // The journal does not store masks: no interrupt is raised after a restart, so none is masked.
+                // The journal does not store masks. No interrupt is raised after a restart, so none is masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
@@ -289,8 +289,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): removes only whole regions, never splits a
-    /// region, and accepts a range without mappings. Returns the number of unmapped bytes.
+    /// Executes a `DMA_UNMAP` request with the semantics of VFIO's type 1 (version 2): removes only whole regions,
+    /// never splits a region, and accepts a range without mappings. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
@@ -305,7 +305,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("unknown flags {flags:#x}"));
         }
-        // Compute with the last byte, because the end of the range may overflow.
+        // Use the last byte of the range, because its end may overflow.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("invalid range at {gpa:#x} of {size:#x} bytes"));
         };
@@ -333,7 +333,7 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // Modifying a table that another thread references would copy it.
+        // Drop the snapshot: modifying a table that another thread references would copy it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
@@ -418,7 +418,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even on an error, and would wait forever for missing bytes.
+        // Such a client expects the full reply even on an error, and would wait forever for the missing bytes.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -433,7 +433,7 @@ impl Session {
         }
     }
 
-    /// Logs a client error: all of the first errors, and fewer and fewer of the later ones.
+    /// Logs a client error: all of the first errors, and increasingly fewer of the later ones.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {

@@ -1,11 +1,11 @@
-//! Checks whether a client's memory is actually shared.
+//! Checks whether a client's memory is really shared.
 //!
 //! A VMM started without shared memory still passes its memory file, but the guest uses a private copy: the file stays
-//! empty, and a device that maps the file reads zeros. The check reads some pages twice: through a message to the
-//! client, and from the file. The memory is private if the client's page has data and the file's page is empty, twice
-//! in a row. The memory is shared if both pages have the same data. If the client does not accept requests, only the
-//! file is checked: the memory is private if the file has no allocated blocks. The check uses `pread`, because
-//! accessing a mapping would fill holes in the file.
+//! empty, and a device that maps the file reads zeros. The check reads some pages both through a message to the client
+//! and from the file. The memory is private if the client's page has data but the file's page is empty, twice in a row.
+//! The memory is shared if both pages contain the same data. If the client does not accept requests, only the file is
+//! checked: the memory is private if the file has no allocated blocks. The check uses `pread`, because accessing a
+//! mapping would fill holes in the file.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const PARTS: u64 = 8;
 #[derive(Debug)]
 struct Sample {
     gpa: u64,
-    /// Offset in the mapping.
+    /// Byte offset in the mapping.
     offset: u64,
     mapping: Arc<Mapping>,
     /// Set if the client's page had data that the file's page lacked.
@@ -74,7 +74,7 @@ impl ShareCheck {
         }
     }
 
-    /// Continues the check with the received replies. Returns the private memory found: for each file, the address and
+    /// Continues the check with the received replies. Returns the private memory found: the address of each file, and
     /// the number of bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
@@ -87,7 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again, and will start another check when it enables it.
+                        // The guest has disabled bus mastering again. Enabling it will start another check.
                         self.samples.clear();
                     }
                     Err(_) => (),

@@ -7,9 +7,9 @@ use super::MAX_FDS;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 use vmm_memory::memory::PAGE_SIZE;
 
-/// Maximum size of a parsed capabilities string in bytes. QEMU's has less than 300.
+/// Maximum size of a parsed capabilities string in bytes. QEMU's string is shorter than 300 bytes.
 const MAX_TEXT: usize = 4096;
-/// Default limit on the data in one message, in bytes.
+/// Default limit on the size of the data in one message, in bytes.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
 /// Properties of a client, known after negotiation.
@@ -18,9 +18,9 @@ pub(super) struct Peer {
     pub minor: u16,
     /// Maximum size of the data in one message that the client accepts, in bytes.
     pub max_transfer: usize,
-    /// Set if the client accepts file descriptors in messages.
+    /// True if the client accepts file descriptors in messages.
     pub takes_fds: bool,
-    /// Set if the client follows the specification: it accepts server requests, and error replies without a body.
+    /// True if the client follows the specification: it accepts server requests, and error replies without a body.
     ///
     /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets the following bytes as the
     /// full reply. The server recognizes this client by the capabilities that it omits.

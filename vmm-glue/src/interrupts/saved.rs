@@ -9,7 +9,7 @@ use super::{Interrupts, Line, Signal, State};
 use crate::event::ClientEvent;
 use vmm_memory::descriptors::{Given, Giving, ParkError};
 
-/// The interrupts of a device.
+/// Saved interrupts of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedInterrupts {
     /// Interrupts, grouped by type.
@@ -19,7 +19,7 @@ pub(crate) struct SavedInterrupts {
     unmask: Option<u32>,
 }
 
-/// An interrupt.
+/// Saved state of an interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedLine {
     event: Option<u32>,

@@ -7,7 +7,7 @@
 //! | the rest | the buffer into which the connection is received |
 //!
 //! A killed process stops between two instructions or after its current system call, so the file contains its earlier
-//! stores, in program order. Therefore, each change is first written to the unused copy, and then made valid by storing
+//! stores, in program order. Each change is therefore first written to the unused copy, and then made valid by storing
 //! a single word.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
 // UNSAFETY: maps two parts of a sealed memfd that only the daemon uses. The rest of this module is safe.
@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Magic number at the start of the file; its last byte is the layout version.
+/// Magic number at the start of the file. Its last byte is the layout version.
 const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 /// Size of the header in bytes.
 const HEAD: usize = 4096;
 /// Number of 64-bit words in the header.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Size in bytes of each of the two commit halves, including the leading length.
+/// Size of each of the two commit halves in bytes, including the leading length.
 pub(super) const HALF_BYTES: usize = 256 << 10;
 /// Size of a half's length field in bytes.
 const LENGTH_BYTES: usize = 8;
@@ -41,7 +41,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// Returns the index of the first word in a copy of the marks. A copy has space for more words than it uses.
+    /// Returns the index of the first word of a copy of the marks. A copy has space for more words than it uses.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
@@ -102,7 +102,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none are left.
+        // SAFETY: `base` and `len` are from `mmap`. Slices borrow `self`, so none are left.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a journal");
         }
@@ -129,14 +129,14 @@ impl Deref for Room {
 
 impl DerefMut for Room {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; this process has no other mapping of the buffer.
+        // SAFETY: as for `deref`. This process has no other mapping of the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.room.base, self.room.len) }
     }
 }
 
 impl Room {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page-aligned, has this many words, and is accessed only as words of this type.
+        // SAFETY: the mapping is page-aligned, contains this many words, and is accessed only as words of this type.
         unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD_WORDS) }
     }
 
@@ -182,12 +182,12 @@ impl Room {
 }
 
 /// Returns the buffer size for messages of this length. The buffer is twice as large as a message, so that moving a
-/// message to the front never overwrites it, and a complete copy always exists.
+/// message to the front never overwrites it. A complete copy therefore always exists.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Creates a file with a buffer for messages of `message` bytes and `extra` more bytes.
+/// Creates a file whose buffer has space for messages of `message` bytes, and for `extra` more bytes.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);

@@ -1,4 +1,4 @@
-//! The contents of a journal, and the code that reads it in the next process.
+//! The contents of a journal, and the code with which the next process reads them.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use vmm_memory::keeper::Keeper;
 const WORDS: usize = 64;
 /// Size of a dword in bytes.
 const WORD: u64 = 4;
-/// Index of the dword that contains the command register, with the status register in its upper half.
+/// Index of the dword with the command register, whose upper half is the status register.
 const COMMAND: usize = 1;
 
-/// Configuration space dwords, as read.
+/// Configuration space dwords, as read from the device.
 pub(crate) type Words = Vec<u32>;
 
 /// The committed state of a client.
@@ -33,7 +33,7 @@ pub struct SavedJournal {
     pub(crate) position: u64,
     /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
-    /// PCI configuration space; empty for a client that has not negotiated.
+    /// PCI configuration space, or empty for a client that has not negotiated.
     pub(crate) words: Words,
     /// Region sizes in bytes, as reported to the client.
     pub(crate) regions: Vec<u64>,
@@ -91,7 +91,7 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // This write enables bus mastering, so it comes last. The status half is zero because writing ones to it would
+        // This write enables bus mastering, so it comes last. The status half is zero, because writing ones to it would
         // clear bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
@@ -140,8 +140,8 @@ impl SavedJournal {
 }
 
 impl Journal {
-    /// Restores a killed process's client from its journal. Its memory and interrupts are restored to `link`, which
-    /// must be new.
+    /// Restores a killed process's client from its journal. Restores the client's memory and interrupts to `link`,
+    /// which must be new.
     pub(crate) fn restored(
         keeper: Arc<dyn Keeper>,
         kept: Vec<(Kept, OwnedFd)>,

@@ -1,4 +1,4 @@
-//! Tests journals that are truncated, modified, outdated, or lack descriptors, and one with too many descriptors.
+//! Tests journals that are truncated, modified, outdated or incomplete, and a journal with too many descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ impl Keeper for Store {
     }
 }
 
-/// A device that consists of a configuration space. It defers all writes; the second field is the deferred write.
+/// A device that consists of a configuration space and defers all writes. The second field is the deferred write.
 #[derive(Debug)]
 struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
 
@@ -186,7 +186,7 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All dwords are restored, except for the upper half of the one with the command register.
+        // All dwords are restored, except for the upper half of the dword with the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
@@ -361,7 +361,8 @@ fn frequent_remapping_stops_changing_the_store() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // No data is lost: if a process is killed while the client has mapped the file, the next process receives the file.
+    // No data is lost: if the process is killed while the client has the file mapped, the next process receives the
+    // file.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);

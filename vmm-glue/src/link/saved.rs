@@ -25,7 +25,7 @@ pub(crate) struct SavedLink {
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. The process cannot tell which earlier messages, up to `next_id`, have
+    /// Adapts the saved form to a new device. The process does not know which earlier messages, up to `next_id`, have
     /// been replied to.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);

@@ -5,7 +5,7 @@ use crate::victim::VictimPolicy;
 /// Settings for the division of memory among VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Policy that selects the chunks of a VM to evict first.
+    /// Policy that determines the order in which a VM's chunks are evicted.
     pub policy: VictimPolicy,
     /// Seed for random selections.
     pub seed: u64,
@@ -16,9 +16,9 @@ pub struct Config {
     /// Time for which a returned chunk of a VM with work stays on the card despite requests of other VMs, in ns. The VM
     /// needs this time to make progress. Moves for limits, guarantees, and the mediator's own requests are exempt.
     pub residency_ns: u64,
-    /// Time without a submission after which a VM is idle and its memory can be evicted for other VMs, in ns.
+    /// Time without a submission after which a VM is idle, so that its memory can be evicted for other VMs, in ns.
     pub idle_after_ns: u64,
-    /// Number of card chunks that returns leave free, so that the next request does not wait.
+    /// Number of card chunks that returns leave free, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in a plan.
     pub steps_max: usize,
@@ -26,7 +26,7 @@ pub struct Config {
 
 impl Default for Config {
     /// Returns the default settings: random victims (as in GPUswap), returns every 50 ms, chunks that settle for four
-    /// intervals, and VMs that are idle after 2 s.
+    /// intervals, and VMs that become idle after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

@@ -43,9 +43,9 @@ pub(super) struct Round<'a> {
     vms: Vec<Vm>,
     /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Number of chunks of all VMs together that can still be evicted to host memory.
+    /// Number of chunks that can still be evicted to host memory, for all VMs together.
     host_room: u32,
-    /// Number of these chunks that fit into the reserve.
+    /// Number of these chunks that fit in the reserve.
     reserve: u32,
     steps: Vec<Step>,
     steps_max: usize,
@@ -100,7 +100,7 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if one more chunk of the VM can be evicted after `planned` chunks.
+    /// Returns true if another chunk of the VM can be evicted after `planned` chunks.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
@@ -112,11 +112,12 @@ impl<'a> Round<'a> {
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: the steps for the request, or without a request, the steps for lowered
-    /// limits and (once per interval) for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
-    /// steps, in execution order, because a step may need a chunk that an earlier step frees.
+    /// Returns the steps that are due now. With a request, these are the steps for the request. Otherwise, they are the
+    /// steps for lowered limits and (once per interval) for fairness. Returns at most
+    /// [`Config::steps_max`](super::Config::steps_max) steps, in execution order, because a step may need a chunk that
+    /// is freed by an earlier step.
     ///
-    /// The caller must execute the steps before it serves the request. A VM that still gets no card chunk is not
+    /// The caller must execute the steps before it serves the request. If a VM still gets no card chunk, it is not
     /// entitled to any.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
@@ -191,7 +192,7 @@ impl Balancer {
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // The loop terminates because each iteration except the last one exhausts a VM or the steps.
+        // The loop terminates because each iteration except for the last one exhausts a VM or the steps.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -208,7 +209,7 @@ impl Balancer {
         }
     }
 
-    /// Plans the eviction of `count` chunks of a VM. Returns the number of planned evictions.
+    /// Plans the eviction of `count` chunks of a VM, and returns the number of planned evictions.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -221,7 +222,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Selects victims among a VM's chunks, except those in `stays`.
+    /// Selects victims among a VM's chunks, except for those in `stays`.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -306,12 +307,12 @@ impl Balancer {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
         }
-        // Chunks that moves in flight will free are not available yet.
+        // Chunks that will be freed by moves in flight are not available yet.
         let spare = round.table.spare().min(round.spare);
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Select the chunks of both sides first, because equally many must be returned and evicted.
+        // Select the chunks of both sides first, because the same number must be returned and evicted.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -333,8 +334,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway. For them, the moves complete earlier if all evictions precede all returns.
-        // Other VMs should be blocked for only one chunk at a time.
+        // The members of a quantum wait anyway. For them, the moves complete earlier if all evictions precede all
+        // returns. Other VMs should be blocked for only one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -352,7 +353,7 @@ impl Balancer {
 
 /// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
 /// Repeatedly selects the VM that exceeds its share the most, where the chunks requested by `requester` count as used.
-/// If this VM is the requester itself, it gets fewer chunks instead.
+/// If this VM is the requester itself, the requester gets fewer chunks instead.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -361,11 +362,11 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
         let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
-        // Among equal VMs, use the first.
+        // Among equal VMs, use the first one.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Deny the requester so many chunks in one step that its excess over its share is not above that of the
+            // In one step, deny the requester enough chunks that its excess over its share is not above that of the
             // other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
@@ -393,7 +394,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let card = |at: usize| round.vms[at].card + got[at] - given[at];
         let poorest = |is_poor: &dyn Fn(usize) -> bool| {
             let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
-            // Among equal VMs, use the first.
+            // Among equal VMs, use the first one.
             poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
         };
         let is_below = |at: usize| shares.excess(at, card(at)) < 0;
@@ -404,7 +405,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // Do not evict chunks of a VM that gets chunks, because it would only get its own chunks back before they have
+        // Do not evict chunks of a VM that gets chunks, because it would only get back its own chunks before they have
         // settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));

@@ -1,4 +1,4 @@
-//! Saved form of the balancer and its information about VMs and chunks. Times are on the caller's clock.
+//! Saved form of the balancer and its information about VMs and chunks. Times are those of the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -15,7 +15,7 @@ pub struct SavedBalancer {
     pub(crate) phase: u64,
     /// Information about VMs, sorted by VM number.
     pub(crate) known: Vec<SavedKnown>,
-    /// VM number and time of each VM's last submission in ns, sorted by VM number.
+    /// VM number and time of the last submission in ns, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
     /// Time in ns and destination of planned moves, by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,

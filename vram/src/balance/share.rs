@@ -1,19 +1,19 @@
-//! Card chunks that each VM is entitled to, by weighted max-min fairness.
+//! Number of card chunks to which each VM is entitled, by weighted max-min fairness.
 
 /// Bounds and weight of one VM's share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Weight; at least 1.
+    /// Weight, which is at least 1.
     pub(super) weight: u32,
     /// Guaranteed number of chunks.
     pub(super) least: u32,
-    /// Maximum number of chunks that the VM can use; at least the guarantee.
+    /// Maximum number of chunks that the VM can use, which is at least the guarantee.
     pub(super) most: u32,
     /// True if this claim takes priority over claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Exact shares of the card's chunks. They are not rounded, so no chunk moves only because of rounding.
+/// Exact shares of the card's chunks. They are not rounded, so that no chunk moves only because of rounding.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Common denominator of the shares. `parts` contains the numerators.
@@ -24,8 +24,8 @@ pub(super) struct Shares {
 impl Shares {
     /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
     /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
-    /// share the remaining chunks. The sum of the shares is `chunks`, or the sum of the claims if this is less. If
-    /// `chunks` is less than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
+    /// share the remaining chunks. The sum of the shares is `chunks`, or the sum of the claims if that is lower. If
+    /// `chunks` is lower than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
@@ -62,7 +62,7 @@ impl Shares {
         u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
     }
 
-    /// Returns the fraction of claim `at`'s share that is missing, from 0 to 1.
+    /// Returns the missing fraction of claim `at`'s share, from 0 to 1.
     pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
         let (part, lack) = (self.parts[at], -self.excess(at, used));
         if part > 0 { lack.max(0) as f64 / part as f64 } else { 0.0 }
@@ -94,7 +94,7 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // The sort is stable, so a claim whose bounds are equal starts growing before it stops.
+    // The sort is stable, so a claim with equal bounds starts growing before it stops.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);

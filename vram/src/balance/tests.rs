@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card with `chunks` chunks, and VMs with 64 chunks each and the given limits, numbered from 1.
+/// Creates a card with `chunks` chunks, and VMs with 64 chunks each and the given limits. VM numbers start at 1.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -47,7 +47,7 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
     // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory. The steps do not
-    // fit into one plan.
+    // fit in one plan.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -129,7 +129,7 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
     // The second VM requests its whole share. It immediately gets the chunks that the first VM has had for a long time,
-    // and the other chunks later.
+    // and gets the other chunks later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -143,7 +143,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately. The chunks that the other VM gained return to the first
+    // One VM frees memory and immediately allocates it again. The chunks that the other VM gained return to the first
     // VM, but only after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();

@@ -29,7 +29,7 @@ pub struct Summary {
     pub parked: u32,
     /// Number of chunks owned by the mediator.
     pub mediator: u32,
-    /// Number of destinations of moves in flight, including moves whose chunk no longer has an owner.
+    /// Number of destinations of moves in flight, including moves of chunks that no longer have an owner.
     pub arriving: u32,
     /// Accounts of host memory.
     pub host: HostSummary,
@@ -44,8 +44,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the number of chunks that have no owner and are not promised, so that they are available for new
-    /// guarantees.
+    /// Returns the number of chunks that have no owner and are not promised. They are available for new guarantees.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -65,7 +64,7 @@ pub struct HostSummary {
     pub to_scrub: u32,
     /// Number of unusable slots that the card may still access for their last owner. They count as used.
     pub quarantined: u32,
-    /// Number of the first slot after all slots with data. Memory from this slot on can be freed.
+    /// Number of the first slot after all slots with data. Memory starting at this slot can be freed.
     pub end: u32,
     /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
@@ -77,9 +76,9 @@ pub struct HostSummary {
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
     pub advertised: u32,
-    /// Number of chunks on the card, except those in the reserve.
+    /// Number of chunks on the card, except for those in the reserve.
     pub placed: u32,
-    /// Number of chunks in the reserve. They are on the card but are counted in host memory.
+    /// Number of chunks in the reserve, which are on the card but are counted in host memory.
     pub parked: u32,
     /// Number of chunks in host memory.
     pub host: u32,
@@ -89,7 +88,7 @@ pub struct VmSummary {
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card: the minimum of its guarantee and its guest's VRAM.
+    /// Number of chunks guaranteed to the VM on the card, which is the minimum of its guarantee and its guest's VRAM.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns the limit for the operator to change: `host`, which keeps a VM out of host memory, or `self` if the VM's
-    /// policy forbids host memory.
+    /// Returns the limit for the operator to change. This is `host`, which keeps a VM out of host memory, or `self` if
+    /// the VM's policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -128,8 +128,8 @@ pub enum Error {
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Not enough chunks are free until some have been zeroed. The caller must do scrub work and retry. If there is no
-    /// scrub work, another thread is doing it.
+    /// Too few chunks are free until some have been zeroed. The caller must do scrub work and retry. If there is no
+    /// scrub work, another thread is already doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
         /// Memory that has too few zeroed chunks.
@@ -176,7 +176,7 @@ pub enum Error {
     /// All chunks of the reserve are in use.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving, and can be moved again only afterwards.
+    /// The guest chunk is moving, and can be moved again only after that.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// VM of the guest chunk.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Behaviour when no card chunk is available for a VM.
+/// Behaviour if no card chunk is available for a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFull {
     /// Place the chunk in host memory.
@@ -53,16 +53,16 @@ pub struct Limits {
     pub guarantee: u32,
     /// Maximum number of chunks in host memory, regardless of why they were evicted.
     pub swap_cap: u32,
-    /// Weight for dividing chunks, relative to the weights of other VMs; at least 1.
+    /// Weight for dividing chunks, relative to the weights of other VMs. At least 1.
     pub weight: u32,
-    /// Behaviour when no card chunk is available for the VM.
+    /// Behaviour if no card chunk is available for the VM.
     pub on_full: OnFull,
 }
 
 impl Limits {
     /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
-    /// Permits card chunks on a first-come, first-served basis and no host memory.
+    /// Permits card chunks on a first-come, first-served basis, but no host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
 
     const DEFAULT: Self =

@@ -1,4 +1,4 @@
-//! Lookup of guest memory locations.
+//! Lookup of locations of guest memory.
 
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{GuestVramAddr, TenantId, VramAddr};
@@ -8,7 +8,7 @@ use crate::{GuestVramAddr, TenantId, VramAddr};
 pub struct Run {
     /// Start location of the range.
     pub place: Place,
-    /// Number of bytes from `place` on that are contiguous in both this memory and the VM's guest VRAM.
+    /// Number of bytes, starting at `place`, that are contiguous in both this memory and the VM's guest VRAM.
     pub bytes: u64,
 }
 
@@ -19,8 +19,8 @@ pub enum Lookup {
     Placed(Place),
     /// The range is unplaced. Reads return zeros.
     Unplaced,
-    /// The range spans chunks that are not adjacent, are in different memories, or are partly unplaced. For each part
-    /// from [`ChunkTable::pieces`], a lookup returns one of the other results.
+    /// The range spans chunks that are not adjacent, that are in different memories, or some of which are unplaced. For
+    /// each part from [`ChunkTable::pieces`], a lookup returns one of the other results.
     Split,
     /// Part of the range is outside the guest's VRAM, or the VM does not exist.
     Outside,
@@ -46,15 +46,15 @@ impl ChunkTable {
         GuestVramAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns true if the guest chunk at `address` is placed, or `None` if the guest has no such address.
+    /// Returns true if the guest chunk at `address` is placed. Returns `None` if the guest has no such address.
     #[must_use]
     pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the location of `address` in the VRAM of `vm`, and the number of contiguous bytes from there on. Returns
-    /// `None` if the guest has no such address or the address is unplaced.
+    /// Returns the location of `address` in the VRAM of `vm`, and the number of contiguous bytes starting there.
+    /// Returns `None` if the guest has no such address or the address is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -85,7 +85,7 @@ impl ChunkTable {
         if end > map.bytes() {
             return Lookup::Outside;
         }
-        // The number of chunks is almost always one, and at most that of the guest's VRAM.
+        // The number of chunks is almost always one, and is at most the number of chunks of the guest's VRAM.
         let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
         match map.get(index) {
             Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
@@ -94,7 +94,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the guest chunks of a VM that count in a memory and are not moving, in order.
+    /// Returns the guest chunks of a VM that are counted in a memory and are not moving, in order.
     pub fn resting(&self, vm: TenantId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {

@@ -20,9 +20,10 @@ pub(super) struct VmMap {
     shift: u32,
     /// Place of each placed guest chunk.
     chunks: Vec<Option<Spot>>,
-    /// Chunks in the reserve, which are on the card but count in host memory.
+    /// Chunks in the reserve, which are on the card but are counted in host memory.
     parked: BTreeSet<u32>,
-    /// Totals maintained by this map, except `parked`, `unbacked`, and `guarantee`, which [`Self::account`] sets.
+    /// Totals maintained by this map, except for `parked`, `unbacked`, and `guarantee`, which are set by
+    /// [`Self::account`].
     sums: VmSummary,
     /// Number of moves in flight to the card.
     arriving: u32,
@@ -69,7 +70,7 @@ impl VmMap {
         self.sums.placed + self.parked.len() as u32 + self.sums.host
     }
 
-    /// Returns true if the VM has as many chunks as its VRAM size permits.
+    /// Returns true if the VM has the maximum number of chunks for its VRAM size.
     pub(super) fn is_full(&self) -> bool {
         self.placed() >= self.sums.advertised
     }
@@ -88,7 +89,8 @@ impl VmMap {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns the number of chunks that count towards a memory's limits: those in this memory and those moving to it.
+    /// Returns the number of chunks that count towards a memory's limits, which are those in this memory and those
+    /// moving to it.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -115,14 +117,15 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Removes the place of guest chunk `index`. Returns the place, and true if the chunk was in the reserve.
+    /// Removes the place of guest chunk `index`. Returns the place, and a flag that is true if the chunk was in the
+    /// reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns their former places in the order of guest chunks.
+    /// Unplaces all chunks. Returns their previous places, in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
@@ -179,7 +182,7 @@ impl VmMap {
         self.sums.moving -= u32::from(alive);
     }
 
-    /// Completes a move: guest chunk `index` is now at `spot`.
+    /// Completes a move of guest chunk `index`, which is now at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
         let old = self.chunks[index as usize].replace(spot).expect("a moving chunk is placed");

@@ -7,7 +7,7 @@ impl ChunkTable {
     /// Lowering the number releases the difference, but removes no chunk from the mediator.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. In this case, nothing is changed.
+    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. Nothing is then changed.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -17,13 +17,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator beyond those that it has. As soon as such chunks are spare, the mediator gets
-    /// them before any VM does. The value 0 cancels the claim.
+    /// Claims `chunks` for the mediator, in addition to those that it has. As soon as chunks are spare, the mediator
+    /// gets them before any VM does. The value 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns borrowed chunks to the reserve, as far as enough chunks are not promised.
+    /// Returns borrowed chunks to the reserve, if enough chunks are not promised.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }
@@ -39,7 +39,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if no such run is available, or if its chunks are guaranteed to VMs. Returns
-    /// [`Error::NeedsScrub`] if such a run may be available after scrubbing.
+    /// [`Error::NeedsScrub`] if such a run may become available after scrubbing.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);
@@ -71,16 +71,17 @@ impl ChunkTable {
         self.mediator -= count;
     }
 
-    /// Returns the number of chunks without an owner that the mediator can get without borrowing: the rest of its
-    /// share, its claim, and the spare chunks.
+    /// Returns the number of chunks without an owner that the mediator can get without borrowing. These are the rest of
+    /// its share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        // Quarantine can leave fewer chunks than are promised.
+        // Because of quarantine, there may be fewer chunks than are promised.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
-    /// Returns the number of card chunks for VMs: all chunks except the reserve, the mediator's chunks, and the spare
-    /// part of its claim. A chunk that the mediator has borrowed from the reserve is subtracted only once.
+    /// Returns the number of card chunks for VMs, which are all chunks except for the reserve, the mediator's chunks,
+    /// and the spare part of its claim. A chunk that the mediator has borrowed from the reserve is subtracted only
+    /// once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();
@@ -92,7 +93,7 @@ impl ChunkTable {
         self.set_aside.saturating_sub(self.mediator)
     }
 
-    /// Returns the number of free chunks that only the mediator can get: the rest of its share, and its claim.
+    /// Returns the number of free chunks that only the mediator can get, which are the rest of its share and its claim.
     #[must_use]
     pub fn kept_for_mediator(&self) -> u32 {
         self.left_aside() + self.uncommitted().min(self.wanted())

@@ -11,7 +11,7 @@ pub enum To {
     Card,
     /// To a host slot.
     Host,
-    /// To the reserve: the chunk stays on the card, but counts in host memory.
+    /// To the reserve. The chunk stays on the card, but is counted in host memory.
     Reserve,
 }
 
@@ -37,7 +37,7 @@ pub struct Move {
     pub index: u32,
     /// Location of the chunk until the move is committed.
     pub from: Place,
-    /// Destination. VMs cannot access it, and the copy must overwrite it completely.
+    /// Destination, which VMs cannot access, and which the copy must overwrite completely.
     pub to: Place,
     /// Number of bytes to copy.
     pub bytes: u64,
@@ -48,7 +48,7 @@ pub struct Move {
 pub enum Ended {
     /// The chunk is at its destination. Its old place must be scrubbed.
     Committed,
-    /// The chunk was unplaced or its VM was destroyed during the move. The destination must be scrubbed.
+    /// The chunk was unplaced, or its VM was destroyed, during the move. The destination must be scrubbed.
     Gone,
 }
 
@@ -76,8 +76,8 @@ pub(super) enum Fate {
 }
 
 impl ChunkTable {
-    /// Starts a move of a guest chunk by reserving a destination. The destination counts towards the VM's limits from
-    /// now on. It may contain another owner's data until the copy has overwritten it completely. The chunk stays at its
+    /// Starts a move of a guest chunk by reserving a destination. From now on, the destination counts towards the VM's
+    /// limits. It may contain another owner's data until the copy has overwritten it completely. The chunk stays at its
     /// place until [`Self::commit_move`], and must not be modified during the copy.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step. Returns `None` if the step is already complete, because it leads into or out of the reserve and
-    /// changes only the accounts. Otherwise, same as [`Self::begin_move`].
+    /// Executes a step by calling [`Self::begin_move`]. Returns `None` if the step is already complete, because it
+    /// leads into or out of the reserve and changes only the accounts.
     ///
     /// # Errors
     /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].
@@ -186,8 +186,8 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. Before the
-    /// chunk is accessed again, the caller must update all references to its place.
+    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. The caller
+    /// must update all references to the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
     /// Panics if the move does not exist.
@@ -227,7 +227,7 @@ impl ChunkTable {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Returns true if a copy is unnecessary because the move's chunk was unplaced or the move has ended.
+    /// Returns true if a copy is unnecessary, because the move's chunk was unplaced or the move has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
@@ -252,14 +252,14 @@ impl ChunkTable {
         }
     }
 
-    /// Records that the VM was destroyed. The destinations of its moves no longer count for a VM.
+    /// Records that the VM was destroyed. The destinations of its moves no longer count for any VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;
         }
     }
 
-    /// Ends a move whose chunk was unplaced.
+    /// Ends a move of an unplaced chunk.
     fn give_up(&mut self, flight: &Flight) {
         self.abandon(flight.to);
         if flight.fate != Fate::Ownerless {

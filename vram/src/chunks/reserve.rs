@@ -9,7 +9,7 @@ impl ChunkTable {
     /// them. Lowering the number releases the difference, but removes no chunk in use.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. In this case, nothing is changed.
+    /// Returns [`Error::CardFull`] if fewer chunks are spare than are missing. Nothing is then changed.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -19,7 +19,7 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns true if a guest chunk is in the reserve, so that it is on the card but counts in host memory.
+    /// Returns true if a guest chunk is in the reserve, so that it is on the card but is counted in host memory.
     #[must_use]
     pub fn is_parked(&self, vm: TenantId, index: u32) -> bool {
         self.vms.get(&vm).is_some_and(|map| map.is_parked(index))
@@ -35,7 +35,7 @@ impl ChunkTable {
         self.vms.get(&vm).into_iter().flat_map(VmMap::parked)
     }
 
-    /// Returns the number of chunks in the reserve whose move to host memory can start now.
+    /// Returns the number of chunks in the reserve that can start their move to host memory now.
     #[must_use]
     pub fn drainable(&self) -> u32 {
         (self.parked - self.draining).min(self.host.room())
@@ -74,7 +74,7 @@ impl ChunkTable {
         self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
-    /// Returns the number of host slots that may be allocated, excluding slots for chunks in the reserve.
+    /// Returns the number of host slots that may be allocated, without the slots for chunks in the reserve.
     #[must_use]
     pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)

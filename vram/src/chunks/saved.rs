@@ -1,7 +1,7 @@
-//! Saved form of the chunk table: the owner of each chunk, but not its contents.
+//! Saved form of the chunk table. It contains the owner of each chunk, but not the chunk's contents.
 //!
 //! Owners are stored only once, in the states of chunks and slots. The VMs' maps, totals, and promises are derived from
-//! these.
+//! these states.
 
 use super::moves::{Fate, Flight};
 use super::state::{MoveId, Spot};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table, so that sums of a few such numbers fit into 32 bits.
+/// Maximum number of chunks of a card in a saved table. It ensures that sums of a few such numbers fit in 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
 /// Maximum number of guest chunks of all VMs in a saved table. A map has an entry for each of them, even if it is
 /// unplaced.
@@ -72,7 +72,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when no card chunk is available for a VM.
+/// Behaviour if no card chunk is available for a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,

@@ -102,14 +102,14 @@ impl Spot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// Use of a card chunk or host slot. The owner and the state are one value, so they are always consistent.
+/// Use of a card chunk or host slot. The owner and the state are one value, so that they are always consistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
-    /// Zeroed, and without an owner.
+    /// Zeroed and without an owner.
     Free,
     /// Without an owner, but still contains the last owner's data.
     NeedsScrub,
-    /// Without an owner, and being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
+    /// Without an owner. The caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work) is zeroing it.
     Scrubbing,
     /// Unusable, because the card may still access the chunk for its last owner.
     Quarantined,

@@ -61,7 +61,7 @@ impl Stock {
     }
 
     /// Returns the number of tracked units. A unit within the limit is tracked from its first use, and a unit beyond
-    /// the limit until it is zeroed and free.
+    /// the limit is tracked until it is zeroed and free.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -70,7 +70,7 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Returns the number of units that have an owner, are the destination of a move, or are quarantined.
+    /// Returns the number of units that have an owner, that are the destination of a move, or that are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
@@ -80,7 +80,7 @@ impl Stock {
         self.to_scrub.len() as u32 + self.scrubbing
     }
 
-    /// Returns the number of units, zeroed or dirty, that can get an owner.
+    /// Returns the number of units (zeroed or dirty) that can get an owner.
     pub(super) fn room(&self) -> u32 {
         self.limit.saturating_sub(self.owned())
     }
@@ -112,7 +112,7 @@ impl Stock {
     }
 
     /// Allocates a unit as the destination of a copy of a whole chunk. Prefers a dirty unit, because the copy makes
-    /// scrubbing unnecessary. Returns `None` if no units remain, or all remaining ones are being scrubbed.
+    /// scrubbing unnecessary. Returns `None` if no units remain, or if all remaining units are being scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -124,7 +124,7 @@ impl Stock {
         Some(number)
     }
 
-    /// Assigns `count` contiguous units, aligned to `align`, to an owner. Returns `Err(true)` if such a run may be
+    /// Assigns `count` contiguous units, aligned to `align`, to an owner. Returns `Err(true)` if such a run may become
     /// available after scrubbing, or `Err(false)` otherwise.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
@@ -149,7 +149,7 @@ impl Stock {
         self.quarantined
     }
 
-    /// Permanently excludes a unit from use: immediately if it has no owner, or else when it loses its owner.
+    /// Permanently excludes a unit from use: immediately if it has no owner, or otherwise when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}

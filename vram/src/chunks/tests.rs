@@ -46,7 +46,7 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// Returns the expected error for a VM that has no guarantee and may not swap, if `free` chunks are zeroed and
+/// Returns the expected error for a VM without a guarantee that may not swap, if `free` chunks are zeroed and
 /// `promised` chunks are reserved for other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
@@ -219,7 +219,7 @@ fn vm_without_reservation_gets_only_unguaranteed_chunks() {
     assert!(!table.place(TenantId(2), GuestVramAddr(99 * CHUNK)).unwrap().new, "existing chunks stay");
     place_first(&mut table, 1, 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), refused(2, 0, 0));
-    // Chunks that the other VM frees stay promised to it until it is destroyed.
+    // Chunks freed by the other VM stay promised to it until it is destroyed.
     assert_eq!(table.unplace_all(TenantId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
     assert_eq!(table.place(TenantId(2), GuestVramAddr(0)), full);

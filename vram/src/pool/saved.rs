@@ -1,4 +1,4 @@
-//! Saved form of a page pool: its runs of chunks and its allocations, from which free blocks are derived.
+//! Saved form of a page pool. It contains runs of chunks and allocations, from which free blocks are derived.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
@@ -63,7 +63,7 @@ impl PagePool {
     }
 
     /// Adds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations in
-    /// it.
+    /// this block.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);
         let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));

@@ -1,9 +1,9 @@
-//! Probes are short trial quanta that determine if quanta help.
+//! Probes, which are short trial quanta that determine whether quanta help.
 //!
 //! A submission does not list the host memory that its work accesses through pointers, and real cards do not count
-//! these accesses. However, the accesses lengthen the work's engine time. Therefore, a probe compares the engine time
-//! of a VM's submissions before and during the VM's quantum, when all of the VM's memory is on the card. The probe only
-//! assumes that the work does not change.
+//! these accesses. However, the accesses lengthen the work's engine time. A probe therefore compares the engine time of
+//! a VM's submissions before and during the VM's quantum, in which all of the VM's memory is on the card. The probe
+//! only assumes that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ impl Done {
     }
 }
 
-/// State of the probes for VMs whose thrashing cannot be measured.
+/// State of the probes for VMs for which thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// No work has been observed yet.
@@ -68,7 +68,7 @@ struct Trial {
     before: BTreeMap<TenantId, f64>,
     /// Mean engine time per submission during a VM's quantum in ns, for the VMs with a known mean.
     within: BTreeMap<TenantId, f64>,
-    /// VMs whose quanta have ended.
+    /// VMs that have had their quantum.
     had: BTreeSet<TenantId>,
     /// VM that has the current quantum, and its completed work at the start of the quantum.
     turn: Option<(TenantId, Done)>,
@@ -126,9 +126,9 @@ impl Probes {
         matches!(self.state, State::Trying(_))
     }
 
-    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: these VMs used the
-    /// card for at least half of the last two windows, and the engine time per submission is known for at least two of
-    /// them.
+    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due. This is the case if
+    /// these VMs used the card for at least half of the last two windows, and the engine time per submission is known
+    /// for at least two of them.
     pub(super) fn should_probe(&mut self, now_ns: u64, members: &[TenantId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
         let (since_ns, then): (_, &BTreeMap<TenantId, Done>) = match &self.state {
@@ -156,7 +156,7 @@ impl Probes {
         true
     }
 
-    /// Records that a VM's quantum starts, with all its memory on the card.
+    /// Records that a VM's quantum starts with all of its memory on the card.
     pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// Working set of an active VM, and the VM's weight for quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Number of bytes that the VM uses and may have on the card, at most its quota.
+    /// Number of bytes that the VM uses and may have on the card, which is at most its quota.
     pub bytes: u64,
     /// Number of these bytes that stay on the card during other VMs' quanta, such as the guarantee.
     pub resident: u64,
@@ -41,9 +41,9 @@ impl WorkingSets {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns the VMs that must take turns, sorted by number. Omits VMs whose whole working set stays on the card.
-    /// Unless `all` is set, also omits the VMs with the smallest working sets, as long as they fit on the card together
-    /// with the largest remaining working set.
+    /// Returns the VMs that must take turns, sorted by number. Omits VMs with a working set that stays entirely on the
+    /// card. Unless `all` is true, also omits the VMs with the smallest working sets, as long as they fit on the card
+    /// together with the largest remaining working set.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
@@ -68,7 +68,7 @@ impl WorkingSets {
     }
 
     /// Returns the length of a member's quantum. The lengths of all members have a mean of `mean_ns` and are
-    /// proportional to their weights. If one of them is outside `bounds`, all are scaled. The upper bound takes
+    /// proportional to their weights. If one of them is outside `bounds`, all of them are scaled. The upper bound takes
     /// priority.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));

@@ -20,8 +20,8 @@ fn quanta(of: &[u64]) -> Quanta {
     quanta
 }
 
-/// Simulates copies at full speed for `permille` of the time, every 10 ms for one second from `from` on. Returns the
-/// first change.
+/// Simulates copies at full speed for `permille` of the time, every 10 ms for one second, starting at `from`. Returns
+/// the first change.
 fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
     (0..100).find_map(|step| {
         let now = from + step * 10 * MS;
@@ -55,7 +55,8 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[TenantId(1), TenantId(2)][..], TenantId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 500 bytes are evicted and 500 are returned, at 1000 bytes per second. A quantum is ten times as long.
+    // 500 bytes are evicted and 500 are returned, at 1000 bytes per second. A quantum is ten times as long as these
+    // copies.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
@@ -73,7 +74,8 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes are moved within a second, and another 150 two seconds later, so that no window contains 200 bytes.
+    // 150 bytes are moved within a second, and another 150 bytes two seconds later, so that no window contains 200
+    // bytes.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);
@@ -248,7 +250,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
     assert!(matches!(quanta.tick(0), Some(Change::On(turn)) if turn.quantum_ns == 30 * SECOND));
     quanta.relocated(SECOND / 4, 1000, SECOND / 4);
     quanta.copies_done(SECOND / 4);
-    // 1000 bytes are copied at 4000 bytes per second. A quantum is ten times as long.
+    // 1000 bytes are copied at 4000 bytes per second. A quantum is ten times as long as this copy.
     assert_eq!(quanta.turn().map(|turn| turn.quantum_ns), Some(5 * SECOND / 2));
 }
 
@@ -324,7 +326,7 @@ fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
 
-/// An input of the detector.
+/// An input for the detector.
 #[derive(Clone, Debug)]
 enum Told {
     Relocated(u64, u64),

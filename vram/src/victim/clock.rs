@@ -1,4 +1,5 @@
-//! Second-chance algorithm, based on uses that the mediator observes: copies, and submissions that refer to buffers.
+//! Second-chance algorithm, based on uses that the mediator observes, which are copies and submissions that refer to
+//! buffers.
 
 use super::{Choose, Hints, keep_least};
 

@@ -11,7 +11,8 @@ use std::ops::RangeInclusive;
 /// Priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
-/// Hints about a VM's chunks. Each kind of hint has one entry per guest chunk, or none before the first hint is set.
+/// Hints about a VM's chunks. Each kind of hint has one entry per guest chunk, or no entries before the first hint is
+/// set.
 #[derive(Debug)]
 pub struct Hints {
     /// Number of guest chunks.
@@ -59,7 +60,7 @@ impl Hints {
         self.accesses[range].fill(count);
     }
 
-    /// Returns a chunk's access frequency, or 0 without a hint.
+    /// Returns a chunk's access frequency, or 0 if there is no hint.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)

@@ -2,15 +2,14 @@
 //! last, so LRU is the worst policy.
 //!
 //! The policy uses only the order of arrivals and evictions, because a card without reference bits provides no other
-//! information. The first victim is the chunk that precedes one that is needed now, because loops usually access
-//! buffers in address order. The next victim is the latest arrival. A chunk that is needed again soon after its
-//! eviction is not part of a loop, but is always in use. It is spared for a number of evictions, which doubles each
-//! time.
+//! information. The first victim is the chunk before one that is needed now, because loops usually access buffers in
+//! address order. The next victim is the latest arrival. A chunk that is needed again soon after its eviction is not
+//! part of a loop, but is always in use. It is spared for a number of evictions, which doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Selects the most recently used chunk, except chunks that are always in use.
+/// Selects the most recently used chunk, except for chunks that are always in use.
 #[derive(Debug)]
 pub(super) struct Loops;
 

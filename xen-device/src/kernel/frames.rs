@@ -1,8 +1,8 @@
-//! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
+//! Calls that add memory to a domain and remove memory from it. The kernel passes them to Xen unchanged.
 //!
-//! `memory_op` is identical in all Xen versions. The toolstack limits a domain's memory. A `domctl` call raises this
-//! limit; Xen may change its layout with each version of that interface. The call used here is identical in all
-//! [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions but its own.
+//! `memory_op` is identical in all Xen versions. The toolstack limits a domain's memory, and a `domctl` call raises
+//! this limit. Xen may change the layout of this call with each version of the interface. The call used here is
+//! identical in all [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -63,7 +63,7 @@ struct Reservation {
     domain: u16,
 }
 
-/// `struct xen_domctl`, with a union as large as the largest one of any version.
+/// `struct xen_domctl`, with a union as large as the largest one in any version.
 #[repr(C)]
 struct Domctl {
     command: u32,
@@ -135,7 +135,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames from `first` to the domain: either all of them or none.
+    /// Adds `count` frames starting at `first` to the domain, either all of them or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -153,7 +153,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Removes `count` frames from `first` from the domain.
+    /// Removes `count` frames starting at `first` from the domain.
     pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.saturating_add(count);
         let mut at = first;
@@ -240,7 +240,7 @@ impl Frames<'_> {
 /// Makes a call whose arguments are in the locked buffer.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
-    // SAFETY: the structure matches this number; these calls write at most to their arguments.
+    // SAFETY: the structure matches this number. These calls write at most to their arguments.
     let done = unsafe { libc::ioctl(privcmd.as_raw_fd(), HYPERCALL, &raw const call) };
     u64::try_from(done).map_err(|_| io::Error::last_os_error())
 }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((size_of::<Hypercall>(), HYPERCALL), (48, 0x0030_5000));
         assert_eq!(size_of::<Reservation>(), 32);
         assert_eq!((std::mem::offset_of!(Reservation, order), std::mem::offset_of!(Reservation, domain)), (16, 24));
-        // The union starts at byte 16, and has at most 128 bytes in all versions.
+        // The union starts at byte 16 and is at most 128 bytes long in all versions.
         assert_eq!(std::mem::offset_of!(Domctl, max_kib), 16);
         assert!(size_of::<Domctl>() >= 16 + 128);
     }

@@ -1,4 +1,4 @@
-//! Tests the domain's pages under its BARs: a guest finds the device's data with pages, without pages, and after a
+//! Tests the domain's pages under its BARs. A guest finds the device's data with pages, without pages, and after a
 //! move.
 
 use super::*;
@@ -16,7 +16,7 @@ fn frames(places: &[u64]) -> Vec<u64> {
     places.iter().map(|place| place / PAGE).collect()
 }
 
-/// Reads with a request, as Xen does for guest accesses to addresses without a page.
+/// Makes a read request, as Xen does for guest accesses to addresses without a page.
 fn ask(domain: &FakeDomain, address: u64) -> u64 {
     let request = Request { kind: kind::MEMORY, address, size: 8, count: 1, read: true, ..Request::default() };
     domain.request(0, &request).unwrap()
@@ -112,7 +112,7 @@ fn domain_that_is_no_longer_served_keeps_none() {
     domain.wait_left();
     assert!(domain.all_given().is_empty());
     domain.destroy();
-    // A new attempt is made for the next domain with this name.
+    // Adding pages is attempted again for the next domain with this name.
     let next = rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(2, "guest") });
     assert_eq!(next.all_given(), frames(&AREA_STARTS));
     next.destroy();
@@ -126,7 +126,7 @@ fn bar_that_a_guest_puts_over_its_own_memory_takes_none_of_it() {
     let domain = rig.xen.create(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") });
     domain.wait_served();
     write_memory(&domain, RAM + AREA.offset, b"still here");
-    // One BAR is initially at that address, and the other BAR is moved to it.
+    // One BAR is initially at this address, and the other BAR is moved to it.
     domain.config_write(0x10, RAM as u32);
     domain.config_write(0x14, PLACE1 as u32);
     domain.config_write(0x04, 6);

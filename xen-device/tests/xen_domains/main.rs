@@ -1,5 +1,4 @@
-//! Tests domains of a fake hypervisor, with arbitrary requests in any order and size, and with domains that start and
-//! end.
+//! Tests domains of a fake hypervisor: arbitrary requests in any order and of any size, and domains that start and end.
 
 mod bar_backing;
 
@@ -170,7 +169,7 @@ fn repeated_accesses_go_both_ways_and_through_memory() {
     assert_eq!(read_memory(&domain, 0x4000, 64), data);
     domain.memory(0, Request { address: PLACE1 + 0x1060, data: from + 60, backwards: true, read: false, ..read });
     assert_eq!(domain.read(0, PLACE1 + 0x1060 - 60, 4), 0x0302_0100);
-    // Without a data address, the same value is stored each time.
+    // Without a data address, every item stores the same value.
     domain.memory(0, Request { address: PLACE1 + 0x100, data: 0x55, count: 3, size: 1, ..Request::default() });
     assert_eq!(domain.read(0, PLACE1 + 0x100, 4), 0x0055_5555);
     // Missing memory reads as all ones, and ignores writes.
@@ -254,7 +253,7 @@ fn junk_in_shared_pages_is_harmless() {
         assert_eq!(rig.link.client().unwrap().domain, Some(1));
     }
     domain.junk(false, 30, &[0, 0]);
-    // Write a ring that claims to hold more than its size, and then one with half of a long entry.
+    // Write a ring that claims to contain more than its size, and then a ring with half of a long entry.
     domain.junk(true, 0, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     until("the ring to be dropped", || rig.counter("errors") == 1);
     domain.junk(true, 0, &[0; 8]);
@@ -269,7 +268,7 @@ fn junk_in_shared_pages_is_harmless() {
 fn buffered_writes_come_before_the_access_that_follows() {
     let rig = Rig::new();
     let domain = rig.guest();
-    // Xen only buffers writes below 1 MiB, where a guest can put a BAR.
+    // Xen buffers only writes below 1 MiB, where a guest can place a BAR.
     domain.config_write(0x14, 0x8_0000);
     for number in 0..1500u64 {
         let request = Request { address: 0x8_0000, size: 8, count: 1, data: number << 32 | 7, ..Request::default() };
@@ -368,7 +367,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // The server queries the BARs' addresses only to check that no memory is there.
+    // The server queries the BARs' addresses only to check that there is no memory.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
@@ -404,7 +403,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
     assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "adjacent frames stay");
     let left = rig.counter("dma_bytes");
     assert_eq!(left, whole - 30 * PAGE);
-    // The guest takes back part of the hole, without a notification.
+    // The guest takes back part of the hole without a notification.
     domain.populate(600..605);
     until("the memory to return", || rig.counter("dma_bytes") == left + 5 * PAGE);
     assert_eq!(fetch(&domain, 0, 602 * PAGE), 603);
@@ -429,7 +428,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     let rig = Rig::new();
     let domain = rig.guest();
     domain.write(0, PLACE1, 4, 7);
-    // Destroy the domain while a request is in flight, which may or may not be answered.
+    // Destroy the domain while a request is in flight. The request may or may not be answered.
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();

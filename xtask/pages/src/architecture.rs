@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// Width and height of the picture, in pixels.
 const SIZE: (i32, i32) = (900, 580);
 
-/// A box: its upper left corner, width and height, fill colour, title, and either crates or a note.
+/// A box: its upper left corner, width and height, fill color, title, and either crates or a note.
 struct Part {
     at: (i32, i32),
     size: (i32, i32),
@@ -22,11 +22,11 @@ struct Arrow {
     text: &'static str,
 }
 
-/// Fill colour of tenants and operators.
+/// Fill color of tenants and operators.
 const OUTSIDE: &str = "#fdf3dc";
-/// Fill colour of the mediator's parts.
+/// Fill color of the mediator's parts.
 const OURS: &str = "#ddeaf6";
-/// Fill colour of cards.
+/// Fill color of cards.
 const CARD: &str = "#e2f1e3";
 
 const PARTS: [Part; 13] = [
@@ -225,7 +225,7 @@ mod tests {
         };
         for (number, part) in PARTS.iter().enumerate() {
             let (left, top, right, bottom) = edges(part);
-            // Average character widths of the three fonts in half pixels.
+            // Compute with the average character widths of the three fonts, in half pixels.
             let widest = [part.title.len() * 16, part.crates.join(", ").len() * 15, part.note.len() * 14];
             let width = usize::try_from(part.size.0).unwrap();
             assert!(widest.iter().all(|halves| halves / 2 < width), "{}: its text is too long", part.title);

@@ -19,7 +19,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// Compares the file at `path`, relative to the project's root folder, with `text`, or writes it.
+/// Compares the file at `path`, relative to the project's root folder, with `text`, or writes the file.
 ///
 /// # Panics
 /// Panics if the file differs, or cannot be written.
@@ -37,7 +37,7 @@ fn assert_same(path: &str, there: &str, text: &str) {
     assert!(there == text, "{path} differs from the generated text: run `cargo xtask docs`");
 }
 
-/// Compares the part of a page between `<!-- generated: NAME -->` and `<!-- end -->` with `text`, or writes it.
+/// Compares the part of a page between `<!-- generated: NAME -->` and `<!-- end -->` with `text`, or writes the part.
 ///
 /// # Panics
 /// Panics if the page differs, has no such part, or cannot be written.

@@ -1,4 +1,4 @@
-//! A copy of the sources, for making mistakes.
+//! A copy of the sources in which mistakes are made.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::run::{root, target};
 
 /// Updates the copy to the tracked files of the working tree, with the given texts for `changed` files. Does not write
 /// unchanged files, so that a second run compiles only the changes. Also repairs files that a killed run has written
-/// only partly.
+/// only partially.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")

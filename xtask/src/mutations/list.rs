@@ -1,4 +1,4 @@
-//! The lists of mistakes: the file `mutations.toml` in a crate's folder lists the mistakes in that crate.
+//! The lists of mistakes. The file `mutations.toml` in a crate's folder lists the mistakes in that crate.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ const LIST: &str = "mutations.toml";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// The entries. Each is parsed separately, so that an error can name it.
+    /// The entries. Each entry is parsed separately, so that an error can name it.
     mutation: Vec<toml::Table>,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn mutations(metadata: &Metadata) -> Result<Vec<Mutation>> {
     Ok(all)
 }
 
-/// Parses the list of the crate `package` in `folder`.
+/// Parses the list of the `package` crate in `folder`.
 fn parse(text: &str, folder: &Path, package: &str) -> Result<Vec<Mutation>> {
     let path = folder.join(LIST);
     let list: List = toml::from_str(text).with_context(|| format!("{} is not valid", path.display()))?;

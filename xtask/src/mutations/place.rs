@@ -1,4 +1,4 @@
-//! Finds the body of the function that contains a mistake, with a minimal lexer for comments, literals, brackets, and
+//! Finds the body of the function that contains a mistake, using a minimal lexer for comments, literals, brackets, and
 //! `fn`.
 
 use std::ops::Range;
@@ -13,8 +13,8 @@ struct Function {
 
 /// Returns the body of the innermost function that contains a location, without its braces.
 ///
-/// Returns `None` outside functions, and if the two bodies cannot be branches of an `if`: in const functions, and in
-/// functions with an unnamed return type, where the branches would have different types.
+/// Returns `None` outside functions, and if the two bodies cannot be branches of an `if`. This applies to const
+/// functions, and to functions with an unnamed return type, where the branches would have different types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -68,8 +68,8 @@ fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     rest.get(..length).unwrap_or_default()
 }
 
-/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, is not
-/// part of it, except for raw literals.
+/// Returns the end of the comment or literal that begins at an offset. Except for raw literals, the prefix of a
+/// literal, as in `b"x"`, is not part of it.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;

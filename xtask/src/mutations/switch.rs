@@ -1,5 +1,5 @@
-//! Multiple mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one
-//! of them.
+//! Combines several mistakes in one build. A function with a mistake has both bodies, and an environment variable
+//! selects one of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -20,8 +20,8 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// Time limit of a program, after which the mistake counts as detected. TIMEOUT: the limit of a test in the suite
-/// `unit`; the tests for one mistake take a few seconds.
+/// Time limit of a program, after which the mistake counts as detected. TIMEOUT: equal to the limit of a test in the
+/// suite `unit`. The tests for one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages of libraries and programs that `cuda-rig`'s programs load without a declared dependency.
@@ -148,11 +148,12 @@ impl Build {
         Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
     }
 
-    /// Returns those `programs` of a package that contain tests with names that match one of `filters`.
+    /// Returns the programs in `programs` that belong to a package and contain tests with names that match one of
+    /// `filters`.
     ///
     /// # Errors
     ///
-    /// Returns an error if one of the filters matches no test.
+    /// Returns an error if a filter matches no test.
     pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filters: &[&str]) -> Result<Vec<&'a Program>> {
         let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
         let mut concerned = Vec::new();
@@ -172,7 +173,7 @@ impl Build {
     }
 }
 
-/// Runs tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given.
+/// Runs the tests in `programs` with names that contain one of `filters`, with the mistake enabled if one is given.
 pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
     let mut verdict = Verdict::default();
     for program in programs {

@@ -18,22 +18,22 @@ use crate::run::{root, shown};
 
 /// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
-/// Pages with benchmark results and pages about the project's language, which operators do not need.
+/// Pages that operators do not need: benchmark results, and pages about the project's language.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
 
-/// Sources of packages.
+/// Sources of the packages.
 pub(super) struct Recipe {
     /// Folder with the programs.
     pub binaries: PathBuf,
     pub version: String,
     /// Timestamp of all files, in seconds since 1970.
     pub epoch: u64,
-    /// Set to build uncompressed packages.
+    /// True to build uncompressed packages.
     pub fast: bool,
 }
 
 impl Recipe {
-    /// Builds a package in `out`. Returns its path.
+    /// Builds a package in `out`. Returns the package's path.
     pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let tree = Self::tree(spec.name, out);
         let symbols = Self::tree(&symbols::name(spec), out);

@@ -6,7 +6,7 @@ pub(super) struct Built {
     pub name: &'static str,
     pub path: &'static str,
     pub mode: u32,
-    /// Set if the package cannot be built without this file.
+    /// True if the package cannot be built without this file.
     pub is_required: bool,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Spec {
     pub built: &'static [Built],
     /// Configuration files. An upgrade keeps the administrator's changes to these files.
     pub conffiles: &'static [&'static str],
-    /// Set if the package's scripts set up a user and a service.
+    /// True if the package's scripts set up a user and a service.
     pub has_service: bool,
     /// Dependencies other than libraries, with their Debian names.
     pub depends: &'static str,
@@ -51,9 +51,9 @@ pub(super) const GUEST_LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator-guest/libnvidia-ml.so.1", "libcuda.so.1"),
     ("usr/lib/gpu-mediator-guest/libnvidia-ml.so", "libcuda.so.1"),
 ];
-/// File that adds these libraries to the loader's search path.
+/// File that adds the CUDA libraries in guests to the loader's search path.
 pub(super) const LOADER_FILE: &str = "etc/ld.so.conf.d/gpu-mediator-guest.conf";
-/// Folder of these libraries, which is also the contents of that file.
+/// Folder of the CUDA libraries in guests, which is also the contents of [`LOADER_FILE`].
 pub(super) const GUEST_FOLDER: &str = "/usr/lib/gpu-mediator-guest";
 
 /// Path of the libvirt hook.

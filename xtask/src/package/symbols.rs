@@ -1,6 +1,6 @@
 //! Debug symbols of a package's programs, in a separate package.
 //!
-//! A debugger finds them by the program's build ID, under the path that Debian and Fedora share.
+//! A debugger finds the symbols by the program's build ID, under the path that Debian and Fedora share.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ pub(super) fn name(spec: &Spec) -> String {
 pub(super) struct Symbols(BTreeSet<String>);
 
 impl Symbols {
-    /// Moves a program's symbols, which are nine tenths of its size, to the symbol tree. Skips scripts.
+    /// Moves a program's symbols, which make up nine tenths of its size, to the symbol tree. Skips scripts.
     pub fn take(&mut self, program: &Path, symbols: &Tree) -> Result<()> {
         let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
         if !bytes.starts_with(b"\x7fELF") {

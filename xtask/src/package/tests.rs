@@ -55,7 +55,7 @@ fn exposure_of_unit_is_as_page_says() {
     assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
 }
 
-/// Checks that the runtime folder survives a stop of the service: containers have mounted it, and would not see the
+/// Checks that the runtime folder survives a stop of the service. Containers have mounted it, and would not see the
 /// contents of a new folder at its path.
 #[test]
 fn runtime_folder_outlives_stop_of_service() {

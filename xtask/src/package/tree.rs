@@ -31,7 +31,7 @@ impl Tree {
         self.0.join(path)
     }
 
-    /// Adds a file with the permissions `mode`.
+    /// Adds a file with permissions `mode`.
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
@@ -171,7 +171,7 @@ impl Tree {
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
             let path = self.0.join(path);
             if path.is_symlink() {
-                // Skip symbolic links: the packaging tools set their timestamps.
+                // Skip symbolic links, because the packaging tools set their timestamps.
                 continue;
             }
             let set = fs::File::open(&path).and_then(|file| file.set_modified(time));

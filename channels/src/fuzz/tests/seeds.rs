@@ -1,14 +1,14 @@
-//! Seed inputs for the fuzz target: bytes that decode to hand-written operations. A test runs every input in the
-//! corpus.
+//! Seed inputs for the fuzz target, which decode to hand-written operations. A test runs every input in the corpus.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p channels seeds` rewrites them. Files named `found_*` are inputs that once failed.
+//! To rewrite them, run `UPDATE_SEEDS=1 cargo test -p channels seeds`. Files named `found_*` are inputs that have
+//! failed in the past.
 
 use super::*;
 use crate::tests::fake::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Size of the part of an instance block that contains all used fields, in bytes.
+/// Size in bytes of the part of an instance block that contains all used fields.
 const BLOCK_HEAD: usize = 0x290;
 
 /// Encodes `ops` as bytes.
@@ -108,7 +108,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends an operation's header, with its VM and channel, in the short form if possible.
+/// Appends an operation's header, VM and channel, in the short form if possible.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {
@@ -169,7 +169,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
     };
     BTreeMap::from([
         ("submit", [&listed[..], &fill(false, 1, 8), &work(false, 1, 3, 4), &work(false, 1, 8, 6)].concat()),
-        // The guest's ring wraps around, and so does the host's larger ring.
+        // The guest's ring wraps around, as does the host's larger ring.
         (
             "wrap",
             [
@@ -181,7 +181,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs are stored, and pulled in another order. One of them is pulled after its channel was
+        // Doorbells of two VMs are stored, and pulled in a different order. One of them is pulled after its channel was
         // bound again.
         (
             "two_vms",
@@ -220,7 +220,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             for (index, raw) in (0..).zip(raws) {
                 ops.extend([Op::Write(false, 1, index, raw), Op::Ring(false, 1, u32::from(index) + 1, true)]);
                 ops.extend([Op::Fetch(false, 1, 4), Op::Execute(false, 1, 9)]);
-                // After this entry, the ring is faulted, and accepts no more entries until it is bound again.
+                // This entry faults the ring, which then accepts no entries until it is bound again.
                 ops.extend([Op::Bind(false, 1, 4, index + 1, index + 1), Op::Enable(false, 1, true)]);
                 ops.push(Op::List(false, vec![1]));
             }
@@ -270,7 +270,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A guest attacks completion records: it forges them, or swallows them as data of its own method.
+        // A guest attacks completion records: it forges them, or makes them data of its own method.
         (
             "records",
             [
@@ -284,7 +284,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A channel is unbound while its ring contains work, and bound again at the same position.
+        // A channel is unbound while its ring contains work, and is bound again at the same position.
         (
             "rebind",
             [

@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All other
-//! data is regenerated, so a file cannot change it: constants, addresses, records and their push buffers, and
-//! completion records.
+//! Saved form of migrating channels. It contains only card data written by a channel's own work. All other data
+//! (constants, addresses, records and their push buffers, and completion records) is regenerated, so that a file cannot
+//! change it.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -54,7 +54,7 @@ pub struct SavedMoving {
 
 first_version!(SavedMoving, "channels.moving");
 
-/// Saved form of a channel.
+/// Saved form of a migrating channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     bound: SavedBound,
@@ -185,7 +185,7 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may already have released the semaphore of the record that ended last.
+    // The card may already have released the semaphore of the last record that ended.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

@@ -10,7 +10,7 @@ const CH: VirtualChannelId = VirtualChannelId(0);
 /// VRAM address of A's shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Creates a card with two channels of A, of which one has fetched and unfetched work, and a third channel whose bind
+/// Creates a card with two channels of A, one of which has fetched and unfetched work, and a third channel whose bind
 /// was rejected.
 fn here() -> World {
     let mut world = World::new();
@@ -62,7 +62,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before the VM is resumed, and work that was started does not continue before its slice.
+    // Nothing runs before the VM is resumed, and started work does not continue before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -131,7 +131,7 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the dwords that the card stores for a channel, except GP_PUT in the instance block, which differs from
+/// Returns the dwords that the card stores for a channel, except for GP_PUT in the instance block, which differs from
 /// USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
@@ -166,7 +166,7 @@ fn channels_that_were_saved_come_as_those_that_were_not() {
 fn flipped_bits_in_saved_channels_are_rejected_or_harmless() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
-    // Do not flip all the bytes of the images.
+    // Flip only some of the bytes of the images.
     let counts =
         |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {

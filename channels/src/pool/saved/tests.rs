@@ -6,8 +6,7 @@ use crate::tests::fake::{A, B, LAYOUT, World};
 use nvspec::instance::userd;
 use proptest::prelude::*;
 
-/// Creates channels of two VMs: with work in flight, of which some was not started, a rejected bind, an unbound
-/// channel, and a hung channel.
+/// Creates channels of two VMs: with started and unstarted work in flight, with a rejected bind, unbound, and hung.
 fn world() -> World {
     let mut world = World::new();
     for (vm, channel) in [(A, 0), (A, 1), (B, 0)] {
@@ -142,7 +141,7 @@ fn other_cards_and_numbers_are_refused() {
 }
 
 proptest! {
-    /// Checks that corrupt saved channels are either rejected, or restored as harmless channels.
+    /// Checks that corrupt saved channels are either rejected or restored as harmless channels.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

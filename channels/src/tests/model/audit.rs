@@ -83,7 +83,7 @@ impl Rig {
             }
             self.world.list(vm, &list);
         }
-        // The largest ring has 1024 entries unless a block specifies another size; the host's ring has 512 entries.
+        // The largest ring has 1024 entries unless a block specifies another size. The host's ring has 512 entries.
         self.gated = false;
         for _ in 0..16 {
             while !self.waiting.is_empty() {

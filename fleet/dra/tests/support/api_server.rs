@@ -1,4 +1,5 @@
-//! An API server for one driver. It stores objects, validates them against the published types, and records requests.
+//! An API server for one driver, which stores objects, validates them against the published types, and records
+//! requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -44,8 +45,8 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A Kubernetes type of the newest version in the crate `k8s-openapi`, and the same type of version 1.34, the oldest
-/// supported version.
+/// A Kubernetes type, in the newest version in the `k8s-openapi` crate and in version 1.34, the oldest supported
+/// version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }
@@ -152,7 +153,7 @@ impl ApiServer {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes all requests fail, or makes them succeed again.
+    /// Makes all requests fail if `broken` is true. Otherwise, makes them succeed again.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }
@@ -209,7 +210,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks that a slice obeys the API server's rules that its type does not express.
+/// Checks that a slice obeys those rules of the API server that its type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

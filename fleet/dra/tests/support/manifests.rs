@@ -29,7 +29,7 @@ fn kustomization(folder: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap()
 }
 
-/// Returns the documents in the files that a kustomization lists. The kustomization must list all files of its folder.
+/// Returns the documents in the files that a kustomization lists. The kustomization must list all files in its folder.
 pub fn documents(folder: &Path) -> Vec<Value> {
     let listed: BTreeSet<_> = kustomization(folder)["resources"]
         .as_array()

@@ -68,7 +68,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node whose daemon's configuration contains `tables`. Only the API server runs.
+    /// Creates a node whose daemon configuration contains `tables`. Only the API server runs.
     pub async fn new(tables: &str) -> Self {
         // Socket paths must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
@@ -112,7 +112,7 @@ impl Node {
         node
     }
 
-    /// Adds a second CUDA card of the same size, `h200`, to such a node.
+    /// Adds a second CUDA card, `h200`, of the same size to such a node.
     pub fn add_second_card(&mut self) {
         let text = self.log("m.toml");
         let (daemon, card) = text.split_once("[[card]]").unwrap();
@@ -199,7 +199,7 @@ impl Node {
         names
     }
 
-    /// Checks that no part of any claim remains.
+    /// Checks that no share of any claim remains.
     pub async fn assert_clean(&self) {
         assert_eq!(self.shares().await, Vec::<String>::new());
         for folder in ["cdi", "claims"] {

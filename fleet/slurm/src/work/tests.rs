@@ -23,11 +23,11 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// Creates a job with shards, and the file in which the fake controller finds it.
+/// Creates a job with shards, and the file from which the fake controller reads it.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
-    // The user who runs these tests cannot change the owner of files.
+    // The user running these tests cannot change the owner of files.
     let uid = fs::metadata(folder.path()).unwrap().uid();
     Job { id, uid, of_array: None }
 }

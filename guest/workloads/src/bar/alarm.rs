@@ -16,10 +16,10 @@ use crate::tests::Facts;
 const INTERRUPTS: &str = "/proc/interrupts";
 /// Names of the driver's interrupt handlers in `/proc/interrupts`.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Delay between the register writes and the alarm, in ns of the card's clock. The writes take less time, even under
+/// Delay from the register writes to the alarm, in ns of the card's clock. The writes take less time, even under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
-/// Maximum wait for an interrupt. TIMEOUT: only an alarm that never fires takes this long.
+/// Time limit for an interrupt. TIMEOUT: only an alarm that never fires takes this long.
 const ALARM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `bar alarm [--count=]`.

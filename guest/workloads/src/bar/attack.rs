@@ -30,7 +30,7 @@ pub struct Ground<'a> {
     pub random: Random,
     /// Set if the attacks also write outside the share.
     pub writes: bool,
-    /// Set if the VMM has mapped memory behind the apertures. A write to an address without a page then stays in that
+    /// Set if the VMM has mapped memory for the apertures. A write to an address without a page then stays in that
     /// memory, which only this guest can access.
     pub mapped: bool,
     /// Byte pattern to search for.
@@ -46,7 +46,7 @@ pub struct Found {
     pub probes: u64,
     /// Number of probed dwords that contained data.
     pub nonzero: u64,
-    /// Number of probed dwords that contained our own earlier write, which means that an address outside the share
+    /// Number of probed dwords that contained data written by us earlier, which means that an address outside the share
     /// stores data.
     pub sticky: u64,
     /// Number of probed dwords that contained part of the pattern.
@@ -73,7 +73,7 @@ impl<'a> Ground<'a> {
         let mut addresses =
             vec![vram, vram + aligned, 2 * vram, 3 * vram, 4 * vram, (1 << 32) - aligned, top - aligned];
         for number in 0..count {
-            // Most of these addresses may belong to a neighbour on the same card.
+            // Most of these addresses may belong to a neighbor on the same card.
             let end = [vram.saturating_mul(4), 6 << 30, top][number as usize % 3].clamp(vram + 1, top);
             addresses.push(vram + self.random.below(end - vram));
         }
@@ -99,7 +99,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Checks a dword that was read outside the share, through an aperture or PRAMIN.
+    /// Checks a dword that was read outside the share through an aperture or PRAMIN.
     pub fn judge_aperture(&mut self, what: &str, word: u32) {
         if self.mapped && word == BRAND {
             self.found.probes += 1;
@@ -164,7 +164,7 @@ impl<'a> Ground<'a> {
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Returns true if the card still responds, and our own memory is intact.
+    /// Returns true if the card still responds and our own memory is intact.
     pub fn alive(&self, boot0: u32) -> bool {
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();

@@ -26,7 +26,7 @@ fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u
     Ok((bar, offset, count))
 }
 
-/// Reads a register repeatedly: the chip ID, or the register selected by options.
+/// Repeatedly reads a register: the chip ID, or the register selected by options.
 pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::BOOT0)?;
     let region = card.region(bar)?;
@@ -53,7 +53,7 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes a register repeatedly: one without side effects, or the register selected by options. Then reads once.
+/// Repeatedly writes a register: one without side effects, or the register selected by options. Then reads once.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;

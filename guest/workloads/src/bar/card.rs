@@ -21,14 +21,14 @@ const COMMAND_WANTED: u16 = 0x6;
 /// aperture.
 pub struct Card {
     registers: Mapping,
-    /// The apertures. Devices other than cards, as in transport benchmarks, may lack them.
+    /// The apertures. Devices other than cards, such as those in transport benchmarks, may lack them.
     apertures: [Result<Mapping>; 2],
     directory: PathBuf,
 }
 
 impl Card {
     /// Opens the function at `address`, or the first NVIDIA function. Enables its memory decoding unless a driver has
-    /// done so.
+    /// already done so.
     pub fn open(address: Option<&str>) -> Result<Self> {
         let directory = match address {
             Some(address) => Path::new(DEVICES).join(address),

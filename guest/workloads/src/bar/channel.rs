@@ -1,4 +1,4 @@
-//! A channel that is created without a driver: first with our own pages, and then with pages and pointers outside our
+//! A channel that is created without a driver, first with our own pages and then with pages and pointers outside our
 //! share.
 //!
 //! The channel only releases semaphores. The host engine executes releases itself, so no other engine needs to be set
@@ -20,7 +20,7 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 
 /// Log2 of the number of ring entries.
 const RING_ORDER: u32 = 9;
-/// Number of memory polls after which the card must have finished.
+/// Number of memory polls within which the card must finish.
 const MAX_POLLS: u32 = 20_000;
 /// Value that a successful release writes.
 const RELEASED: u32 = 0x5e3a_0001;
@@ -33,13 +33,13 @@ const SEMAPHORE: u64 = 0x100;
 pub struct Attacked {
     /// Set if a channel with only our own pages worked.
     pub armed: bool,
-    /// Number of channels started.
+    /// Number of started channels.
     pub count: u64,
     /// Number of channels that ran with tables or a ring outside the share, which means that the card read memory
     /// outside the share.
     pub reached: u64,
     /// Number of channels that ran with a page or USERD outside the share. This alone is harmless: the card may have
-    /// dropped the write, or the mediator may have used its own USERD. Only the neighbour can detect damage.
+    /// dropped the write, or the mediator may have used its own USERD. Only the other guest can detect damage.
     pub passed: u64,
 }
 

@@ -1,14 +1,14 @@
 //! Tries the holes in the reference code of an earlier GPU mediator one by one, from inside a VM.
 //!
-//! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
+//! `bar hole N` tries one hole, and `bar holes` tries all of them. Each prints `hole=N name=... outcome=denied
 //! contained open ...`. Denied means that an attempt was visibly rejected (with a fault, or a read of all ones).
-//! Contained means that it had no effect beyond the guest itself. Open means that it had such an effect; the program
+//! Contained means that it had no effect beyond the guest itself. Open means that it had such an effect. The program
 //! then fails. Holes 1 to 19 are those of the reference code, in its order. Holes in its paravirtual interface are also
 //! tried through registers and tables. Holes from 20 on concern registers unknown to the reference code. Holes from 31
 //! on concern the paravirtual interface, if the card has one.
 //!
-//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
-//! neighbour's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! another VM's VRAM. The attempts need exclusive access to the card, so no driver may be bound. Afterwards, a driver
 //! must reinitialize the card.
 
 mod channels;
@@ -28,7 +28,7 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 use lab::{Lab, Verdict};
 
-/// A hole.
+/// A hole to try.
 struct Hole {
     number: u32,
     name: &'static str,

@@ -1,8 +1,8 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each type of attack first runs on our own memory (`armed`); otherwise, an empty result would prove nothing. If
-//! `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
-//! neighbour's VRAM. Afterwards, a driver must reinitialize the card.
+//! Each type of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! another VM's VRAM. Afterwards, a driver must reinitialize the card.
 
 use anyhow::{Result, bail, ensure};
 
@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Address from which no test guest has RAM.
+/// Lowest address at which no test guest has RAM, nor at any higher address.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords read from each page.
 const READS: u64 = 4;
@@ -118,7 +118,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
-    // If the VMM has mapped memory behind all apertures, a page visible through another aperture is not visible through
+    // If the VMM has mapped memory for all apertures, a page visible through another aperture is not visible through
     // PRAMIN.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
@@ -172,7 +172,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). If `writes` is set, also writes them.
+/// Reads a few dwords of a page in BAR1 (space 0) or BAR3 (space 1). Also writes them if `writes` is true.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -222,7 +222,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Writes values outside the share to all other registers that contain an address or channel.
+/// Writes values outside the share to all other registers that contain an address or a channel.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;

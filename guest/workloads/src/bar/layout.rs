@@ -1,4 +1,4 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, and nouveau. [`gdev::nouveau::push`]
+//! Registers and memory formats used by the attacks. Sources: envytools' `rnndb`, and nouveau. [`gdev::nouveau::push`]
 //! explains why they do not come from `nvspec`.
 
 /// Offsets and values of the instance block dwords that are the same for every channel.
@@ -24,9 +24,9 @@ pub mod reg {
     pub const PMC_ENABLE: u32 = 0x000200;
     /// Mask of enabled PBDMAs.
     pub const PBDMA_ENABLE: u32 = 0x000204;
-    /// Bus interrupts; write 1 to clear.
+    /// Bus interrupts. Write 1 to clear.
     pub const PBUS_INTR: u32 = 0x001100;
-    /// Address of the PRAMIN window >> 16; target in bits 25:24.
+    /// Address of the PRAMIN window >> 16, with the target in bits 25:24.
     pub const PRAMIN_WINDOW: u32 = 0x001700;
     /// Instance block of BAR1: valid bit 31, target in bits 29:28, address >> 12 in the remaining bits.
     pub const BAR1_INSTANCE: u32 = 0x001704;
@@ -34,7 +34,7 @@ pub mod reg {
     pub const BAR3_INSTANCE: u32 = 0x001714;
     /// Instance block of the peephole, in the same format.
     pub const PEEPHOLE_INSTANCE: u32 = 0x001718;
-    /// PFIFO interrupts; write 1 to clear.
+    /// PFIFO interrupts. Write 1 to clear.
     pub const PFIFO_INTR: u32 = 0x002100;
     /// Bit 0 enables the scheduler.
     pub const PFIFO_ENABLE: u32 = 0x002200;
@@ -42,9 +42,9 @@ pub mod reg {
     pub const PFIFO_PBDMAS: u32 = 0x002204;
     /// Mask of PBDMAs that do not serve an engine, one register for each of six engines.
     pub const PFIFO_ROUTE: u32 = 0x002208;
-    /// BAR1 address of the USERD pages >> 12; valid bit 28.
+    /// BAR1 address of the USERD pages >> 12, with the valid flag in bit 28.
     pub const USERD_BASE: u32 = 0x002254;
-    /// Address of a runlist >> 12; target in bits 29:28.
+    /// Address of a runlist >> 12, with the target in bits 29:28.
     pub const RUNLIST: u32 = 0x002270;
     /// Length of the runlist in entries. A write submits the runlist.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
@@ -79,7 +79,7 @@ pub mod reg {
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
     /// Flushes CPU writes through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Guest RAM address that the card's flushes write to, >> 8.
+    /// Guest RAM address that the card's flushes write, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
     /// Address of the page directory to flush, >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
@@ -129,7 +129,7 @@ impl Aperture {
         self as u32
     }
 
-    /// Returns bits 1:0 of a page directory entry; 0 means no table.
+    /// Returns bits 1:0 of a page directory entry, which are 0 for no table.
     fn of_table(self) -> u32 {
         match self {
             Self::Vram | Self::Peer => 1,
@@ -139,14 +139,14 @@ impl Aperture {
     }
 }
 
-/// Returns the low and high dword of a valid page table entry.
+/// Returns the low and high dwords of a valid page table entry.
 pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
     // Map guest RAM as volatile, as nouveau does.
     let volatile = u32::from(aperture != Aperture::Vram);
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }
 
-/// Returns the low and high dword of a page directory entry with a large-page and a small-page table.
+/// Returns the low and high dwords of a page directory entry with a large-page and a small-page table.
 pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
     let half = |table: Option<(u64, Aperture)>| {
         table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
@@ -171,7 +171,7 @@ pub mod own {
     pub const RUNLIST: u64 = 0x3000;
     /// The GPFIFO ring.
     pub const RING: u64 = 0x4000;
-    /// The pushbuffer.
+    /// The push buffer.
     pub const PUSH: u64 = 0x5000;
     /// A data page.
     pub const DATA: u64 = 0x6000;
@@ -179,9 +179,9 @@ pub mod own {
     pub const USERD: u64 = 0x7000;
     /// Page directories of BAR1, BAR3 and the channel, 64 KiB each.
     pub const DIRECTORIES: [u64; 3] = [0x1_0000, 0x2_0000, 0x3_0000];
-    /// Small page tables of BAR1, BAR3 and the channel, 256 KiB each.
+    /// Small-page tables of BAR1, BAR3 and the channel, 256 KiB each.
     pub const TABLES: [u64; 3] = [0x4_0000, 0x8_0000, 0xc_0000];
-    /// A large page table of BAR1, 8 KiB.
+    /// A large-page table of BAR1, 8 KiB.
     pub const LARGE_TABLE: u64 = 0x10_0000;
     /// End of all structures.
     pub const END: u64 = 0x11_0000;

@@ -1,4 +1,4 @@
-//! Concurrent channels: interleaved copies, chains across channels, and destroying and re-creating channels.
+//! Tests concurrent channels: interleaved copies, chains across channels, and destroying and recreating channels.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const MOST_OF_A_CLIENT: u64 = 12;
 /// Number of channels to create: all hardware channels, except for some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
-/// A channel, and the data that it works on.
+/// A channel, and the data on which it works.
 struct Lane {
     channel: Channel,
     engine: Engine,
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Frees and re-creates every second channel while the others continue running.
+    /// Frees and recreates every second channel while the others continue running.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;

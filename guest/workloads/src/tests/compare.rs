@@ -1,4 +1,4 @@
-//! Compares the library `gdev` with raw ioctls: both execute the same workloads in alternation, and all results are
+//! Compares the `gdev` library with raw ioctls. Both execute the same workloads in alternation, and all results are
 //! checked.
 
 use std::path::Path;
@@ -15,9 +15,9 @@ use crate::raw::Raw;
 use crate::report;
 use crate::rig::{Counts, Rig};
 
-/// Maximum of `--scale` that the crate `workloads` supports.
+/// Maximum value of `--scale`, which is that of the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
-/// Maximum of `--count`.
+/// Maximum value of `--count`.
 const MOST_COUNT: u64 = 1000;
 
 /// Run times of a workload, and the number of compared bytes.
@@ -28,7 +28,7 @@ struct Outcome {
 }
 
 /// Runs `compare [--name NAME|all] [--scale N] [--count N]`: executes each workload N times with the library and N
-/// times with raw ioctls, in alternation. Reports the median times from opening the device to closing it. These times
+/// times with raw ioctls, in alternation. Reports the median times from opening to closing the device. These times
 /// exclude checking the results and computing the expected results on the CPU.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");

@@ -92,7 +92,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Creates a copy at random, possibly odd offsets below 256.
+    /// Creates a copy at random offsets below 256, which may be odd.
     pub fn anywhere(engine: Engine, from: Domain, to: Domain, shape: Shape, random: &mut Random) -> Self {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }
@@ -104,7 +104,7 @@ impl Case {
         format!("{} {} to {} {shape:?} at {source_offset} to {target_offset}", names.0, names.1, names.2)
     }
 
-    /// Executes and checks the copy. The helper fills and checks the buffers without the engine under test.
+    /// Executes and checks the copy. The helper fills and checks the buffers without using the engine under test.
     pub fn run(&self, rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<()> {
         let mut random = rig.random();
         let (source_extent, target_extent) = self.shape.extents();
@@ -129,7 +129,7 @@ pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }
 
-/// Runs `copy`: repeats one case.
+/// Runs `copy`, which repeats one case.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let engine = engine(options.text("engine").unwrap_or("m2mf"))?;
     let from = domain(options.text("from").unwrap_or("gart"))?;

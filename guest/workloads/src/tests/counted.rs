@@ -1,4 +1,5 @@
-//! Runs for which the host counts accesses: a workload that pauses between its phases, and a given number of launches.
+//! Runs during which the host counts accesses: a workload that pauses between its phases, and a given number of
+//! launches.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
 //! result passes to the next node through CPU memory, or through a segment that both map.
 //!
-//! The measured time starts when the inputs are in CPU memory, and ends when the result is there. Contexts are created
-//! before the measurement.
+//! The measured time starts when the inputs are in CPU memory, and ends when the result is in CPU memory. Contexts are
+//! created before the measurement.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 use gdev::{Image, Segment, SegmentRequest};
 
-/// Maximum number of contexts. Nodes share them in turn.
+/// Maximum number of contexts. Nodes take turns using them.
 const MOST_CONTEXTS: u64 = 32;
 
 /// Input of a node: an input of the graph, or the output of a node in the previous level.
@@ -29,7 +29,7 @@ enum From {
     Node(usize),
 }
 
-/// Levels of nodes; each node has two inputs.
+/// Levels of nodes. Each node has two inputs.
 struct Graph {
     levels: Vec<Vec<[From; 2]>>,
     inputs: usize,
@@ -46,7 +46,7 @@ impl Graph {
         Self { levels, inputs: 2 * leaves }
     }
 
-    /// Creates a graph in which each node uses two neighbouring nodes of the previous level. All levels have the same
+    /// Creates a graph in which each node uses two adjacent nodes of the previous level. All levels have the same
     /// width.
     fn rectangle(depth: usize, width: usize) -> Self {
         let first = (0..width).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect();
@@ -130,7 +130,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Returns the text of a mark: the number of bytes copied by all nodes so far.
+/// Returns the text of a mark, which is the number of bytes copied by all nodes so far.
 fn said(nodes: &[Node]) -> String {
     let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.backend().done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))

@@ -1,4 +1,4 @@
-//! Work that the card must reject, or that never ends. The kernel kills only the channel that submitted it.
+//! Work that the card must reject, or that never ends. The kernel kills only the channel that submitted the work.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const NO_METHOD: u32 = 0x1ffc;
 const COPY_BYTES: u64 = 65536;
 /// Time limit for the kernel to detect a dead channel.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Maximum number of copies after which the card must have hung.
+/// Maximum number of copies before the card must have hung.
 const COPIES: u32 = 4000;
 
 /// Runs `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -39,7 +39,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(UNMAPPED_ADDR, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may detect the dead channel before the submission returns; `dies` then also reports it.
+            // The kernel may detect the dead channel before the submission returns. `dies` then also reports it.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel reports immediately: {error:#}");
             }
@@ -55,7 +55,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             bail!("--what {what}: one of unmapped method hang {kernels}")
         }
     }
-    // An illegal method is reported and skipped; other faults kill the channel.
+    // An illegal method is reported and skipped. Other faults kill the channel.
     let killed = if what == "method" {
         once(rig, &victim, Engine::M2mf, &source, &target)?;
         false

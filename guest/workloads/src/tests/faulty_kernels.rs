@@ -1,5 +1,5 @@
-//! Kernels that fault or never end. Some of them get their channel killed. For the others, the error is only reported,
-//! and the grid ends early.
+//! Kernels that fault or never end. For some of them, the channel is killed. For the others, the error is only
+//! reported, and the grid ends early.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Faulty {
     /// Command-line name of the kernel.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set if the channel is killed. For a warp error, the kernel driver only reports the error: the grid ends, and the
+    /// Set if the channel is killed. On a warp error, the kernel driver only reports the error: the grid ends, and the
     /// channel continues.
     killed: bool,
 }
@@ -58,7 +58,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     ])
 }
 
-/// Launches a kernel from `faulty_kernels.sm20`, waits for its end, and returns the outcome.
+/// Launches a kernel from `faulty_kernels.sm20`, waits until it ends, and returns the outcome.
 fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
     let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;

@@ -1,4 +1,4 @@
-//! Tests the library `gdev` itself: copies below and above its limits, fences, references, errors, and copy times.
+//! Tests the `gdev` library itself: copies below and above its limits, fences, references, errors, and copy times.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::pattern::Random;
 use crate::rig::{Counts, Rig};
 
-/// Size in bytes of the memory for copies.
+/// Size of the memory for copies, in bytes.
 const BYTES: u64 = 3 << 20;
 /// Sizes of copies in bytes, around the limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
@@ -142,7 +142,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // Free one of a file's two references, and then the owner's memory: the other reference must remain valid.
+    // Free one of a file's two references, and then the owner's memory. The other reference must remain valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);
@@ -225,8 +225,8 @@ fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts
 }
 
 /// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
-/// measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies of pinned RAM in
-/// both directions, or sequential ones with `--serial`.
+/// which measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies of pinned RAM
+/// in both directions, or sequential ones with `--serial`.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);

@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Creates more mappings than fit into BAR1, so that the kernel revokes and reassigns ranges.
+/// Creates more mappings than fit in BAR1, so that the kernel revokes and reassigns ranges.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW_BYTES: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW_BYTES).min(24);

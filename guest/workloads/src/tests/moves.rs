@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("moves", moves.to_string()), ("pressed", evicted.to_string())])
 }
 
-/// Makes the kernel move a buffer, with a submission that does not change the buffer.
+/// Makes the kernel move a buffer by means of a submission that does not change the buffer.
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
@@ -55,10 +55,10 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Allocates more buffers than fit into VRAM, so that the kernel must evict some of them to load others.
+/// Allocates more buffers than fit in VRAM, so that the kernel must evict some of them to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
-    /// Maximum VRAM size for this test, in bytes, because guest RAM must hold the buffers that do not fit.
+    /// Maximum VRAM size for this test, in bytes. Guest RAM must hold the buffers that do not fit.
     const MAX_VRAM_BYTES: u64 = 320 << 20;
     let vram = rig.vram()?;
     if vram > MAX_VRAM_BYTES {

@@ -1,4 +1,5 @@
-//! Data that other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers for a pattern.
+//! Searches for data that other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers
+//! for a pattern.
 
 use anyhow::{Result, bail};
 
@@ -14,7 +15,7 @@ const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 const MOST_BUFFERS: usize = 4096;
 /// Size of the buffer in guest RAM in bytes.
 const BOUNCE: u64 = 4 << 20;
-/// Permitted pattern lengths in bytes. Shorter patterns would occur by chance.
+/// Permitted pattern lengths in bytes. Shorter patterns could occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
 
 /// Runs `fill --pattern HEX`.
@@ -77,7 +78,7 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
     Ok(pattern)
 }
 
-/// Allocates all available VRAM. Once VRAM is full, the kernel places new buffers in guest RAM, so no buffer is
+/// Allocates all available VRAM. Once VRAM is full, the kernel places new buffers in guest RAM, so that no buffer is
 /// evicted.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();

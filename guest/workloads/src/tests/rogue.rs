@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then shows
-//! that its own channels still work, if possible.
+//! Work that tries to harm other users of the card. Each rogue runs one attack for the requested time, and then shows,
+//! if possible, that its own channels still work.
 
 mod registers;
 
@@ -23,11 +23,11 @@ use gdev::nouveau::push::{Engine, Push, linear};
 
 /// Number of submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Number of loop iterations per thread in `split`: at 70 ns per warp instruction, 256 threads take about 20 us.
+/// Number of loop iterations per thread in `split`. At 70 ns per warp instruction, 256 threads take about 20 us.
 const SPLIT_ROUNDS: u32 = 9;
-/// Number of channels that wait for a channel whose doorbell is delayed.
+/// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
-/// Delay of that doorbell.
+/// Delay of this doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies after its wait.
 const COPY_BYTES: u64 = 4096;
@@ -40,11 +40,11 @@ const NON_STALL: u32 = 0x20;
 /// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
 /// Number of methods per submission of a stream. The guest kernel takes about a millisecond to acknowledge each illegal
-/// method. Meanwhile, the submission occupies the engine, and is charged for that time.
+/// method. Meanwhile, the submission occupies the engine, and is charged for the time.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
-/// File with the console log level. Under emulation, each line printed on the console traps, which would slow the
-/// attack down.
+/// File that contains the console log level. Under emulation, each line printed on the console traps, which would slow
+/// the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// An attack on other users.
@@ -114,7 +114,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
 fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
     while !ending.is_over() {
-        // While the VM is quarantined, the requests of new channels are not executed.
+        // While the VM is quarantined, requests of new channels are not executed.
         match faulty_kernels::never_ends(rig.device()) {
             Ok(()) => killed += 1,
             Err(error) => {
@@ -127,7 +127,7 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for the semaphore of a channel whose doorbell is delayed. If `yields` is set, the waiting
+/// Runs channels that wait for the semaphore of a channel with a delayed doorbell. If `yields` is true, the waiting
 /// channels yield to other channels. Otherwise, they occupy the PBDMA until their time slice ends.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -166,7 +166,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Runs two channels that repeatedly wait for each other, and copy in between.
+/// Runs two channels that repeatedly wait for each other, and copy data between waits.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     semaphore.map()?.store(0, Width::Dword, 0);

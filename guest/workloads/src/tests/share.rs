@@ -76,7 +76,7 @@ fn data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Waits until `count` address spaces have a segment attached.
+/// Waits until a segment is attached in `count` address spaces.
 fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
     for _ in 0..MAX_POLLS {
         if mediator.attached(id)? == count {
@@ -98,7 +98,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process can find the key, but must not use this process's channels. Its attachments end with the process.
+    // Another process can find the key, but must not use this process's channels. Its attachments end when it exits.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.backend().number().to_string());
     let node_text = node.to_string_lossy();
@@ -116,7 +116,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may be using it: only that channel may be lost, and the other channel must
+    // Detach the segment while the GPU may be using it. Only that channel may be lost, and the other channel must
     // continue.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {

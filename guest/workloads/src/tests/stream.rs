@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, linear};
 
 /// Maximum size of a copy in bytes.
 const MAX_COPY_BYTES: u64 = 8 << 20;
-/// Granularity of copy sizes in bytes: a large page, so that buffers are not larger than the copies.
+/// Granularity of copy sizes in bytes: one large page, so that buffers are not larger than the copies.
 const UNIT: u64 = 128 << 10;
 
 /// Runs `stream [--engine m2mf|ce0|ce1] [--size BYTES] [--in-flight N] [--duration SECONDS]`.

@@ -1,4 +1,4 @@
-//! Random copies for a given time, all of which are verified.
+//! Makes random copies for a given time, and verifies all of them.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A matrix of copies: every engine, all combinations of memory types, many sizes and shapes.
+//! A matrix of copies: every engine, all combinations of memory types, and many sizes and shapes.
 
 use anyhow::Result;
 
@@ -30,7 +30,7 @@ const SIZES_BYTES: [u64; 14] = [
 /// A size in bytes that exceeds a BAR1 of 128 MiB.
 const BEYOND_APERTURE: u64 = (132 << 20) + 13;
 
-/// Number of lines, line length, source pitch and target pitch (in bytes) of each copy.
+/// Number of lines, line length, source pitch and target pitch of each copy. All but the first are in bytes.
 const QUICK_PITCHES: [[u32; 4]; 4] = [[2, 1, 3, 1], [17, 100, 4096, 333], [2047, 5, 5, 8], [64, 4096, 4099, 8192]];
 const PITCHES: [[u32; 4]; 5] = [
     [2047, 700, 701, 1024],

@@ -1,5 +1,5 @@
-//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. Its
-//! result is compared with the CPU's.
+//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. The
+//! results are compared with those of the CPU.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -17,7 +17,7 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 
-/// Maximum of `--scale` that the crate `workloads` supports.
+/// Maximum value of `--scale`, which is that of the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 
 /// Time and work of one run.
@@ -31,7 +31,7 @@ struct Outcome {
 
 /// Result of repeated work.
 pub struct Looped {
-    /// Number of iterations; each launches all kernels.
+    /// Number of iterations. Each iteration launches all kernels.
     pub iterations: u64,
     /// Time from the start until the end of the last iteration.
     pub took: Duration,
@@ -44,7 +44,7 @@ pub struct Looped {
 pub struct Repeat {
     /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Maximum number of submissions in flight. If 1, each iteration waits for its kernels.
+    /// Maximum number of submissions in flight. If it is 1, each iteration waits for its kernels.
     pub in_flight: u64,
     /// Pause between iterations.
     pub pause: Option<Duration>,
@@ -123,7 +123,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     facts
 }
 
-/// Runs one workload once. If `repeat` is given, first repeats its kernels.
+/// Runs one workload once. If `repeat` is given, first repeats the workload's kernels.
 fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<Outcome> {
     let began = Instant::now();
     let device = Device::open(node)?;

@@ -1,5 +1,5 @@
-//! Seed inputs of the fuzz target, by name: manually written life cycles of tables. The first number of each step is
-//! its kind, followed by its operands in the format of `Machine::step`.
+//! Seed inputs of the fuzz target, by name: handwritten life cycles of tables. The first number of each step is its
+//! kind. Its operands follow in the format of `Machine::step`.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the seeds. Each of them starts with a directory that refers to tables.
+/// Returns the seeds. Each seed starts with a directory that refers to tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([

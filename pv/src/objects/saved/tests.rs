@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories (one of which is bound), a small-page and a large-page table to which they refer (one of
-/// which has no handle), and a free slot.
+/// Creates two directories (one of them bound), a free slot, and two tables to which the directories refer: a
+/// small-page and a large-page table, one of them without a handle.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];
@@ -87,8 +87,8 @@ fn tables_that_cannot_be_are_refused() {
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // Invalid targets: the directory itself, a large-page instead of a small-page table, guest VRAM, the middle of a
-    // table, and guest RAM.
+    // Invalid targets: the directory itself, a large-page table instead of a small-page table, guest VRAM, the middle
+    // of a table, and guest RAM.
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the expected type"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the expected type"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("refers to 0x100000"));
@@ -99,7 +99,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Modifies the bytes of saved tables. They must either be rejected, or be restored without a panic.
+    /// Modifies the bytes of saved tables. They must either be rejected or be restored without a panic.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -10,7 +10,7 @@ use sched::turns::{TurnsConfig, scheduler_defaults};
 const MAX_RESULTS: usize = 16;
 const CARD: CardId = CardId(1);
 
-/// Creates card 1 with two gangs, whose homes are cards 0 and 1.
+/// Creates card 1 with two gangs. Their homes are cards 0 and 1.
 fn card() -> GangTurns {
     let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
     let mut card = GangTurns::new(CARD, turns.expect("the defaults are valid"), GangConfig::default());

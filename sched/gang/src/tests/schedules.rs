@@ -1,16 +1,16 @@
 //! Tests gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
 //! messages, submissions, kernel completions, ticks, and failures. Half of the schedules select each step at random.
-//! The other half uses priorities that change at a few points (probabilistic concurrency testing, PCT), which can delay
+//! The other half use priorities that change at a few points (probabilistic concurrency testing, PCT), which can delay
 //! a message by any number of steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
 use sched::sim::Random;
 
-/// Number of schedules per run. The full-scale test has its own, larger number.
+/// Number of schedules per run. The full-scale test has its own number, which is larger.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule is considered endless. The longest schedule takes a tenth of this number.
+/// Number of steps after which a schedule is considered endless. The longest schedule has a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
 /// Number of priority changes in a schedule.
 const CHANGES: usize = 5;
@@ -19,7 +19,7 @@ const CHANGES_AMONG: u64 = 2_000;
 /// Maximum number of failures in a schedule.
 const MAX_FAILURES: u32 = 3;
 
-/// Step of a schedule.
+/// A step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Action {
     /// The first message on a link is delivered.
@@ -110,7 +110,7 @@ impl Checker {
         (!self.cut.contains(&pair)).then_some(Action::Cut(pair.0, pair.1))
     }
 
-    /// Selects an action and removes it from the list.
+    /// Selects an action, and removes it from the list.
     fn choose(&mut self, actions: &mut Vec<Action>) -> Option<Action> {
         let at = match &mut self.choice {
             Choice::Random => self.random.below(actions.len() as u64) as usize,
@@ -138,7 +138,7 @@ impl Checker {
             Action::Wait => {
                 let running = world.cards.iter().filter(|(card, _)| !world.stopped.contains(card));
                 let Some(next) = running.filter_map(|(_, turns)| turns.next_wakeup()).min() else { return false };
-                // Always advance the time, even if a timer's deadline does not move. Otherwise, this loop could be
+                // Always advance the time, even if a timer's deadline does not change. Otherwise, this loop could be
                 // infinite.
                 world.now = next.0.max(world.now + 1);
             }
@@ -230,7 +230,7 @@ fn any_tenant(cards: u32, random: &mut Random) -> Tenant {
     Tenant { kernels: 2 + random.below(6), ahead: 1 + random.below(3), ..flood }
 }
 
-/// Runs the schedules with the given seeds. Returns the total number of steps and of gang turns.
+/// Runs the schedules with the given seeds. Returns the total number of steps and the total number of gang turns.
 fn check(seeds: std::ops::Range<u64>) -> (u64, u64) {
     let outcomes = seeds.map(|seed| Checker::new(seed).run(seed));
     outcomes.fold((0, 0), |(steps, turns), (more_steps, more_turns)| (steps + more_steps, turns + more_turns))

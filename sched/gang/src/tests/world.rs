@@ -1,7 +1,7 @@
-//! Simulated cards with turns, the messages between the cards, and programs whose kernels wait for their peers on other
-//! cards.
+//! Simulated cards with turns, the messages between the cards, and programs with kernels that wait for their peers on
+//! other cards.
 //!
-//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs once
+//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
 //! all ranks have submitted it. Until then, it spins on the cards that have it, and the turns on these cards cannot
 //! end.
 
@@ -29,7 +29,7 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant whose program always has work.
+    /// Creates a tenant with a program that always has work.
     pub(super) fn flood(cards: &[u32], weight: u32, kernel_ns: u64) -> Self {
         let (cards, params) = (cards.to_vec(), VgpuParams::weight(weight));
         Self { cards, params, kernel_ns, ahead: 2, kernels: u64::MAX, burst: None }
@@ -92,7 +92,7 @@ pub(super) struct World {
     pub(super) links: BTreeMap<(u32, u32), VecDeque<(u64, Message)>>,
     pub(super) now: u64,
     pub(super) random: Random,
-    /// Cards whose owners are stopped.
+    /// Cards with stopped owners.
     pub(super) stopped: BTreeSet<u32>,
     /// Minimum and maximum latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),
@@ -194,7 +194,7 @@ impl World {
         self.check(card);
     }
 
-    /// Checks that at most one tenant has an open gate on a card, except tenants whose turns overrun.
+    /// Checks that at most one tenant has an open gate on a card, except for tenants with turns that overrun.
     fn check(&self, card: u32) {
         let turns = &self.cards[&card];
         let open = self.programs.iter().filter(|(tenant, program)| {
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// Runs the simulation for `ns`, in steps of `step` ns.
+    /// Runs the simulation for `ns` ns, in steps of `step` ns.
     pub(super) fn run(&mut self, ns: u64, step: u64) {
         let until = self.now + ns;
         while self.now < until {

@@ -1,4 +1,4 @@
-//! Compares a group's members with programs that run concurrently without gates, as under MPS alone.
+//! Compares a group's members with programs that run concurrently without gates, as with MPS alone.
 //!
 //! A program is either a loop that submits work, waits for its end, and pauses on the host, or a job that always has
 //! work. The gains from concurrency, the lengths, and the pauses are those of decode loops on an H200.
@@ -14,12 +14,12 @@ const US: u64 = 1_000;
 const STEP: u64 = 50 * US;
 /// Delay from an order to its effect, and from the end of work to its observation, in ns.
 const NOTICE: u64 = 100 * US;
-/// Work that the card does for one to four concurrent loops, in thousandths of a single program's work.
+/// Amount of work that the card does for one to four concurrent loops, in thousandths of a single program's work.
 const GAINS: [u64; 4] = [1000, 1570, 2000, 2400];
-/// Same as [`GAINS`], for programs that each fill the card.
+/// Like [`GAINS`], for programs that each fill the card.
 const NO_GAIN: [u64; 4] = [1000; 4];
 
-/// A program whose submissions take `length` ns on an otherwise idle card.
+/// A program with submissions that take `length` ns on an otherwise idle card.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     length: u64,
@@ -29,7 +29,7 @@ struct Program {
     idle: u64,
     /// Interval between reports, in ns.
     report: u64,
-    /// Progress relative to an equal part of the card, in thousandths, while other programs run.
+    /// Progress while other programs run, relative to an equal part of the card, in thousandths.
     speed: u64,
 }
 
@@ -44,7 +44,7 @@ struct Runner {
     program: Program,
     active: bool,
     open: bool,
-    /// Time at which a pending recall or grant takes effect; true for a grant.
+    /// Time at which a pending recall or grant takes effect, and a flag that is true for a grant.
     changes: Option<(u64, bool)>,
     asked: bool,
     /// Remaining work of the submission in flight, in ns.
@@ -58,7 +58,7 @@ struct Runner {
     launches: u64,
     reported: u64,
     opened: u64,
-    /// End of each submission, and the time since the previous end, including the pause, in ns.
+    /// End of each submission, and the time since the previous end (including the pause) in ns.
     gaps: Vec<(u64, u64)>,
     random: u64,
 }
@@ -154,7 +154,7 @@ impl Card {
                 let speed = if working > 1 { runner.program.speed } else { 1000 };
                 let mut work = STEP * total * speed / 1_000_000 / working as u64;
                 while work >= runner.left {
-                    // Submissions shorter than a step run back to back.
+                    // Submissions that are shorter than a step run back to back.
                     work -= runner.left;
                     runner.busy += self.now.saturating_sub(runner.begun);
                     runner.launches += 1;
@@ -196,7 +196,7 @@ impl Card {
         }
     }
 
-    /// Submits the next work of all programs that have none in flight.
+    /// Submits the next work of all programs without work in flight.
     fn submit(&mut self) {
         let mut wants = Vec::new();
         for (&tenant, runner) in &mut self.runners {
@@ -272,14 +272,14 @@ fn both(gains: [u64; 4], programs: &[(Program, VgpuParams)]) -> [Card; 2] {
     })
 }
 
-/// Returns loops of equal weight whose speeds differ by 0.5 % when they run concurrently.
+/// Returns loops of equal weight with speeds that differ by 0.5 % when they run concurrently.
 fn loops(count: usize) -> Vec<(Program, VgpuParams)> {
     [1000, 1004, 997, 1001][..count].iter().map(|&speed| (Program { speed, ..LOOP }, VgpuParams::default())).collect()
 }
 
 #[test]
 fn loops_of_equal_weight_do_the_work_of_mps() {
-    // A report follows the next poll, so its interval is longer, and some reports contain two submissions.
+    // A report is sent at the next poll, so its interval is longer, and some reports contain two submissions.
     for (count, report) in [(2, 2_000), (2, 2_200), (4, 2_000), (4, 2_400)] {
         let mut programs = loops(count);
         programs.iter_mut().for_each(|(program, _)| program.report = report * US);

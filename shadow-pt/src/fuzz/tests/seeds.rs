@@ -1,5 +1,5 @@
-//! Seed inputs of the fuzz target, by name: manually written life cycles of address spaces. The first number of each
-//! operation is its kind, followed by its operands in the format of `Machine::step`.
+//! Seed inputs of the fuzz target, by name: handwritten life cycles of address spaces. The first number of each
+//! operation is its kind. Its operands follow in the format of `Machine::step`.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the seeds. Each one first creates tables, entries of both sizes, and their shadow.
+/// Returns the seeds. Each seed first creates tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -106,7 +106,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Place tables and a directory in RAM, and withdraw that RAM.
+        // Place tables and a directory in RAM, and withdraw this RAM.
         (
             "tables_in_ram",
             encode(&[

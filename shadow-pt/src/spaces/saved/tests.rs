@@ -57,7 +57,7 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();
-    // Addresses are different on the other card.
+    // The addresses on the other card are different.
     let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
     let (saved, places) = before.save().moved(&mut there).unwrap();
     let after = restored(saved, &mut there).unwrap();

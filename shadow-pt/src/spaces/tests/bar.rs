@@ -15,7 +15,7 @@ impl World {
         report
     }
 
-    /// Uses a directory entry whose table maps only RAM, and adds another entry whose table maps only VRAM.
+    /// Creates a directory entry whose table maps only RAM, and another one whose table maps only VRAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -67,7 +67,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM was not relinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied in the meantime are mapped once they are granted.
+    // Entries denied in the meantime are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

@@ -1,4 +1,4 @@
-//! Tests of the modes and of the pages that they read: GPU writes, shared pages, withdrawal and relocation.
+//! Tests of the modes and of the pages read in each: GPU writes, shared pages, withdrawal and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -36,7 +36,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // Pages that contain no tables are not read.
+        // Pages without tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -113,7 +113,7 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.write(vram(SPT), pte(0, SPT));
         world.write(vram(SPT + 8), pte(0, 0));
         world.prepare();
-        // GPU writes are not reported, so the first page of the small-page table is read each time.
+        // GPU writes are not reported, so the first page of the small-page table is read every time.
         assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);

@@ -7,7 +7,7 @@ use crate::model::world::walk;
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Moves guest VRAM pages to host memory from I/O page `to` on, or back to the card.
+    /// Moves guest VRAM pages to host memory starting at I/O page `to`, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -43,7 +43,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 90 * LARGE)));
         let found = world.spaces.resolve(world.id, GpuVa(LARGE + 5 * PAGE + 8)).unwrap();
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
-        // The replacement table has the size of the guest's table, which is counted.
+        // The replacement table has the size of the guest's table, and counts towards card memory.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
         // Change the small entry outside the large page, and the hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
@@ -71,7 +71,7 @@ fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
     }
     world.host(64 + 31, 1, Some(HOST + 31));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
-    // The pages are in host memory but misaligned, so small entries are used again.
+    // The pages are in host memory but misaligned, so small entries are still used.
     world.host(64, 32, Some(HOST + 33));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
     assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
@@ -145,8 +145,7 @@ fn split_page_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // Check the card's tables after each write operation. The page must always be accessible, and must never map
-    // another page.
+    // Check the card's tables after each write. The page must always be accessible, and must never map another page.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.write(vram(SPT + 3 * 8), pte(0, LARGE));

@@ -1,4 +1,4 @@
-//! Executes one block of a grid: its warps take turns until all have ended.
+//! Executes one block of a grid. Its warps take turns until all of them have ended.
 //!
 //! The order is deterministic: a warp executes until it waits, ends, or has executed [`INSTRUCTIONS_PER_TURN`]
 //! instructions.
@@ -15,7 +15,7 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use simgpu_memory::mmu::Session;
 use sm20::BarrierOp;
 
-/// Number of instructions that a warp executes before the next warp continues.
+/// Maximum number of instructions that a warp executes per turn.
 const INSTRUCTIONS_PER_TURN: u32 = 256;
 
 /// Reason why a time slice of a block ended.
@@ -32,11 +32,11 @@ pub(crate) enum Slice {
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
-    /// Number of warps that the barrier waits for; `None` for all warps of the block.
+    /// Number of warps that the barrier waits for, or `None` for all warps of the block.
     warps: Option<u32>,
-    /// Number of threads that arrived with the predicate true.
+    /// Number of threads that arrived with a true predicate.
     holds: u32,
-    /// Number of threads that arrived with the predicate false.
+    /// Number of threads that arrived with a false predicate.
     fails: u32,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct Block {
     number: u64,
     position: [u32; 3],
     slot: u32,
-    /// Number of warps in this block; `warps` may have more elements, because it is reused.
+    /// Number of warps in this block. `warps` may have more elements, because it is reused.
     count: usize,
     /// Index of the current warp.
     turn: usize,
-    /// Number of instructions remaining in its turn.
+    /// Number of instructions remaining in the current warp's turn.
     left: u32,
     clock: u64,
 }
@@ -84,7 +84,7 @@ impl Block {
         }
     }
 
-    /// Starts block `number` of a grid in this object, and reuses its memory. `slot` is the block's index among the
+    /// Starts block `number` of a grid in this object, reusing its memory. `slot` is the block's index among the
     /// running blocks. `residue` provides the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
@@ -171,7 +171,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // A scattered access takes as long as many instructions, and TLB flushes must wait for it.
+            // A scattered access takes as long as many instructions, and delays TLB flushes.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
@@ -183,7 +183,8 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp if its turn has not ended, otherwise the next ready warp.
+    /// Returns the next warp that can run, which is the current warp if its turn has not ended, or the next ready warp
+    /// otherwise.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -248,7 +249,8 @@ impl Block {
     }
 }
 
-/// Executes up to `steps` instructions of a warp. Returns the number executed, and the barrier if the warp reached one.
+/// Executes up to `steps` instructions of a warp. Returns the number of executed instructions, and the barrier if the
+/// warp reached one.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

@@ -7,7 +7,7 @@ use simgpu_memory::mmu::Session;
 use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
-/// Size of a line in bytes. Lines are read, and compared with memory, as a whole.
+/// Size of a line in bytes. Lines are read and compared with memory as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
 /// Maximum number of lines per worker. A full cache is cleared.
@@ -56,7 +56,8 @@ impl Code {
         Self { lines: Vec::new(), places: HashMap::new(), last: (NO_LINE, 0), base: 0, grid: 0 }
     }
 
-    /// Starts a grid with this code segment. Each line is compared with memory before the grid first uses it.
+    /// Starts a grid with the code segment at `base`. Each line is compared with memory before its first use in the
+    /// grid.
     pub(crate) fn begin(&mut self, base: GpuVa) {
         self.base = base.0;
         self.grid += 1;

@@ -16,8 +16,8 @@ struct Cache {
     present: [u64; LINES / 64],
 }
 
-/// A worker's constant cache. Its contents are constant during a grid. Later writes remain invisible, as on the card
-/// without an invalidation.
+/// A worker's constant cache. Its contents do not change during a grid. Writes by the grid remain invisible, as they do
+/// on the card without an invalidation.
 #[derive(Debug)]
 pub(crate) struct Constants {
     banks: Banks,
@@ -37,7 +37,7 @@ impl Constants {
         }
     }
 
-    /// Returns the word at `offset` of a bank, or the error `outside` if the bank does not contain the offset.
+    /// Returns the word at `offset` of a bank, or the error `outside` if the offset is beyond the end of the bank.
     pub(crate) fn word(
         &mut self,
         bank: u8,

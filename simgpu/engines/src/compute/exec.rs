@@ -1,7 +1,7 @@
-//! Semantics of instructions. Each instruction family has its own module; this module fetches operands and handles
+//! Semantics of instructions. Each instruction family has its own module. This module fetches operands, and handles
 //! guards and joins.
 //!
-//! Each operation computes all lanes, in vectorizable loops, and stores only the results of participating lanes.
+//! Each operation computes all lanes, in vectorizable loops, and stores only the results of the participating lanes.
 //!
 //! # Not modelled
 //! Texture, surface, video and graphics instructions; dual loads (LD_LDU, LDS_LDU); SHL.X and SHR.X; RTT and BPT,
@@ -71,11 +71,11 @@ pub(crate) enum Flow {
 pub(crate) struct Arrival {
     pub(crate) barrier: u8,
     pub(crate) operation: BarrierOp,
-    /// Number of warps that the barrier waits for; `None` for all warps of the block.
+    /// Number of warps that the barrier waits for, or `None` for all warps of the block.
     pub(crate) warps: Option<u32>,
-    /// Lanes that arrived.
+    /// Lanes that arrived at the barrier.
     pub(crate) lanes: u32,
-    /// Lanes that arrived with the predicate true.
+    /// Lanes that arrived with a true predicate.
     pub(crate) holds: u32,
     pub(crate) p: Predicate,
     pub(crate) dst: Register,
@@ -183,7 +183,7 @@ fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -
     .map(|()| Flow::Next)
 }
 
-/// Returns a 32-bit operand of all lanes.
+/// Returns a 32-bit operand for all lanes.
 #[inline]
 fn fetch<'a>(
     warp: &'a Warp,
@@ -199,7 +199,7 @@ fn fetch<'a>(
     Ok(scratch)
 }
 
-/// Returns a 32-bit float operand of all lanes, with modifiers applied.
+/// Returns a 32-bit float operand for all lanes, with modifiers applied.
 fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>) -> Result<Lanes, Failure> {
     const SIGN: u32 = 1 << 31;
     let mut scratch = [0; LANES];
@@ -216,13 +216,13 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
 /// Rule for widening an immediate operand to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
-    /// The immediate is the upper word.
+    /// The immediate is the upper 32-bit word.
     Double,
     /// The immediate is a signed number.
     Signed,
 }
 
-/// Returns a 64-bit operand of all lanes.
+/// Returns a 64-bit operand for all lanes.
 fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'_, '_>) -> Result<Pairs, Failure> {
     Ok(match source {
         Source::Register(register) => warp.pair(register),

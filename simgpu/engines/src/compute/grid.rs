@@ -1,4 +1,4 @@
-//! A running grid. Workers take its blocks in ascending order.
+//! A running grid. Workers start its blocks in ascending order.
 //!
 //! If blocks fail, the lowest-numbered failed block is reported, regardless of the number of workers: workers still
 //! execute all lower-numbered blocks, but start no higher-numbered ones.
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Number of instructions after which a worker ends its session, so that TLB flushes can proceed.
 const INSTRUCTIONS_PER_FLUSH: u32 = 2048;
 
-/// Access type of the shaders' memory accesses.
+/// Properties of the shaders' memory accesses.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
 /// Result of a grid.
@@ -67,8 +67,8 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its own part of local memory. At least one block runs, which fails if local memory
-        // is too small.
+        // Each running block needs its own part of local memory. If local memory is too small even for one block, one
+        // block still runs, and fails.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -103,12 +103,12 @@ impl Grid {
         state.closed = true;
     }
 
-    /// Closes the grid. No work is left, and no worker is active.
+    /// Closes the grid. No work may be left, and no worker may be active.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Executes blocks as worker `index` until none are left for this worker.
+    /// Executes blocks as worker `index` until no work is left for this worker.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);

@@ -9,7 +9,7 @@ use simgpu_memory::mmu::MmuFault;
 pub(crate) enum Failure {
     /// A memory access faulted.
     Fault(MmuFault),
-    /// A warp raised an error, a code in [`warp_error`].
+    /// A warp raised an error with this code ([`warp_error`]).
     Warp(u32),
 }
 
@@ -19,19 +19,19 @@ impl From<MmuFault> for Failure {
     }
 }
 
-/// The instruction does not exist, or is not modelled.
+/// The instruction does not exist or is not modelled.
 pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bank {
     pub(crate) base: u64,
-    /// Size in bytes; 0 if unbound.
+    /// Size in bytes, or 0 if unbound.
     pub(crate) bytes: u32,
 }
 
 pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 
-/// Map of the upper byte of global addresses.
+/// Mapping of the upper byte of global addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
 
@@ -51,14 +51,14 @@ impl Default for GlobalMap {
 /// A grid and its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    /// Grid dimensions in blocks (x, y, z); never 0.
+    /// Grid dimensions in blocks (x, y, z). Never 0.
     pub(crate) grid: [u32; 3],
-    /// Block dimensions in threads (x, y, z); never 0.
+    /// Block dimensions in threads (x, y, z). Never 0.
     pub(crate) block: [u32; 3],
     pub(crate) code: GpuVa,
-    /// Byte offset of the first instruction.
+    /// Byte offset of the first instruction in the code segment.
     pub(crate) entry: u32,
-    /// Registers per thread.
+    /// Number of registers per thread.
     pub(crate) registers: u32,
     /// Shared memory per block in bytes.
     pub(crate) shared_bytes: u32,
@@ -76,7 +76,7 @@ pub(crate) struct Launch {
     /// Maximum number of entries on a warp's stack.
     pub(crate) stack_limit: usize,
     pub(crate) banks: Banks,
-    /// Map of global addresses; `None` if global addresses are not remapped.
+    /// Mapping of global addresses, or `None` if global addresses are not remapped.
     pub(crate) global_map: Option<GlobalMap>,
     /// Value of SR_CTAPARAM.
     pub(crate) cta_param: u32,

@@ -1,8 +1,8 @@
 //! Locks on words of global memory: LDLK acquires a lock, and STUL releases it.
 //!
-//! Locks belong to a grid and are released when it ends. GUESS: a lock identifies a word by its virtual address. The
-//! table has as many entries as warps can lock words at a time; words with the same hash share a set. If a set is full,
-//! LDLK fails to acquire the lock, and the program must retry.
+//! Locks belong to a grid and are released when it ends. GUESS: a lock identifies a word by its virtual address. Words
+//! with the same hash share a set of the table. If a set is full, LDLK fails to acquire the lock, and the program must
+//! retry.
 
 use parking_lot::Mutex;
 
@@ -11,12 +11,13 @@ const SETS: usize = 512;
 /// Number of ways per set.
 const WAYS: usize = 8;
 
-/// Locked words by set, each stored as its index plus one; 0 means unused.
+/// Locked words by set. Each word is stored as its index plus one, where 0 means unused.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// The table is allocated on the first lock, because few programs use locks. The mutex is held for one lookup.
+    /// The locked words. The table is allocated on the first lock, because few programs use locks. The mutex is held
+    /// for one lookup.
     table: Mutex<Option<Table>>,
 }
 

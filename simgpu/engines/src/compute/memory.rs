@@ -6,7 +6,7 @@ use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 use simgpu_memory::mmu::Session;
 
-/// Number of bytes per memory partition transfer, which is the unit of the time model.
+/// Size of a memory transaction in bytes, which is the unit of the time model.
 pub const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
 /// Counters of a grid or part of it. Their sums do not depend on the execution order.
@@ -65,7 +65,8 @@ pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa
     Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
 }
 
-/// Translates a local memory address to a virtual address. Adjacent lanes store the same word at adjacent addresses.
+/// Translates a local memory address to a virtual address. For the same local address, adjacent lanes use adjacent
+/// words.
 pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
     let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
     let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);
@@ -86,7 +87,7 @@ pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Re
     Ok(launch.local_base.offset(start + offset))
 }
 
-/// Returns true if the lanes' accesses, of `bytes` bytes each, form one contiguous range.
+/// Returns true if the lanes' accesses, each `bytes` bytes long, form one contiguous range.
 fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
     let first = addresses[0];
     mask == ALL
@@ -96,7 +97,7 @@ fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
             .fold(true, |all, (lane, address)| all & (*address == first.wrapping_add(bytes.wrapping_mul(lane as u64))))
 }
 
-/// Counts the transactions of an access that lanes execute sequentially.
+/// Counts the transactions of an access whose lanes execute sequentially.
 #[derive(Debug, Default)]
 struct Transactions {
     last: Option<u64>,
@@ -158,7 +159,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory. If addresses are equal, the highest lane wins.
+/// Stores `N` words from each lane of `mask` to global memory. If addresses are equal, the highest lane wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -205,7 +206,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Starts a block with `bytes` bytes of shared memory. The initial contents are `left`, padded with zeros.
+    /// Starts a block with `bytes` bytes of shared memory, initialized with `left` and padded with zeros.
     pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
         self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 /// Maximum number of worker threads per card.
 const WORKERS_MAX: usize = 64;
 
-/// Callback that is invoked when a grid on the pool's threads ends.
+/// Callback invoked when a grid on the pool's threads ends.
 #[derive(Clone)]
 pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid, which lets threads detect a new grid.
+    /// Number of the current grid, with which threads detect a new grid.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Worker for the caller's thread; `None` if the pool has threads.
+    /// Worker for the caller's thread, or `None` if the pool has threads.
     own: Option<Box<Worker>>,
     grid: Option<Arc<Grid>>,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Pool {
 /// Progress of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advance {
-    /// The grid needs another call.
+    /// [`Pool::advance`] must be called again.
     More,
     /// The grid runs on the pool's threads, which wake the caller when the grid ends.
     Elsewhere,
@@ -64,8 +64,8 @@ pub(crate) enum Advance {
 }
 
 impl Pool {
-    /// Creates a pool of `workers` threads. The threads are spawned for the first grid. Without threads,
-    /// [`Self::advance`] executes the grid.
+    /// Creates a pool of `workers` threads, which are spawned for the first grid. Without threads, [`Self::advance`]
+    /// executes the grid.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,

@@ -151,7 +151,7 @@ impl Registers {
         self.words.iter().copied().chain(banks).chain(map).collect()
     }
 
-    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
+    /// Parses the state from an untrusted image. Masks off bits that no method can set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         if words.len() < Self::IMAGE_WORDS {

@@ -1,15 +1,15 @@
-//! Data that kernels leave in the multiprocessors: registers and shared memory keep their contents until a kernel
+//! Data that kernels leave in the multiprocessors. Registers and shared memory keep their contents until a kernel
 //! overwrites them, even across kernels of different VMs.
 //!
-//! Blocks are assigned to multiprocessors round-robin, by their number. The warps of a block occupy the first rows of
-//! the register file in order, and the block occupies the first bytes of shared memory. If several blocks run
-//! concurrently on a multiprocessor, the residue is that of the last block to end. GUESS: the hardware places warps in
-//! the same way. Predicates and condition codes are cleared when a warp starts.
+//! Blocks are assigned to multiprocessors round-robin, by number. A block's warps occupy the first rows of the register
+//! file in order, and the block occupies the first bytes of shared memory. If several blocks run concurrently on a
+//! multiprocessor, the residue is that of the last block to end. GUESS: the hardware places warps in the same way.
+//! Predicates and condition codes are cleared when a warp starts.
 
 use super::warp::Lanes;
 use parking_lot::{Mutex, MutexGuard};
 
-/// Rows in a multiprocessor's register file, which has 32,768 registers. A row has one register per lane.
+/// Number of rows in a multiprocessor's register file, which has 32,768 registers. A row has one register per lane.
 pub(super) const ROWS: usize = 1024;
 /// Allocation unit of a warp's registers, in rows.
 const ROWS_AT_ONCE: u32 = 2;

@@ -53,7 +53,7 @@ impl Format {
         bits & self.sign_bit() != 0
     }
 
-    /// Takes the absolute value if `absolute` is set, then negates if `negate` is set.
+    /// Takes the absolute value if `absolute` is true, and then negates the value if `negate` is true.
     pub(crate) const fn modified(self, bits: u64, absolute: bool, negate: bool) -> u64 {
         let bits = if absolute { bits & !self.sign_bit() } else { bits };
         if negate { bits ^ self.sign_bit() } else { bits }
@@ -71,13 +71,13 @@ impl Format {
     }
 }
 
-/// An unrounded number: mantissa × 2^exponent.
+/// An unrounded number: `mantissa` × 2^`exponent`.
 #[derive(Clone, Copy, Debug)]
 struct Exact {
     negative: bool,
     mantissa: u128,
     exponent: i32,
-    /// Set if there are nonzero bits below the mantissa.
+    /// True if there are nonzero bits below the mantissa.
     sticky: bool,
 }
 
@@ -100,7 +100,7 @@ fn unpack(bits: u64, format: Format) -> Number {
     Number::Finite(Exact { negative, mantissa: u128::from(mantissa), exponent, sticky: false })
 }
 
-/// Returns true if a magnitude between `low` and its successor is rounded up to the successor.
+/// Returns true if a magnitude between two adjacent representable values is rounded up.
 fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::cmp::Ordering, inexact: bool) -> bool {
     match rounding {
         Rounding::Nearest => match order_to_half {
@@ -114,7 +114,7 @@ fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::
     }
 }
 
-/// Returns the rounded magnitude in units of 2^`unit`. The result must fit into 128 bits.
+/// Returns the rounded magnitude in units of 2^`unit`. The result must fit in 128 bits.
 fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     use std::cmp::Ordering;
     let Exact { negative, mantissa, exponent, sticky } = number;

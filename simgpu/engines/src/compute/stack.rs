@@ -1,4 +1,4 @@
-//! The divergence stack: tracks active lanes, and the resume addresses of inactive ones.
+//! The divergence stack, which tracks active lanes and the resume addresses of inactive lanes.
 //!
 //! A lane that leaves the current path (by a join, break, return or exit) becomes inactive. When no lane is active,
 //! entries are popped until one contains lanes. A divergence entry resumes the lanes that branched the other way. An
@@ -29,11 +29,12 @@ struct Entry {
     pc: u32,
 }
 
-/// Minimum number of entries of every warp. GUESS: these are internal storage.
+/// Minimum number of entries available to every warp. GUESS: these use internal storage.
 const OWN_ENTRIES: usize = 32;
 /// Size of an entry in memory, in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Maximum number of entries, whatever size the program requests: the model keeps the stack in host memory.
+/// Maximum number of entries, regardless of the size that the program requests. The model keeps the stack in host
+/// memory.
 const ENTRIES_MAX: usize = 0x2000;
 
 #[derive(Clone, Debug, Default)]
@@ -41,7 +42,7 @@ pub(crate) struct Stack {
     entries: Vec<Entry>,
 }
 
-/// Returns the number of entries that fit a warp with `bytes` bytes of stack memory.
+/// Returns the number of entries of a warp with `bytes` bytes of stack memory.
 pub(crate) fn limit(bytes: u32) -> usize {
     (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
 }
@@ -75,7 +76,7 @@ impl Stack {
         self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
     }
 
-    /// Returns the lanes to run next and their program counter; `None` if all lanes have exited.
+    /// Returns the lanes to run next and their program counter, or `None` if all lanes have exited.
     pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
         while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
             if lanes != 0 {

@@ -100,8 +100,8 @@ impl Warp {
         }
     }
 
-    /// Sets the initial state of a program with `registers` registers. The registers are initialized from the register
-    /// file rows in `left`; registers without a row are zero.
+    /// Sets the initial state for a program with `registers` registers. The registers are initialized from the register
+    /// file rows in `left`. Registers without a row are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
@@ -124,7 +124,7 @@ impl Warp {
         &self.registers[usize::from(register.index() & 63)]
     }
 
-    /// Returns the register at `offset` after `register`; RZ is always followed by RZ.
+    /// Returns the register at `offset` after `register`. RZ is always followed by RZ.
     pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
         &self.registers[following(register, offset)]
     }

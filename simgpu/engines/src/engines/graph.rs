@@ -1,4 +1,4 @@
-//! PGRAPH's classes: M2MF, compute, and the 2D and 3D classes that can only be bound.
+//! PGRAPH's classes: M2MF, compute, and the 2D and 3D classes, which can only be bound.
 
 use nvspec::class::{id, m2mf9039};
 
@@ -6,7 +6,7 @@ use super::copy::m2mf::M2mf;
 use super::{ContextState, Engine, EngineCx, EngineError, Progress, State};
 use crate::compute::{self, Compute};
 
-/// M2MF, compute, and the 2D and 3D classes. The latter support only the two methods common to all classes. The work of
+/// M2MF, compute, and the 2D and 3D classes. The latter two support only the two methods common to all classes. Work of
 /// one class completes before the next method of any class.
 #[derive(Debug)]
 pub struct GraphClasses {
@@ -15,7 +15,7 @@ pub struct GraphClasses {
 }
 
 impl GraphClasses {
-    /// Creates the classes with an M2MF without state.
+    /// Creates the classes. M2MF has no state.
     #[must_use]
     pub fn new(compute: Compute) -> Self {
         Self { m2mf: M2mf::default(), compute }

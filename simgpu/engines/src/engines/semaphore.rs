@@ -1,4 +1,5 @@
-//! Semaphores in memory: the data that a release writes and the condition of an acquire, for the host and the engines.
+//! Semaphores in memory: the data that a release writes and the condition of an acquire, for the host unit and the
+//! engines.
 
 use nvspec::addr::GpuVa;
 use nvspec::fifo::host_method::semaphore_d;
@@ -17,7 +18,7 @@ pub enum Form {
 /// payload also sees the time.
 ///
 /// # Errors
-/// Returns [`MmuFault`] if a page cannot be accessed. In this case, the payload is not written.
+/// Returns [`MmuFault`] if a page cannot be accessed. The payload is then not written.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
         // Translate first: a fault must report the first byte, regardless of which page of the range is unmapped.
@@ -41,7 +42,7 @@ pub enum Acquire {
 }
 
 impl Acquire {
-    /// Returns the condition of the host's semaphore operation; `None` if the operation is not an acquire.
+    /// Returns the condition for a semaphore operation of the host unit, or `None` if the operation is not an acquire.
     #[must_use]
     pub const fn from_operation(operation: u32) -> Option<Self> {
         match operation {

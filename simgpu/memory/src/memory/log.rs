@@ -21,11 +21,11 @@ impl Touched {
     }
 }
 
-/// The VRAM blocks ([`AccessCounts::BLOCK_BYTES`] each) that a step of an engine's work accessed, by block number. A
+/// The VRAM blocks ([`AccessCounts::BLOCK_BYTES`] each) accessed by one step of an engine's work, by block number. A
 /// step covers about one block of a grid.
 pub type Touches = BTreeMap<u64, Touched>;
 
-/// The recorded accesses; `None` until first requested.
+/// The recorded accesses, or `None` until they are first requested.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Option<State>>);
 
@@ -44,7 +44,7 @@ impl Log {
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a step. A step that accessed only blocks of the previous step is merged into it.
+    /// Ends a step. If the step accessed only blocks of the previous step, merges it into that step.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);

@@ -4,8 +4,8 @@
 //! buffer's flush method) and a semaphore that waits for its engine complete all earlier writes. A read from host
 //! memory completes the writes on the same path, either the hub's or the shaders'. Tests can keep writes in flight
 //! ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is
-//! translated when the write arrives: if the address has been unmapped, the write is lost; if it now maps other memory,
-//! the write modifies that memory.
+//! translated when the write arrives. The write is lost if the address has been unmapped, and modifies other memory if
+//! the address has been remapped.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};
@@ -20,7 +20,7 @@ const MAX_BYTES_IN_FLIGHT: usize = 1 << 20;
 /// Maximum size in bytes of a single write by a copy.
 pub(super) const MAX_WRITE_BYTES: usize = 4096;
 
-/// Number of paths to host memory: one from the hub (copy engines, PFIFO, apertures), and one from the shaders.
+/// Number of paths to host memory: one for the hub (copy engines, PFIFO, apertures), and one for the shaders.
 pub(super) const PATHS: usize = 2;
 
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Posted {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write if there is space for it. A large write is split into parts.
+    /// Adds a write if there is space for it. Splits a large write into parts.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > MAX_BYTES_IN_FLIGHT {

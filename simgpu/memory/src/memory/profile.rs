@@ -1,7 +1,7 @@
 //! Engine access counts per memory block, for eviction decisions.
 //!
 //! The counters need 64 KiB per GiB accessed by an engine, and are never freed: at most 64 MiB for all 2^40 bytes of
-//! I/O addresses. Any thread may count and read without locking.
+//! I/O addresses. Any thread may update and read them without locking.
 
 use super::BusAddr;
 use card::AccessCounts;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Number of blocks whose counters are allocated together.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
-/// Counters of one memory.
+/// Counters for one memory.
 #[derive(Debug)]
 struct Counters {
     groups: Box<[OnceLock<Box<[AtomicU64]>>]>,
@@ -41,7 +41,7 @@ impl Counters {
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // A single swap counts a concurrent access exactly once, in either this read or the next.
+                // The swap counts a concurrent access exactly once, in either this read or the next.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -81,7 +81,7 @@ impl Profile {
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // The last group extends beyond the end of VRAM; ignore the blocks there.
+            // The last group extends beyond the end of VRAM. Ignore the excess blocks.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

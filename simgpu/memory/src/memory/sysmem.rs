@@ -1,6 +1,6 @@
-//! The host memory accessible to the card: a table that maps I/O virtual addresses to host memory.
+//! The host memory that the card can access: a table that maps I/O virtual addresses to host memory.
 //!
-//! Lock order: the table's lock is the innermost. Removing a mapping takes the write lock, so it returns only after
+//! Lock order: the table's lock is the innermost. Removing a mapping acquires the write lock, so it returns only after
 //! accesses in flight have ended.
 
 use super::BusError;
@@ -27,8 +27,8 @@ impl Sysmem {
     /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// Returns [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. In
-    /// this case, the table is unchanged.
+    /// Returns [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. The
+    /// table is then unchanged.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -83,7 +83,7 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader could take the lock immediately, because no writer holds it or waits for it.
+    /// Returns true if a reader could acquire the lock immediately, because no writer holds it or waits for it.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()
@@ -103,7 +103,7 @@ pub struct SysmemView<'a> {
 }
 
 impl SysmemView<'_> {
-    /// Returns the longest slice from `iova` that is within one mapping and at most `len` bytes long.
+    /// Returns the longest slice that starts at `iova`, is within one mapping, and is at most `len` bytes long.
     pub(super) fn piece(&self, iova: Iova, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         let unmapped = BusError::Unmapped { iova };
         let (start, memory) = self.table.range(..=iova.0).next_back().ok_or(unmapped)?;
@@ -112,7 +112,7 @@ impl SysmemView<'_> {
         if write && !memory.writable() {
             return Err(BusError::ReadOnly { iova });
         }
-        // Both values are less than the mapping size, so they fit `usize`.
+        // Both values are less than the mapping size, so they fit in `usize`.
         memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
     }
 }

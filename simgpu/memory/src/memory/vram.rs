@@ -9,9 +9,9 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Minimum VRAM size in bytes, which a driver's own tables require.
+/// Minimum VRAM size in bytes. A driver needs this much for its own tables.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Maximum VRAM size in bytes, that of the family's largest board.
+/// Maximum VRAM size in bytes, which is that of the family's largest board.
 pub const VRAM_MAX: u64 = 6 << 30;
 /// Granularity of the VRAM size in bytes.
 const VRAM_UNIT: u64 = 1 << 20;
@@ -42,7 +42,7 @@ pub enum VramError {
         #[source]
         source: std::io::Error,
     },
-    /// The received file has the wrong size or seals.
+    /// The received file has the wrong size or lacks a seal.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be truncated")]
     Other {
         /// Requested size in bytes.
@@ -101,7 +101,7 @@ impl Vram {
         Self::of_file(made.map_err(|source| VramError::File { size, source: source.into() })?, size)
     }
 
-    /// Takes over the memory of another process's card.
+    /// Maps the memory of another process's card, which this process takes over.
     ///
     /// # Errors
     /// Returns a [`VramError`] if the file has a different size, is not sealed against truncation, or cannot be mapped.
@@ -119,8 +119,8 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// Returns the file that backs the memory, so that another process can take it over; `None` unless the memory is
-    /// [shared](Self::shared).
+    /// Returns the file that backs the memory, so that another process can take it over. Returns `None` unless the
+    /// memory is [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
@@ -144,14 +144,14 @@ impl Vram {
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both values are less than the mapping size, so they fit `usize`.
+        // Both values are less than the mapping size, so they fit in `usize`.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is read.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is read in this case.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,8 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Then nothing is written.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is written in this
+    /// case.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -173,8 +174,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Zeroes a range. Does not write pages that are already zero, so that scrubbing untouched memory allocates no host
-    /// memory.
+    /// Zeroes a range. Skips pages that are already zero, so that scrubbing untouched memory allocates no host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;

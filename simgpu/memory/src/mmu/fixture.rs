@@ -28,14 +28,14 @@ pub const SYSTEM_BASE: u64 = 0x4000_0000;
 /// Size of this host memory in bytes.
 pub const SYSTEM_BYTES: u64 = 4 << 20;
 
-/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB, and pages above 4 MiB.
+/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB, and pages are above 4 MiB.
 #[derive(Debug)]
 pub struct Tables {
     pub memory: Memory,
     pub mmu: Mmu,
     pub space: AddressSpace,
     next: u64,
-    /// Address of each table, by directory index; the flag is true for tables of large pages.
+    /// Address of each table, by directory index and a flag that is true for tables of large pages.
     known: HashMap<(u64, bool), BusAddr>,
 }
 
@@ -61,7 +61,7 @@ impl Tables {
         self.memory.read64(address).expect("a table")
     }
 
-    /// Returns the table for `va`, creating it if missing.
+    /// Returns the table for `va`, creating it if it does not exist.
     fn table(&mut self, va: u64, large: bool) -> BusAddr {
         let index = va >> 27;
         if let Some(table) = self.known.get(&(index, large)) {

@@ -1,8 +1,9 @@
 //! Access sessions of one address space.
 //!
 //! Work is charged by the number of bytes transferred, so code that works for a channel counts its accesses
-//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the most
-//! recent translation. When this translation is replaced, its count is attributed to VRAM or system memory.
+//! ([`Session::count`] and the `counted` functions). Copies always count their accesses. Counting only adds to the
+//! count of the most recent translation. When this translation is replaced, its count is attributed to VRAM or system
+//! memory.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -92,7 +93,7 @@ impl Recent {
 const NO_RECENT: Recent =
     Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0, sorted: false };
 
-/// An access session. Flushes, and removals of host memory mappings, wait until it is dropped.
+/// An access session. Flushes and removals of host memory mappings wait until it is dropped.
 #[derive(Debug)]
 pub struct Session<'a> {
     mmu: &'a Mmu,
@@ -124,7 +125,7 @@ impl<'a> Session<'a> {
         recent.moved += bytes;
     }
 
-    /// Returns the number of bytes transferred to or from system memory since the last call; bytes transferred in both
+    /// Returns the number of bytes transferred to or from system memory since the last call. Bytes transferred in both
     /// directions count twice. Must be called at the end of the session, or the counts of the last pages are lost.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
@@ -197,7 +198,7 @@ impl<'a> Session<'a> {
     /// Reads bytes. Bytes without a memory target read as 0xff.
     ///
     /// # Errors
-    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -230,11 +231,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Same as [`Self::read`], and counts the bytes as transferred.
+    /// Calls [`Self::read`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled, and the filled
-    /// part is counted.
+    /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled, and the filled part is
+    /// counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -247,7 +248,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Same as [`Self::write`], and counts the bytes as transferred.
+    /// Calls [`Self::write`], and counts the bytes as transferred.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written and counted.
@@ -319,8 +320,8 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes in ascending address order, and counts them on both sides. Without a memory target, reads
-    /// return all ones and writes are lost.
+    /// Copies `len` bytes in ascending address order, and counts them on both sides. Reads without a memory target
+    /// return all ones, and writes without one are lost.
     ///
     /// # Errors
     /// Returns [`CopyFault`] with the number of bytes already copied. In each run, the source is accessed before the
@@ -347,14 +348,15 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns the copy as a single run if source and target are within the most recently used pages, as for a block
-    /// row or a short line.
+    /// Returns the copy as a single run if source and target are within the most recently used pages, as is usual for a
+    /// block row or a short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
     }
 
-    /// Translates the pages of a copy before its first access: taking a lock in between would wait for earlier stores.
+    /// Translates the pages of a copy before its first access. Acquiring a lock between accesses would wait for earlier
+    /// stores.
     fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
         let mut planned = 0;
         for _ in 0..PAGES_AT_ONCE {
@@ -382,7 +384,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that is only partly backed by memory: copies only readable bytes to writable addresses. Slow path.
+    /// Copies a run that is only partly backed by memory: copies only the readable bytes, and only to writable
+    /// addresses. This is the slow path.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

@@ -1,4 +1,5 @@
-//! Tests of the MMU. They write tables with explicit bits instead of `nvspec`'s formats, so that each checks the other.
+//! Tests of the MMU. They write tables with explicit bits instead of `nvspec`'s formats, so that the tests and the
+//! formats check each other.
 
 mod faults;
 mod model;

@@ -63,7 +63,7 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// Set if no entry was added since the last full flush, which makes another flush a no-op.
+    /// Set if no entry was added since the last full flush, so that another flush is a no-op.
     empty: bool,
     counters: TlbCounters,
 }
@@ -93,7 +93,8 @@ fn spread(directory: BusAddr) -> u64 {
 }
 
 impl Tlb {
-    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup takes a single lock.
+    /// Returns the set of a page. A large page and its small pages share a set, so that a lookup acquires only one
+    /// lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]
@@ -141,7 +142,7 @@ impl Tlb {
         }
     }
 
-    /// Drops the translations of the page at `page` in `directory`; `None` means all pages or directories.
+    /// Drops the translations of the page at `page` in `directory`. `None` selects all pages or all directories.
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();

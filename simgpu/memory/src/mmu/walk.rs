@@ -6,7 +6,7 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page table entry of `va`. [`check`] checks permissions; `write` only appears in the fault.
+/// Finds the page table entry of `va`. [`check`] checks permissions, and `write` appears only in the fault.
 ///
 /// # Errors
 /// Returns an [`MmuFault`] with the card's fault reason if the address is not mapped.
@@ -60,8 +60,7 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     }
 }
 
-/// Returns the bus address of `va` within the page, and the number of bytes to the end of the page; `None` for peer
-/// memory.
+/// Returns the bus address of `va`, and the number of bytes to the end of the page. Returns `None` for peer memory.
 #[must_use]
 pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
     let bytes = entry.page_bytes();

@@ -1,4 +1,4 @@
-//! A mapping of client memory: of a file, or of pages that a hypervisor lends.
+//! A mapping of client memory: a file, or pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
 // UNSAFETY: maps and unmaps a client's file, and creates slices of the mapping. The rest of this module is safe.
 
@@ -54,8 +54,8 @@ pub(super) struct Backing {
 /// Pages mapped into this process without a file.
 ///
 /// # Safety
-/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes, which stays mapped, readable and writable until the
-/// value is dropped, and is accessed only with volatile operations.
+/// The memory at [`Self::base`] is page-aligned, is [`Self::len`] bytes long, stays mapped, readable and writable until
+/// the value is dropped, and is accessed only with volatile operations.
 pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
@@ -80,7 +80,7 @@ pub(super) enum Source {
     Lent(#[expect(dead_code, reason = "held until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Kind of the client's mapping of a file: shared memory, or a private copy (`share=off`).
+/// Kind of mapping that the client has of a file: shared memory, or a private copy (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not determined yet.
@@ -91,8 +91,8 @@ pub enum Sharing {
     Private,
 }
 
-/// Mapped, shared client memory. Accesses never fail: if the client truncates the file, or if the host cannot load a
-/// page, anonymous zero pages replace the whole mapping, and [`Mapping::is_withdrawn`] returns true.
+/// Mapped, shared client memory. Accesses never fail: if the client truncates the file, or the host cannot load a page,
+/// anonymous zero pages replace the whole mapping, and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
@@ -120,7 +120,7 @@ pub struct ClientFile {
     pub offset: u64,
     /// Size of the part in bytes.
     pub size: u64,
-    /// Set to map the part for writing.
+    /// True to map the part as writable.
     pub writable: bool,
     /// Counter of pages that this process is the first to touch.
     pub touches: Arc<FirstTouches>,
@@ -129,7 +129,7 @@ pub struct ClientFile {
 // SAFETY: this value owns the memory behind the pointer until it is dropped, and uses it only through volatile
 // accesses, which are valid on any thread.
 unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`; no method writes a field through a shared reference.
+// SAFETY: as for `Send`. No method writes a field through a shared reference.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -236,7 +236,7 @@ impl Mapping {
         }
     }
 
-    /// Returns the identity of the file, if any: all mappings of a file in one table return the same value.
+    /// Returns the identity of the file, if any. All mappings of the same file in one table return the same value.
     pub(super) fn file(&self) -> Option<*const ()> {
         self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
@@ -256,12 +256,12 @@ impl Mapping {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns true if the device may write to the memory. Otherwise a write faults in this process.
+    /// Returns true if the device may write the memory. Otherwise, a write faults in this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Returns true if the memory was withdrawn, which means that the mapping contains only zeros.
+    /// Returns true if the memory was withdrawn. The mapping then contains only zeros.
     pub fn is_withdrawn(&self) -> bool {
         self.guard.is_tripped()
     }
@@ -291,14 +291,14 @@ impl Mapping {
         }
     }
 
-    /// Returns the first page at or after `page` that has data in the file, or the highest possible page if there is
-    /// none.
+    /// Returns the first page at or after `page` that has data in the file, or the highest possible page number if
+    /// there is none.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This call moves the position of the client's file, which is otherwise unused. A file system without support
-        // for holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does not
-        // limit.
+        // This call changes the file offset of the client's file, which is otherwise unused. A file system without
+        // support for holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does
+        // not limit.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -318,7 +318,7 @@ impl Mapping {
         }
     }
 
-    /// Reads the file at `offset` of the region. Unlike a mapped access, this does not allocate pages of the file.
+    /// Reads the file at byte `offset` of the region. Unlike a mapped access, this does not allocate pages of the file.
     pub fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
@@ -340,20 +340,20 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`, and the memory is mapped while `self` exists.
-        // The memory is accessed only with volatile operations.
+        // SAFETY: `compute_end_offset` checked the range against `len`, and the memory is mapped as long as `self`
+        // exists. The memory is accessed only with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Release the guard first. From then on, this process no longer repairs faults in the range.
+        // Release the guard first. From this point on, this process no longer repairs faults in the range.
         self.guard.release();
         if matches!(self.source, Source::Lent(_)) {
             return;
         }
-        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none are left.
+        // SAFETY: `base` and `mapped` are from `mmap`. Slices borrow `self`, so none are left.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {
             tracing::error!(%errno, "cannot unmap a client's memory; its address space is leaked");

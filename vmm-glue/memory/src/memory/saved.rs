@@ -1,4 +1,4 @@
-//! Saved form of client memory. Its files are handed over as descriptors.
+//! Saved form of client memory. Files are handed over as descriptors.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// Result of the private memory check; `None` if unknown.
+    /// Result of the private memory check, or `None` if unknown.
     shared: Option<bool>,
 }
 
@@ -42,8 +42,8 @@ impl GuestMemory {
         Ok(saved)
     }
 
-    /// Maps the regions again. If a file can no longer be mapped because the client has truncated or sealed it, the
-    /// region is marked as withdrawn, and only this client loses its device.
+    /// Maps the regions again. If a file can no longer be mapped because the client has truncated or sealed it, marks
+    /// the region as withdrawn, so that only this client loses its device.
     pub fn restore(
         &self,
         saved: Vec<SavedRegion>,
@@ -51,7 +51,7 @@ impl GuestMemory {
         limits: &MemoryLimits,
         wake: &Arc<Wake>,
     ) -> Result<(), ParkError> {
-        // The client keeps the memory that it has already mapped, even if the limit on files is now lower.
+        // The client keeps memory that is already mapped, even if the limit on files is now lower.
         let limits = &MemoryLimits { files: usize::MAX, ..*limits };
         for SavedRegion { gpa, size, readable, writable, file } in saved {
             let offset = file.map_or(0, |file| file.offset);
@@ -79,7 +79,7 @@ impl GuestMemory {
     }
 }
 
-/// Saves a mapping's file, once for all of its mappings, and returns the saved form.
+/// Saves the file of a mapping, once for all of the file's mappings, and returns the saved form.
 fn file_of(
     mapping: &Mapping,
     files: &mut Vec<(*const (), u32)>,

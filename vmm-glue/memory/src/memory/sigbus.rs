@@ -3,7 +3,7 @@
 //! A client can truncate an unsealed file after this process has mapped it, or the host can fail to load a page. The
 //! next access then raises `SIGBUS`, which would kill the process, and with it the devices of all other clients. The
 //! handler in this module replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its
-//! server; the access is then retried and succeeds. A `SIGBUS` at any other address is forwarded to the previous
+//! server. The access is then retried and succeeds. A `SIGBUS` at any other address is forwarded to the previous
 //! handler.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
 // UNSAFETY: the handler can run on any thread, at any access to a mapping. It only uses atomics, `mmap` and `write`,
@@ -38,7 +38,7 @@ struct Block {
 /// Number of this process's mappings that have been replaced.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of withdrawn mappings of this process, as a cheap check before a search.
+/// Returns the number of this process's mappings that were withdrawn. Checking this number is cheaper than a search.
 pub fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -83,7 +83,7 @@ impl Guard {
         self.slot.tripped.load(Ordering::Relaxed)
     }
 
-    /// Marks the mapping as replaced and wakes its server, because the file could not be mapped.
+    /// Marks the mapping as replaced and wakes its server. Called if the file could not be mapped.
     pub(super) fn trip(&self) {
         trip(self.slot);
     }
@@ -136,8 +136,8 @@ fn install() {
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: as above.
     let previous = Box::leak(Box::new(unsafe { std::mem::zeroed::<libc::sigaction>() }));
-    // SAFETY: both pointers are valid; the old action is stored before the new one is installed, so that the handler
-    // finds it; `handle` has the signature required by `SA_SIGINFO`.
+    // SAFETY: both pointers are valid. The old action is stored before the new one is installed, so that the handler
+    // finds it. `handle` has the signature required by `SA_SIGINFO`.
     let installed = unsafe {
         libc::sigemptyset(&raw mut action.sa_mask);
         let read = libc::sigaction(libc::SIGBUS, ptr::null(), previous);
@@ -151,9 +151,10 @@ fn install() {
 }
 
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` provides an address.
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and provides an address for
+    // `SIGBUS`.
     let address = unsafe { (*info).si_addr() }.addr();
-    // SAFETY: returns this thread's `errno`, which must be preserved for the interrupted code.
+    // SAFETY: returns a pointer to this thread's `errno`, which must be preserved for the interrupted code.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
@@ -168,7 +169,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
 /// Replaces the mapping that contains `address`.
 fn repair(address: usize) -> bool {
     let mut block = BLOCKS.load(Ordering::Acquire);
-    // SAFETY: blocks are never freed; the pointer is null or points to one of them.
+    // SAFETY: blocks are never freed. The pointer is null or points to one of them.
     while let Some(current) = unsafe { block.as_ref() } {
         for slot in &current.slots {
             let version = slot.version.load(Ordering::Acquire);

@@ -95,7 +95,7 @@ fn files_are_bounded_and_parts_of_one_count_once() {
     // Memory without a file needs no descriptor.
     let none = AddRegion { gpa: 9 * PAGE_SIZE, size: PAGE_SIZE, offset: 0, readable: true, writable: true, fd: None };
     memory.add(none, &limits, &wake).unwrap();
-    // Removing the last part of a file releases it.
+    // Removing the last mapped part of a file releases the file.
     memory.remove(PAGE_SIZE);
     assert!(add(10, &files[2], 0).is_err());
     memory.remove(3 * PAGE_SIZE);

@@ -1,7 +1,7 @@
-//! Counts the pages of client memory that this process is the first to touch.
+//! Counts the pages of client memory that this process touches first.
 //!
 //! The kernel charges a page to the control group of the process that touches it first. If a client maps untouched
-//! memory (a sparse file), pages that this process touches are charged to this process. Therefore, such pages are
+//! memory (a sparse file), pages that this process touches are charged to this process. Such pages are therefore
 //! counted, and this process touches them only up to the operator's limit. Each page of a mapping is checked once,
 //! before its first access.
 //!
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PAGE_SIZE;
 
-/// Page size as `usize`.
+/// Page size in bytes, as a `usize`.
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 
-/// The number of touched pages of one client's memory, and its limit.
+/// The number of pages of one client's memory that this process touched first, and the limit on them.
 #[derive(Debug)]
 pub struct FirstTouches {
     bytes: AtomicU64,
@@ -47,7 +47,7 @@ impl FirstTouches {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Resets the count because the client and its memory are gone.
+    /// Resets the count, because the client and its memory are gone.
     pub fn forget(&self) {
         self.bytes.store(0, Ordering::Relaxed);
     }
@@ -90,7 +90,7 @@ impl Looked {
     }
 
     /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page at or after a given page
-    /// that has data, or a page beyond the last one.
+    /// that has data, or a page after the last one.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         let mut page = pages.start;
@@ -111,7 +111,7 @@ impl Looked {
         true
     }
 
-    /// Counts pages without data.
+    /// Counts the pages in `holes`, which have no data.
     fn touch(&self, holes: Range<usize>) -> bool {
         for page in holes {
             if self.is_known(page) {
@@ -131,7 +131,7 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as checked. Returns true if it already was.
+    /// Marks a page as checked. Returns true if it was already marked.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)

@@ -5,7 +5,7 @@ use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, Volatil
 
 use super::MemoryTable;
 
-/// The pieces of a range, one for each region that it overlaps.
+/// The segments of a range, one for each region that it overlaps.
 struct Pieces<'a> {
     table: &'a MemoryTable,
     at: u64,
@@ -38,7 +38,7 @@ impl<'a> Iterator for Pieces<'a> {
             return Some(Err(Error::InvalidGuestAddress(GuestAddress(self.at))));
         };
         if matches!(self.access, Permissions::Write | Permissions::ReadWrite) {
-            // The thread that serves the client performs the write immediately, before any reader can take the log.
+            // The thread that serves the client writes immediately, before any reader can take the log.
             self.table.writes.note(self.at, slice.len());
         }
         self.at = self.at.saturating_add(super::len64(slice.len()));

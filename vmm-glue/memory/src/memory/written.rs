@@ -1,4 +1,4 @@
-//! Log of client memory written by this process, for a client that copies its memory while the device runs.
+//! Log of the client memory written by this process, for a client that copies its memory while the device runs.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Granularity of the log in bytes, which is coarse to keep the log small.
+/// Granularity of the log in bytes. It is coarse, to keep the log small.
 pub const LOG_BLOCK: u64 = 2 << 20;
 
 /// The write log of one client's memory.

@@ -1,4 +1,4 @@
-//! Tests random requests, frees, and limit changes, followed by an idle period. Compares the shares with an independent
+//! Tests random requests, frees, and limit changes, followed by an idle period. Compares the shares with a separate
 //! water-filling computation.
 
 use super::CHUNK;
@@ -165,7 +165,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Checks that the balancer converges if host memory is sufficient: each VM is at most one chunk from its share,
-    /// has its guarantee as far as it uses it, and respects its quota.
+    /// has the part of its guarantee that it uses, and respects its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -196,7 +196,7 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// Checks that saving and restoring a balancer does not change its plans. The policy `loops` is excluded because
+    /// Checks that saving and restoring a balancer does not change its plans. The `loops` policy is excluded because
     /// its information is not saved.
     #[test]
     fn restored_plans_are_the_same(

@@ -39,7 +39,7 @@ impl World {
         missing || self.table.vms().any(|(_, vm)| vm.host + vm.parked > 0 || vm.placed > vm.limits.quota)
     }
 
-    /// Creates and executes a plan. Returns the steps.
+    /// Creates and executes a plan, and returns its steps.
     pub(super) fn plan(&mut self, request: Option<Request>) -> Vec<Step> {
         let pressed = self.is_pressed(request);
         let (now, config) = (self.now, *self.balancer.config());
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: frees a card chunk for it, and places it.
+    /// Uses a guest chunk: frees a card chunk for it and places it.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// Uses guest chunks for the first time. Returns the number of them that are placed in host memory.
+    /// Uses guest chunks for the first time. Returns the number of these chunks that are placed in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
@@ -138,7 +138,7 @@ impl World {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records a change of limits or of the quantum's holder, after which chunks may move before they have settled.
+    /// Records a change of limits or of the quantum's holder. Chunks may then move before they have settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// Checks that a corrupted saved table is either rejected, or restored to a usable table.
+    /// Checks that a corrupted saved table is either rejected or restored to a usable table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,5 +1,5 @@
-//! Compares random sequences with a model. For each card chunk and host slot, the model stores a token of the VM that
-//! last wrote to it. For each VM, it stores the places of its chunks. The model does not use the table's states and
+//! Compares random sequences with a model. For each card chunk and host slot, the model stores a token of the last VM
+//! that wrote to it. For each VM, it stores the places of its chunks. The model does not use the table's states and
 //! totals.
 
 mod audit;
@@ -38,7 +38,7 @@ fn start((tier, number): Piece) -> Place {
 struct Vm {
     bytes: u64,
     limits: Limits,
-    /// Place of each guest chunk, and the token that its VM wrote.
+    /// Place of each guest chunk, and the token that its VM has written.
     chunks: BTreeMap<u32, (Piece, u64)>,
     /// Chunks that are in the reserve.
     parked: BTreeSet<u32>,
@@ -94,7 +94,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Number of moves of all VMs to each memory, including removed VMs.
+    /// Number of moves of all VMs, including removed VMs, to each memory.
     moved: [u64; 2],
     token: u64,
 }
@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that did the scrubs no longer exists.
+                // The process that was scrubbing no longer exists.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {

@@ -213,8 +213,8 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "no copy is needed");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // After an aborted move to host memory, the chunk is still in the reserve. If a chunk was unplaced, its move has no
-    // further effect.
+    // After an aborted move to host memory, the chunk is still in the reserve. The move of an unplaced chunk has no
+    // effect.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);

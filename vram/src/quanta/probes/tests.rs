@@ -1,4 +1,4 @@
-//! Tests VMs whose bus accesses are not counted, on a card of 1000 bytes with copies at 1000 bytes per second.
+//! Tests VMs with bus accesses that are not counted, on a card of 1000 bytes with copies at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
@@ -16,7 +16,7 @@ struct Stage {
     done: BTreeMap<TenantId, Done>,
     /// Engine time per submission outside and during quanta, in ns.
     lengths: (u64, u64),
-    /// Part of the time in which the engine has work, in percent.
+    /// Percentage of the time during which the engine has work.
     busy: u64,
 }
 
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Runs the VMs until a change, for at most `limit` ns. Returns the change and its time.
+    /// Runs the VMs until there is a change, for at most `limit` ns. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -58,7 +58,7 @@ impl Stage {
 fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     let mut stage = Stage::new((5 * MS, MS), 100);
     let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no probe starts") };
-    // The VMs are observed for two windows. Then 500 bytes are evicted and 500 bytes are returned.
+    // The VMs are observed for two windows. After that, 500 bytes are evicted and 500 bytes are returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("the other VM got no turn") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));

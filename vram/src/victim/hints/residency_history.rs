@@ -1,12 +1,12 @@
 //! Arrivals and evictions of a VM's chunks, as observed by a policy.
 
-/// Maximum number of arrivals between a chunk's eviction and its return for which the chunk counts as always in use.
+/// Maximum number of arrivals between the eviction and the return of a chunk that counts as always in use.
 const AT_ONCE: u64 = 3;
-/// Initial number of evictions for which such a chunk is spared.
+/// Number of evictions for which such a chunk is spared at first.
 const SPARED: u32 = 16;
 /// Maximum number of evictions for which a chunk is spared.
 const SPARED_MAX: u32 = 4096;
-/// Maximum number of recorded chunks that are needed but not on the card.
+/// Maximum number of recorded chunks that are needed on the card but are not there.
 const WANTED_MAX: usize = 64;
 
 /// Arrivals and evictions of a VM's chunks. It allocates no memory before the first arrival.
@@ -22,9 +22,10 @@ pub(in crate::victim) struct ResidencyHistory {
 /// History of one chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
-    /// Sequence number of the chunk's last arrival, starting at 1; 0 if it has not arrived.
+    /// Sequence number of the chunk's last arrival, starting at 1, or 0 if it has not arrived.
     came: u64,
-    /// Number of arrivals before the chunk's last eviction, plus one; 0 if the chunk was not evicted or has returned.
+    /// Number of arrivals before the chunk's last eviction, plus one, or 0 if the chunk was not evicted or has
+    /// returned.
     went: u64,
     /// Number of further evictions for which the chunk is spared.
     spared: u32,
@@ -67,7 +68,7 @@ impl ResidencyHistory {
         }
     }
 
-    /// Records that `chosen` are evicted among all `candidates`.
+    /// Records that `chosen`, selected from all `candidates`, are evicted.
     pub(in crate::victim) fn gave_up(&mut self, candidates: &[u32], chosen: &[u32]) {
         for &index in candidates {
             if let Some(chunk) = self.chunks.get_mut(index as usize) {

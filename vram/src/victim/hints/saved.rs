@@ -4,7 +4,7 @@ use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Saved hints about a VM's chunks. Each kind of hint has one entry per chunk, or none.
+/// Saved hints about a VM's chunks. Each kind of hint has one entry per chunk, or no entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -15,7 +15,7 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // The residency history is not saved, because a few moves provide it again.
+        // The residency history is not saved, because a few moves are sufficient to restore it.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }

@@ -106,7 +106,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(reg::RUNLIST, target << 28 | (at >> 12) as u32);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0004);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
-        // Test USERD in an otherwise valid block: the card's writes to USERD must not reach our page.
+        // Test USERD in an otherwise valid block. The card's writes to USERD must not reach our page.
         lab.card.vram_write(channel.instance + 8, at as u32 & !0xfff | target);
         lab.card.vram_write(channel.instance + 12, (at >> 32) as u32);
         lab.start(&mut channel);

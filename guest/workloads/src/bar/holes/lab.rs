@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, Push, Rect};
 pub mod va {
     /// The GPFIFO ring.
     pub const RING: u64 = 0x1_0000;
-    /// The push buffer, which has 4 pages.
+    /// The push buffer, which consists of 4 pages.
     pub const PUSH: u64 = 0x2_0000;
     /// The fence page.
     pub const FENCE: u64 = 0x3_0000;
@@ -53,7 +53,7 @@ const EIGHTH: u32 = 3 << 2;
 pub const IMAGE_PAGES: u64 = 16;
 const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
-/// Number of memory polls after which the card must have finished.
+/// Number of memory polls within which the card must finish.
 const MAX_POLLS: u32 = 20_000;
 /// Number of memory polls for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
@@ -66,7 +66,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that identifies a neighbour's memory.
+    /// Pattern that identifies another guest's memory.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -152,14 +152,14 @@ pub enum Ran {
 pub struct Verdict {
     /// Number of attempts that were visibly rejected.
     pub denied: u64,
-    /// Number of attempts that had no effect.
+    /// Number of attempts that had no effect beyond the guest.
     pub contained: u64,
-    /// Attempts that had an effect.
+    /// Attempts that had an effect beyond the guest.
     pub open: Vec<String>,
 }
 
 impl Verdict {
-    /// Records an attempt. `refused` is set if the card visibly rejected it, and `gained` if it had an effect.
+    /// Records an attempt. `refused` is true if the card visibly rejected it, and `gained` if it had an effect.
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -247,7 +247,7 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Returns the address, and the size in bytes, of this hole's VRAM.
+    /// Returns the address of this hole's VRAM, and its size in bytes.
     pub fn room(&self) -> (u64, u64) {
         (self.base, BYTES_PER_HOLE)
     }
@@ -446,7 +446,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Same as `run`, but with a short wait, because the work should have no effect.
+    /// Calls `run` with a short wait, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -495,7 +495,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for writes in flight: reads a register, because a read is ordered after them.
+    /// Waits for writes in flight by reading a register, because a read is ordered after them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
@@ -566,7 +566,7 @@ impl RamPage {
     }
 }
 
-/// Returns the methods with which copy engine 0 copies one page per pair.
+/// Returns the methods with which copy engine 0 copies one page for each pair.
 pub fn copies(pairs: &[(u64, u64)]) -> Push {
     let mut push = Push::default();
     push.bind(Engine::Ce0.object());

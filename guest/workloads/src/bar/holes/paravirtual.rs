@@ -1,7 +1,7 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference code's
-//! holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the holes in the
+//! reference code.
 //!
-//! If the card does not have the interface, the program skips these holes.
+//! If the card lacks the interface, the program skips these holes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -29,7 +29,7 @@ const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
 /// Size of a small-page table in bytes.
 const SMALL_BYTES: u64 = 256 << 10;
-/// A key that a neighbour in another group might choose.
+/// A key that a neighboring VM in another group might choose.
 const ANY_KEY: u64 = 0x5e67;
 /// Addresses at which test guests have neither RAM nor usable device memory.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
@@ -60,8 +60,7 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch whose first `done` operations must succeed, and whose next operation must be rejected with this
-/// status.
+/// Sends a batch. Its first `done` operations must succeed, and its next operation must be rejected with this status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
@@ -90,8 +89,8 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space whose tables the mediator keeps, with our own pages at `va::A` and `va::C`.
-/// Returns the channel and the first page.
+/// Creates a channel in an address space whose tables the mediator maintains, with our own pages at `va::A` and
+/// `va::C`. Returns the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
     let own = lab.take(2);
@@ -138,7 +137,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().bind(handle, 0), 0, Status::NoObject);
             must_refuse(queue, verdict, &Ops::new().flush(handle), 0, Status::NoObject);
         }
-        // Create all channels: the batch must stop at the limit.
+        // Create all channels. The batch must stop at the limit.
         let all = (6..CHANNELS).fold(Ops::new(), |ops, id| ops.channel(op::CHANNEL_CREATE, id));
         let reply = queue.call(&all);
         let limited = reply.status == Status::Limit as u32 && reply.done > 0;
@@ -153,7 +152,8 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 32 (14, 18): indices and counts beyond a table, including sums that overflow, and entries for others' memory.
+/// Hole 32 (14, 18): indices and counts beyond a table, including sums that overflow, and entries for other VMs'
+/// memory.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -223,7 +223,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 33 (15): tables of one type used as another; undefined types, handles and bits.
+/// Hole 33 (15): tables of one type used as another, and undefined types, handles and bits.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -267,7 +267,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 34 (16, 17): tables with handles that are destroyed while a channel uses the tables; recreated tables; limits.
+/// Hole 34 (16, 17): tables whose handles are destroyed while a channel uses the tables, recreated tables, and limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -293,7 +293,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
-        // The handles and the memory are reused, and the old contents must be gone.
+        // Reuse the handles and the memory. The old contents must be gone.
         let ops = Ops::new().bind(0, work.instance).flush(0);
         let ops = ops.create(DIRECTORY, kind::DIRECTORY).create(SMALL, kind::SMALL).create(LARGE, kind::LARGE);
         must_do(queue, &ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, work.instance))?;
@@ -351,7 +351,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // No operation may start without memory for its reply.
+        // No operation may start unless there is memory for its reply.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the reply: {reply:x?}"), true, reply.status != u32::MAX);
@@ -391,7 +391,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Remove the table. Otherwise, the next batch would end at its first operation.
+            // Remove the table, or the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("all mutations had the same effect: {statuses:?}"), statuses.len() > 3);
@@ -413,7 +413,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
             OpenOptions::new().read(true).write(true).open(lab.card.config_path()).context("configuration")?;
-        // The device may write only to our own pages, because other RAM belongs to our kernel.
+        // The device may write only our own pages, because other RAM belongs to our kernel.
         for at in NO_RAM.into_iter().chain([queue.ring.gpa, queue.request.gpa]) {
             for (bytes, flags, next) in [
                 (8, NEXT, 0),
@@ -517,7 +517,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             .flush(0)
             .destroy(20)
             .bytes();
-        // Use only start addresses of our own pages, or of absent RAM, so that the device's writes do not reach kernel
+        // Use only start addresses of our own pages or of absent RAM, so that the device's writes do not reach kernel
         // memory.
         let places: Vec<_> = [queue.ring.gpa, queue.request.gpa, queue.reply.gpa].into_iter().chain(NO_RAM).collect();
         let random = &mut lab.random;
@@ -583,7 +583,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // The segment must not contain data of other VMs, and must be inaccessible once it is detached.
+        // The segment must not contain data of other VMs, and must be inaccessible once detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);

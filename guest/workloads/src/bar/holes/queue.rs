@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of queue entries, small enough for all rings to fit into one page.
+/// Number of queue entries. It is small enough for all rings to fit in one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;
@@ -52,7 +52,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Resets the interface and describes an empty queue. Accepts those of `features` that the interface offers.
+    /// Resets the interface and describes an empty queue. Accepts the features in `features` that the interface offers.
     pub fn describe(&mut self, features: u32) {
         self.write(register::STATUS, status::RESET);
         for page in [&self.ring, &self.request, &self.reply] {
@@ -119,7 +119,7 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Same as [`Self::send`], but with `room` bytes for the reply.
+    /// Calls [`Self::send`] with `room` bytes for the reply.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
         // This read completes after all work that the doorbell started.

@@ -1,6 +1,6 @@
 //! Holes 6 and 20 to 29: registers that could affect the whole machine.
 //!
-//! Only the neighbour can observe a write's effect on the machine, through the card's other function.
+//! Only a neighboring VM, through the card's other function, can observe a write's effect on the machine.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use gdev::mapping::Width;
 
-/// Distance between consecutive writes of the sweep, in bytes. The offset within a stride varies.
+/// Distance between consecutive writes of the sweep, in bytes. The offset within each stride varies.
 const STRIDE: u32 = 0x200;
 
 /// Writes both values to each register. The card must continue to work afterwards.
@@ -159,7 +159,7 @@ pub fn pmu(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 26: the display, whose instance memory and surfaces could be any VRAM.
+/// Hole 26: the display, whose instance memory and surfaces could be anywhere in VRAM.
 pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x610010, 0x619f04, 0x610490, 0x640000, 0x640084] {
@@ -171,7 +171,7 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Hole 27: interrupts that are re-armed endlessly, or raised by software.
+/// Hole 27: interrupts that are rearmed endlessly, or raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
@@ -201,7 +201,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             }
         }
     }
-    // Access data across the ends of the share, the window, and the regions.
+    // Access data across the end of the share, of the window, and of the regions.
     lab.card.write(reg::PRAMIN_WINDOW, (lab.share >> 16) as u32 - 1);
     for (offset, width) in [(0xfffc, Width::Qword), (0xffff, Width::Word), (0xf_fffc, Width::Qword)] {
         registers.store(window + offset, width, BRAND.into());

@@ -26,7 +26,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     verdict.must_fault(&format!("writing {what}"), ran, va);
 }
 
-/// Hole 7: memory of other cards; memory kinds and compression tags.
+/// Hole 7: memory of other cards, memory kinds, and compression tags.
 pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 7);
     for address in [0, lab.share, 1 << 32] {
@@ -54,7 +54,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
-    // First check that the table works, with a large page of our own VRAM.
+    // First check that the table works, using a large page of our own VRAM.
     let base = lab.share - LARGE_PAGE;
     lab.card.vram_write(base + LARGE_PAGE - PAGE, MARKER);
     lab.set(entry, page_entry(base, Aperture::Vram));
@@ -132,7 +132,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // Use the small-page table as a large-page table: an unused small-page entry becomes a large-page entry.
+    // Use the small-page table as a large-page table. An unused small-page entry then becomes a large-page entry.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
@@ -179,8 +179,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses, except for its
-        // contexts, which are a separate hole.
+        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses except for its contexts,
+        // which are a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -197,13 +197,13 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Presumed location of the images that the card uses: base of the mediator's range in an address space, bytes per
-/// channel, and page numbers within a channel's range.
+/// Presumed location of the images that the card uses: base of the mediator's range in an address space, number of
+/// bytes per channel, and page numbers within a channel's range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// Hole 30: context images. When PGRAPH's firmware loads a context, it writes the registers listed in the image, which
-/// could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image, which
-/// must be inaccessible to work.
+/// Hole 30: context images. When PGRAPH's firmware loads a context, it writes the registers listed in the image. Such a
+/// write could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image,
+/// which work must not be able to access.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
     let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);
@@ -267,7 +267,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for (low, high) in [(va::RING as u32, 31 << 16), (va::RING as u32, 0xffff << 16), (0xffff_fff8, 0x0014_00ff)] {
         lab.set(channel.instance + 0x48, [low, high]);
         let ran = lab.try_run(&mut channel, &Push::default());
-        // A ring that is larger than its memory uses only our own memory, so it may run.
+        // A ring larger than its memory uses only our own memory, so it may run.
         verdict.note(
             &format!("ring {low:#x} {high:#x}: {ran:x?}"),
             ran != Ran::Done,

@@ -1,8 +1,8 @@
 //! Attacks through the card's registers while the driver is bound: writes registers that the driver rarely writes, as
 //! fast as possible.
 //!
-//! The kernel driver is unaware of the attack, which may affect the program's own channels. A channel that is lost
-//! during the attack is counted and replaced.
+//! The kernel driver is unaware of the attack, which may affect the program's own channels. A channel lost during the
+//! attack is counted and replaced.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,13 +23,13 @@ use crate::tests::Facts;
 use gdev::mapping::Width;
 use gdev::nouveau::device::{Buffer, Domain};
 
-/// Side of the matrices, in elements. In the timing model for tests with several guests, one kernel takes 50 ms of card
-/// time.
+/// Side length of the matrices in elements. In the timing model for tests with several guests, one kernel takes 50 ms
+/// of card time.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
 /// Number of kernels in flight.
 const IN_FLIGHT: u64 = 4;
-/// Number of times that a register is toggled between kernels.
+/// Number of times that a register is toggled between two kernels.
 const TOGGLES: u32 = 64;
 /// Mask of all engines in PFIFO.
 const ENGINES: u32 = 0x3f;

@@ -73,7 +73,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Deactivates lanes that reached the join point of an SSY entry. Without such an entry, the lanes continue.
+/// Deactivates lanes that have reached the join point of an SSY entry. Without such an entry, the lanes continue.
 pub(super) fn join(warp: &mut Warp, lanes: u32) {
     if warp.stack.unwind(Kind::Join, lanes) {
         warp.leave(lanes);
@@ -91,7 +91,7 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Branches some lanes. The other lanes run first, so that a loop in which they wait makes progress.
+/// Branches some of the lanes. The other lanes run first, so that a loop in which they wait makes progress.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());
@@ -143,7 +143,7 @@ fn push(warp: &mut Warp, kind: Kind, target: Target, machine: &mut Machine<'_, '
     Ok(())
 }
 
-/// Returns the constant at `at` plus `more` bytes.
+/// Returns the constant `more` bytes after `at`.
 fn indirect(at: sm20::ConstAddress, more: u32, machine: &mut Machine<'_, '_>) -> Result<u32, Failure> {
     let offset = u32::from(at.offset).wrapping_add(more);
     machine.constants.word(at.bank, offset, warp_error::CONSTANT_ADDRESS, machine.session)

@@ -1,4 +1,4 @@
-//! Conversions.
+//! Conversions between formats.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F16, F32, F64, Format};
@@ -58,7 +58,8 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand and applies its modifiers. A half is in the low bits, even in immediates and constants.
+/// Fetches a float operand and applies its modifiers. A half-precision operand is in the low bits, even of immediates
+/// and constants.
 fn float(
     warp: &Warp,
     b: FloatOperand,

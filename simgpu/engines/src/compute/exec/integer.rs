@@ -1,9 +1,9 @@
 //! Integer arithmetic.
 //!
 //! The minimum or maximum of multi-word numbers is computed from the highest word down, with IMNMX.XHI, then XMED and
-//! XLO, all but the last with `.CC`. GUESS: between these instructions, the condition code contains the comparison of
-//! the upper words as after a subtraction: zero means equal, and sign means less. No known compiler uses these
-//! instructions.
+//! XLO, all but the last with `.CC`. GUESS: between these instructions, the condition code contains the result of
+//! comparing the upper words, as after a subtraction: zero means equal, and sign means less. No known compiler uses
+//! these instructions.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -130,7 +130,7 @@ struct Sum {
 }
 
 /// Sets the condition code. With `carry_in`, the result is the upper word of a multi-word number, and the zero flag
-/// requires that the lower words were also zero.
+/// requires the lower words to be zero as well.
 pub(super) fn set_flags(warp: &mut Warp, mut flags: Flags, carry_in: bool, mask: u32) {
     if carry_in {
         flags.zero &= warp.flags.zero;
@@ -191,7 +191,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare, signed: bool, flags: Option<
             relation(compare, less, equal)
         }
         Some(Flags { zero, carry, .. }) => {
-            // The subtraction of the lower words borrowed if it did not set the carry.
+            // The subtraction of the lower words borrowed if the carry is clear.
             let difference = |lane: usize| wide(a[lane]) - wide(b[lane]) - i64::from(!carry >> lane & 1);
             let less = mask_of(|lane| difference(lane) < 0);
             relation(compare, less, mask_of(|lane| difference(lane) == 0) & zero)

@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // A load may overwrite the register that contains the address, so all addresses are resolved first.
+    // A load may overwrite the register that contains the address, so resolve all addresses first.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -405,8 +405,8 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// Executes LDLK: LDSLK for words that any block of the grid can lock. The load follows the lock acquisition, so it
-/// sees the previous holder's stores.
+/// Executes LDLK, which is LDSLK for words that any block of the grid can lock. The load follows the lock acquisition,
+/// so it sees the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
     p: Predicate,
@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// Same as [`result`], but 64-bit. Operations that the hardware does not support at this width leave memory unchanged.
+/// 64-bit version of [`result`]. Operations that the hardware does not support at this width leave memory unchanged.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

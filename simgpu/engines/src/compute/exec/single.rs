@@ -168,7 +168,7 @@ fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: b
     }
 }
 
-/// Returns the bits of a number; NaNs are replaced with the hardware's canonical NaN.
+/// Returns the bits of a number. NaNs are replaced with the hardware's canonical NaN.
 #[inline]
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
@@ -214,8 +214,8 @@ const fn power(scale: Scale) -> i32 {
 /// Computes a * b + c with a single rounding to nearest.
 ///
 /// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. This is
-/// wrong only if the first rounding yields a midpoint between two singles, or if the result is a denormal, which has
-/// fewer bits.
+/// wrong only if the first rounding results in a midpoint between two singles, or if the result is a denormal, which
+/// has fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     /// Bits of a double below the last bit of a single.
@@ -244,7 +244,7 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Negative zero is less than
+/// Returns the minimum or maximum of two numbers. If one is a NaN, returns the other. Negative zero is less than
 /// positive zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;

@@ -26,7 +26,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read this value. No thread waits while another thread runs.
+        // GUESS: zero. Drivers do not read this value, and no thread is waiting while another thread runs.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;

@@ -1,9 +1,9 @@
-//! Tests divergence, calls, barriers, votes and special registers with programs whose results are known.
+//! Tests divergence, calls, barriers, votes and special registers using programs with known results.
 
 use super::rig::{DATA, Rig};
 use nvspec::class::compute90c0 as methods;
 
-/// Runs a kernel with one-dimensional blocks in which each thread stores R10 at its global index.
+/// Runs a kernel with one-dimensional blocks, in which each thread stores R10 at its global index.
 fn run_in(rig: &mut Rig, code: &str, blocks: u32, threads: u32) -> Vec<u32> {
     let source = format!(
         ".kernel k
@@ -149,7 +149,7 @@ fn exited_lanes_stop_and_other_lanes_continue() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // In each round, every thread adds the value stored by the thread whose index is higher by `round + 33`. Without
+    // In each round, every thread adds the value stored by the thread whose index is `round + 33` higher. Without
     // barriers, the result would be wrong.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
@@ -194,7 +194,7 @@ fn barrier_reductions_and_arrivals() {
         96,
     );
     assert_eq!(values, [248; 96]);
-    // Warp 0 produces and arrives; warp 1 waits and consumes. Barrier 3 counts two warps.
+    // Warp 0 produces and arrives, and warp 1 waits and consumes. Barrier 3 counts two warps.
     let values = run(
         "ISETP.GE.AND P0, PT, R0, 0x20
          @P0 BRA consumer
@@ -316,7 +316,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // The words of a context image, even a forged one, are masked to values that methods could have set.
+    // The words of a context image, even of a forged one, are masked to values that methods can set.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);

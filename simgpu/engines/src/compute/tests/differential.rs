@@ -1,5 +1,6 @@
-//! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
-//! predicates and condition codes with edge-case and random values. Compares the complete state of a warp.
+//! Compares every operation with an independent reference, using random instructions with all their modifiers.
+//! Registers, predicates and condition codes contain edge-case and random values. Compares the complete state of a
+//! warp.
 //!
 //! To cover every encoding, the test assembles a template and flips random bits that leave the operation unchanged. The
 //! references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time. `control` generates
@@ -79,13 +80,13 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// Operations whose result also depends on other state than registers.
+/// Operations whose result also depends on state other than registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Number of random instructions for each template.
 const INSTRUCTIONS_PER_FORM: usize = 200;
 
-/// Returns the value of a special register in the test's block of 5 * 3 * 4 threads.
+/// Returns a special register's value in the test's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     let thread = 32 + lane as u32;
     let (x, y, z) = (thread % 5, thread / 5 % 3, thread / 15);
@@ -283,8 +284,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Returns random instruction words for each operation, in two sets: the first without memory accesses and with near
-/// targets only, the second unrestricted.
+/// Returns random instruction words for each operation, in two sets: the first contains no memory accesses and only
+/// near targets, the second is unrestricted.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -297,7 +298,7 @@ pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     [[calm, near].concat(), of(&[&OPERATIONS, &OTHERS, &memory::OPERATIONS, &CONTROL], each)]
 }
 
-/// Operations that exist on hardware but that the model rejects.
+/// Operations that the hardware supports but the model rejects.
 const REFUSED: [&str; 2] = ["RTT", "BPT.TRAP 0x1"];
 
 /// Returns the mnemonics in a list of assembly lines.
@@ -337,7 +338,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Try every instruction, including those for which the tables list only the name.
+    // Try every instruction, including those with only their names in the tables.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

@@ -1,4 +1,4 @@
-//! Floating-point instructions. The reference for round-to-nearest is host arithmetic; for other rounding modes, it is
+//! Floating-point instructions. The reference for round-to-nearest is host arithmetic. For other rounding modes, it is
 //! the exact result as a sum of two doubles.
 
 use super::rig::{Input, Output, Random, check, inputs};
@@ -374,7 +374,7 @@ fn halves_both_ways() {
     }
 }
 
-/// Tests the multi-function unit. The results are correctly rounded, so they may differ by one ULP from the host's
+/// Tests the multi-function unit. Its results are correctly rounded, so they may differ by one ULP from the host's
 /// single-precision functions.
 #[test]
 fn multi_function_unit() {
@@ -403,7 +403,7 @@ fn multi_function_unit() {
         |o| o.wide(),
         |[a, ..]| {
             let (x, y) = (f64::from_bits(a), f64::from_bits(a & !0xffff_ffff).recip());
-            // Repeat the same steps with the same start value.
+            // Repeat the same steps with the same initial value.
             let start = f64::from_bits(y.to_bits() & !0xffff_ffff);
             let once = start.mul_add((-x).mul_add(start, 1.0), start);
             once.mul_add((-x).mul_add(once, 1.0), once).to_bits()

@@ -264,7 +264,7 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
     // Each thread adds to one word and swaps two others, without ordering between warps. The result depends only on the
-    // turns of 256 instructions, which do not depend on the host.
+    // turns of 256 instructions, which are independent of the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X

@@ -78,7 +78,7 @@ impl Rig {
         compute.step(&mut EngineCx { memory, mmu, space, now_ns: 0, work })
     }
 
-    /// Steps until no work is pending.
+    /// Steps the engine until no work is pending.
     pub(super) fn finish(&mut self) -> Result<(), EngineError> {
         loop {
             match self.step()? {
@@ -115,7 +115,7 @@ impl Rig {
         self.compute.registers.launch(0x1234, 4).expect("good")
     }
 
-    /// Calls `act` with a memory session as used by a warp.
+    /// Calls `act` with a memory session like that of a warp.
     pub(super) fn with_session<T>(&self, act: impl FnOnce(&mut Session<'_>) -> T) -> T {
         act(&mut self.mmu.session(&self.memory, &self.space, ACCESS))
     }
@@ -194,7 +194,7 @@ impl Output {
     }
 }
 
-/// Executes `code` on each input. The code reads a from R4, b from R6 and c from R8, and returns its results in R12,
+/// Executes `code` on each input. The code reads a from R4, b from R6 and c from R8. It returns its results in R12,
 /// R13, P0 to P2 and the condition code.
 pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     let mut rig = Rig::new(0);
@@ -280,7 +280,7 @@ pub(super) fn inputs(
     inputs
 }
 
-/// Compares each output with `expected` of its input.
+/// Compares each output with the value that `expected` returns for its input.
 #[track_caller]
 pub(super) fn check<T: PartialEq + std::fmt::Debug>(
     code: &str,

@@ -135,7 +135,7 @@ impl Registers {
         }
     }
 
-    /// Returns the methods that store state, and the bits that each one stores.
+    /// Returns the methods that store state, and the bits that each method stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         let acts = |method: &u32| {
             matches!(*method, methods::NOP | methods::PM_TRIGGER | methods::EXEC | methods::WRCACHE_FLUSH)
@@ -151,7 +151,7 @@ impl Registers {
         Self::stored().map(|(method, _)| self.word(method)).collect()
     }
 
-    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
+    /// Parses the state from an untrusted image. Masks off bits that no method can set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         for ((method, mask), word) in Self::stored().zip(words) {

@@ -1,6 +1,6 @@
-//! A copy in progress: copies lines between surfaces, optionally remapping elements, and then runs the completion.
+//! A copy in progress, which copies lines between surfaces, optionally remaps elements, and then runs the completion.
 //!
-//! Lines, and bytes within a line, are copied in ascending order. Therefore, overlapping copies are well-defined: they
+//! Lines, and bytes within a line, are copied in ascending order. Overlapping copies are therefore well-defined: they
 //! read bytes that they have already written. GUESS: the hardware copies bursts in this order. Drivers do not issue
 //! overlapping copies.
 
@@ -61,7 +61,7 @@ impl Remap {
 pub struct Completion {
     /// The semaphore to release: its address, payload, and form.
     pub semaphore: Option<(GpuVa, u32, Form)>,
-    /// Set to raise the engine's non-stall interrupt.
+    /// True if the engine's non-stall interrupt must be raised.
     pub interrupt: bool,
 }
 
@@ -91,7 +91,7 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Length of a line in elements (bytes, without a remap).
+    /// Length of a line in elements, or in bytes without a remap.
     line: u64,
     lines: u64,
     remap: Option<Remap>,
@@ -103,7 +103,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates a job that copies `lines` lines of `line` elements (bytes, without `remap`) each.
+    /// Creates a job that copies `lines` lines of `line` elements each (bytes, without `remap`).
     #[must_use]
     pub fn new(
         source: Surface,
@@ -168,8 +168,8 @@ impl Job {
                 self.y += 1;
             }
         }
-        // Run the completion in a separate step, so that the caller can wait until the copy has ended by the time
-        // model.
+        // Run the completion in a separate step, so that the caller can first wait until the copy has ended according
+        // to the time model.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
@@ -216,7 +216,7 @@ impl Job {
     }
 }
 
-/// Splits the `len` bytes from byte `x` of line `y` into contiguous runs, and calls `access` with each run's address
+/// Splits the `len` bytes starting at byte `x` of line `y` into contiguous runs. Calls `access` with each run's address
 /// and its range within the `len` bytes.
 pub fn each_run(
     surface: &Surface,

@@ -24,7 +24,7 @@ pub struct Blocks {
     pub slices_log2: u32,
     /// Number of blocks per row of blocks.
     pub blocks_x: u64,
-    /// Number of block rows per layer.
+    /// Number of rows of blocks per layer.
     pub blocks_y: u64,
     /// X origin in bytes.
     pub x: u64,
@@ -54,7 +54,7 @@ const fn wrap(address: u64) -> GpuVa {
 }
 
 impl Surface {
-    /// Returns the address of byte `x` of line `y`, and the number of contiguous bytes from there within the line
+    /// Returns the address of byte `x` of line `y`, and the number of bytes of the line that are contiguous from there
     /// (`u64::MAX` if the whole line is contiguous).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {

@@ -104,7 +104,7 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// Returns the surface of one side, for an access to `lines` rows of `line` bytes.
+    /// Returns the surface of one side, for an access to `lines` rows of `line` bytes each.
     fn surface(&self, side: &Side, linear: bool, line: u32, lines: u32) -> Result<Surface, EngineError> {
         use methods::block_size;
         let base = self.address(side.high, side.low);
@@ -207,15 +207,15 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns the methods that store state, and the bits that each one stores.
+    /// Returns the methods that store state, and the bits that each method stores.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         (FIRST_METHOD..=methods::TILING_POSITION_OUT_Y)
             .step_by(4)
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// Serializes the state to a context image: the methods' data, then the progress of an inline upload. Copies in
-    /// progress are not included.
+    /// Serializes the state to a context image: the methods' data, followed by the progress of an inline upload. Copies
+    /// in progress are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let progress = match self.upload {
             // Both coordinates fit in 32 bits.
@@ -225,7 +225,7 @@ impl Registers {
         Self::stored().map(|(method, _)| self.word(method)).chain(progress).collect()
     }
 
-    /// Parses the state from an untrusted image. Masks off bits that no method could have set.
+    /// Parses the state from an untrusted image. Masks off bits that no method can set.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         let mut words = words.iter().copied();

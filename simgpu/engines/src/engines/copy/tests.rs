@@ -1,4 +1,4 @@
-//! Tests copies with an address space whose pages are scattered over VRAM and host memory, a simple reference model of
+//! Tests copies using an address space whose pages are scattered over VRAM and host memory, a simple reference model of
 //! the layout, and a byte-by-byte reference copy.
 
 mod ce;
@@ -32,7 +32,7 @@ struct Bench<E> {
     work: Work,
     /// Budget of a step in bytes.
     budget: u64,
-    /// Set to switch channels: the state is saved and loaded between steps, and round-trips through a context image
+    /// True to switch channels: the state is saved and loaded between steps, and converted to and from a context image
     /// between methods.
     switch: bool,
 }
@@ -153,7 +153,7 @@ impl Reference {
     }
 }
 
-/// Parameters of one side of a copy. Positions and sizes are in bytes (in elements for a remapping copy), rows and
+/// Parameters of one side of a copy. Positions and sizes are in bytes (elements, for a remapping copy), rows and
 /// slices.
 #[derive(Clone, Debug)]
 struct Side {
@@ -184,7 +184,8 @@ impl Side {
     }
 }
 
-/// Generates a side for `lines` lines of `line` elements of up to `element` bytes each, within half the arena.
+/// Generates a side for `lines` lines of `line` elements of up to `element` bytes each. The side fits in half the
+/// arena.
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });

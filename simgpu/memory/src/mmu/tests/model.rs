@@ -31,7 +31,7 @@ impl Page {
     }
 }
 
-/// Mappings of 128 MiB.
+/// Mappings in 128 MiB of the address space.
 #[derive(Clone, Debug, Default)]
 struct Region {
     /// Table size: 0 for full, or 1 to 3 for a half, a quarter or an eighth.
@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The test uses four storage kinds: pitch, generic, a compressed one, and an invalid one.
+        // The test uses four storage kinds: pitch, generic, a compressed kind, and an invalid kind.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),
@@ -89,7 +89,7 @@ impl World {
         Answer::At(if page.aperture == 0 { vram(base) } else { BusAddr::System(Iova(base)) })
     }
 
-    /// Builds tables for the same mappings. Odd-numbered regions have their tables in host memory.
+    /// Builds tables for the mappings. The tables of odd-numbered regions are in host memory.
     fn build(&self) -> Tables {
         let mut tables = Tables::new();
         tables.space.limit = GpuVa(self.limit);

@@ -191,8 +191,8 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Looks up many colliding pages of two directories, and compares the results with a table walk. Each change is
-    /// followed by a flush.
+    /// Looks up many colliding pages of two directories, and compares the results with a table walk. A flush follows
+    /// each change.
     #[test]
     fn flushed_tlb_agrees_with_the_tables(
         changes in prop::collection::vec((0u64..3, 0u64..2, 0u64..600, 0u64..200), 1..60),

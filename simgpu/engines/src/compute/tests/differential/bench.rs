@@ -35,7 +35,7 @@ pub(super) struct Env<'a> {
     pub(super) lane: usize,
     /// Program counter of the next instruction.
     pub(super) pc: u32,
-    /// Lanes that vote, and lanes that vote true.
+    /// Mask of the voting lanes, and mask of the lanes that vote true.
     pub(super) vote: (u32, u32),
 }
 
@@ -161,7 +161,7 @@ impl Bench {
 
     pub(super) fn thread(&mut self) -> Thread {
         let mut r: [u32; 64] = std::array::from_fn(|_| self.value());
-        // Sometimes use doubles with similar magnitudes.
+        // Sometimes, use doubles with similar magnitudes.
         if self.random.next() & 1 != 0 {
             for pair in r.chunks_exact_mut(2) {
                 let bits = self.random.next();
@@ -239,7 +239,7 @@ impl Bench {
         })
     }
 
-    /// Returns random instructions that have the same operation as the assembly line.
+    /// Returns random instructions with the same operation as the assembly line.
     pub(super) fn instructions(&mut self, assembly: &str, count: usize) -> Vec<Instruction> {
         let program = sm20::assemble(assembly).unwrap_or_else(|errors| panic!("{errors:?}"));
         let first = u64::from(program.words[1]) << 32 | u64::from(program.words[0]);

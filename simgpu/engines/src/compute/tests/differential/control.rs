@@ -1,6 +1,6 @@
-//! Tests control flow. Generates random programs with branches, loops, calls, and jumps out of them, compiles them to
-//! code that uses the divergence stack, and compares each thread with a direct evaluation of the source. Also compares
-//! barrier reductions with counts over the block.
+//! Tests control flow. Generates random programs with branches, loops, calls, and jumps out of them, and compiles them
+//! to code that uses the divergence stack. Compares each thread with a direct evaluation of the source, and barrier
+//! reductions with counts over the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
@@ -26,7 +26,7 @@ enum Statement {
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements that a long jump from inside can terminate.
+    /// Statements that a long jump inside them can terminate.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
@@ -43,7 +43,7 @@ enum Next {
     Exit,
 }
 
-/// Enclosing constructs of a statement, which determine the statements that may occur in it.
+/// Constructs that enclose a statement, which determine the statements permitted in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,
@@ -317,7 +317,7 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // For OR, test a rarely set bit, and for AND a usually set bit, so that both results occur.
+            // Test a rarely set bit for OR, and a usually set bit for AND, so that both results occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

@@ -1,5 +1,5 @@
-//! Computes floating-point results by definition: values are integers with several thousand bits, and the result is
-//! found by a search through the format's values.
+//! Computes floating-point results by definition. Values are integers with several thousand bits, and the result is
+//! found by searching the format's values.
 
 use sm20::Rounding;
 use std::cmp::Ordering;
@@ -154,7 +154,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
             }
         }
     };
-    // Beyond the greatest finite number, rounding away from zero yields infinity.
+    // Beyond the greatest finite number, rounding away from zero results in infinity.
     let below = below.min(format.infinity() - 1);
     sign | if away { below + 1 } else { below }
 }
@@ -163,7 +163,7 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
 pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: Rounding) -> u64 {
     let special = |bits: u64| bits & format.infinity() == format.infinity();
     if [a, b, c].into_iter().any(special) {
-        // The host's arithmetic is exact here, because the factors cannot overflow.
+        // Host arithmetic is exact here, because the factors cannot overflow.
         let factor = |bits: u64| {
             let value = format.value(bits);
             if value.is_finite() && value != 0.0 { value.signum() } else { value }

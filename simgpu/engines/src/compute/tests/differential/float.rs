@@ -271,8 +271,8 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without this, adding the exponent would lose precision near 1 on either
-    // side.
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Center the fraction around 1: otherwise, adding the exponent would lose
+    // precision for arguments just below 1.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
     let series: f64 = (0..40).rev().fold(0.0, |sum, n| sum * t * t + 1.0 / f64::from(2 * n + 1));

@@ -42,7 +42,7 @@ pub(super) const OPERATIONS: [&str; 27] = [
 pub(super) const SHARED_BYTES: u32 = 512;
 pub(super) const LOCAL_BYTES: u32 = 64;
 const GLOBAL_BYTES: usize = 4096;
-/// Size of the lockable range in bytes, kept small so that lanes often find a word locked.
+/// Size of the lockable range in bytes. It is small, so that lanes often find a word locked.
 const LOCKED_BYTES: u64 = 64;
 
 /// Target of an access.
@@ -75,7 +75,7 @@ impl Bytes {
     }
 }
 
-/// Returns an instruction's address and access width, and its space if the instruction can access only one.
+/// Returns an instruction's address and access width, and its space if the instruction can access only one space.
 fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     let bytes = |width: Width| match width {
         Width::U8 | Width::S8 => 1,
@@ -132,7 +132,7 @@ fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space,
             Space::Local => LOCAL_BYTES.into(),
             Space::Constant => limit::CONSTANT_BYTES.into(),
         };
-        // The lanes' addresses are contiguous, identical, or random.
+        // The lanes' addresses are contiguous, identical or random.
         let place = match pattern >> 8 & 3 {
             0 => near % 16 + lane as u64,
             1 => near,
@@ -160,7 +160,7 @@ fn words(width: u64) -> usize {
     (width as usize).div_ceil(4)
 }
 
-/// Returns the contents of the destination registers of a load.
+/// Returns the contents of a load's destination registers.
 fn extended(bytes: &[u8], width: Width) -> Vec<u32> {
     match width {
         Width::U8 => vec![bytes[0].into()],
@@ -325,7 +325,7 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
     for assembly in OPERATIONS {
         instructions.extend(bench.instructions(assembly, 200).into_iter().map(possible));
     }
-    // Shuffle the instructions, so that loads read data stored by others.
+    // Shuffle the instructions, so that loads read data stored by other instructions.
     for index in (1..instructions.len()).rev() {
         let other = (bench.random.next() % (index as u64 + 1)) as usize;
         instructions.swap(index, other);

@@ -11,7 +11,7 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the source methods if `source` is true, otherwise the destination methods. Returns the corresponding EXEC
+/// Appends the source methods if `source` is true, or the destination methods otherwise. Returns the corresponding EXEC
 /// bit.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, bit) =

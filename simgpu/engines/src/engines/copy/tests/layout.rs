@@ -17,7 +17,8 @@ fn blocks(size: [u64; 3], log2: [u32; 3]) -> Blocks {
     }
 }
 
-/// Tests a 128-byte by 24-row surface with two-GOB blocks against hand-computed addresses.
+/// Compares the addresses of a surface of 128 bytes by 24 rows, with blocks that are two GOBs high, with addresses
+/// computed by hand.
 #[test]
 fn known_addresses_of_a_small_surface() {
     let surface = Surface::Blocks(Blocks { base: GpuVa(0x1_0000), ..blocks([128, 24, 1], [6, 4, 0]) });

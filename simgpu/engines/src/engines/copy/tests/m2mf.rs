@@ -14,7 +14,7 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the source methods if `source` is true, otherwise the destination methods. Returns the corresponding EXEC
+/// Appends the source methods if `source` is true, or the destination methods otherwise. Returns the corresponding EXEC
 /// bit.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, position, bit) =
@@ -160,7 +160,7 @@ fn semaphore_is_released_after_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // Put the semaphore inside the destination: the copy must not overwrite the released value.
+        // Put the semaphore inside the destination. The copy must not overwrite the released value.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
@@ -284,7 +284,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// Parses arbitrary images, because guests can write their images.
+/// Parses arbitrary images, because guests can write their own images.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();
