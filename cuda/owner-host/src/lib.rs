@@ -10,6 +10,7 @@
 //! - `occupations`: processes that occupy the card without a turn.
 //! - `moves`: progress of processes that move between cards.
 //! - `lines`: limits the rate of log lines.
+//! - `settings`: settings for tenants and for processes outside them.
 //! - `shares`: bounded records of the tokens for memory shared between processes.
 //! - `stopped`: detects stopped processes.
 //!
@@ -27,6 +28,7 @@ mod occupations;
 mod probes;
 mod rights;
 mod rules;
+mod settings;
 mod shares;
 mod stopped;
 
@@ -40,5 +42,6 @@ pub use occupations::Occupations;
 pub use probes::{Check, Outcome, Probes};
 pub use rights::{Bound, ListenError, Rights};
 pub use rules::rules;
+pub use settings::{OnStranger, OnStuck, ShareGroup, TenantSpec, Unaccounted};
 pub use shares::{Named, Shares};
 pub use stopped::is_stopped;

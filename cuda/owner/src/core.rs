@@ -276,6 +276,8 @@ pub struct Core {
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: owner_host::Occupations,
+    /// Processes that occupied the card at the last poll.
+    occupants: BTreeSet<u32>,
     /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks to keep free for a promised guarantee.
@@ -342,6 +344,7 @@ impl Core {
             strangers: unmanaged::UnmanagedProcesses::default(),
             accounts: accounts::Accounts::default(),
             occupations: owner_host::Occupations::default(),
+            occupants: BTreeSet::new(),
             idle_overruns: BTreeSet::new(),
             promise: None,
             actions: Vec::new(),

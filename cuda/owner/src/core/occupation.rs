@@ -1,13 +1,17 @@
 //! Processes that occupy the card without a turn. Their work bypassed the gate, or was still in flight when their turn
 //! ended.
 //!
-//! The owner reads NVML's report of each process's use of the card every second. Two rules depend on it:
+//! The owner reads NVML's report of each process's use of the card every second. Three rules depend on it:
 //!
 //! - If a tenant's turn exceeds its limit and another tenant's process occupied the card at two polls during that turn,
 //!   that process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are later
 //!   than the first poll, when the process had no turn.
 //! - If a process occupied the card at all polls for as long as its own tenant's limit, without a turn, it is abandoned
 //!   while another tenant has a turn, because the limit also applies to work without a turn.
+//! - If a member of a share group exceeds its limit, and at the last poll another member with a turn occupied the card
+//!   and the first one did not, its work waits for the other member's, and it gets its full limit once more.
+
+use std::collections::BTreeSet;
 
 use tenancy::Deadline;
 
@@ -20,7 +24,8 @@ impl Core {
     /// Records the processes that occupied the card.
     pub(super) fn occupied(&mut self, users: &[User]) {
         let sessions = |pid: u32| self.sessions.values().filter(move |session| session.pid == pid);
-        let pids = users.iter().filter(|user| user.occupies).map(|user| user.pid);
+        self.occupants = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
+        let pids = self.occupants.iter().copied();
         let without_turn = pids.filter(|pid| sessions(*pid).all(|session| session.run.is_none()));
         let turns = |pid| sessions(pid).map(|session| u64::from(session.turn)).sum();
         self.occupations.polled(self.clock, without_turn.map(|pid| (pid, turns(pid))));
@@ -61,7 +66,8 @@ impl Core {
             .filter(|(_, pid)| self.occupations.is_since(*pid, began))
             .collect();
         let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns);
-        let Some(limit) = limit.filter(|_| !culprits.is_empty()) else { return false };
+        let is_delayed = !culprits.is_empty() || self.waits_for_member(tenant);
+        let Some(limit) = limit.filter(|_| is_delayed) else { return false };
         for (session, pid) in culprits {
             tracing::warn!(
                 pid,
@@ -72,6 +78,20 @@ impl Core {
         }
         self.deadlines.set(Deadline::SecondLimit(tenant), self.clock.saturating_add(limit));
         true
+    }
+
+    /// Returns true if the work of a member of a share group waits for the work of another member.
+    fn waits_for_member(&self, tenant: TenantId) -> bool {
+        let group =
+            |tenant| self.turns.turns().membership(tenant).filter(|of_it| of_it.joined).map(|of_it| of_it.group);
+        let Some(own) = group(tenant) else { return false };
+        let occupants = self
+            .sessions
+            .values()
+            .filter(|session| session.run.is_some() && !session.stuck && self.occupants.contains(&session.pid));
+        let members: BTreeSet<TenantId> =
+            occupants.filter_map(|session| session.tenant).filter(|member| group(*member) == Some(own)).collect();
+        !members.is_empty() && !members.contains(&tenant)
     }
 
     /// Records the end of a tenant's turn.

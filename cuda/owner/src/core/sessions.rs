@@ -86,6 +86,8 @@ pub(super) struct Session {
     /// Number of the turn that ended without a reply, because the process is stopped. The process gets no turn until it
     /// replies.
     pub(super) stopped_in: Option<u32>,
+    /// Time in ns at which the owner last checked whether the process is stopped, because it delays its share group.
+    pub(super) checked_at: u64,
     pub(super) turn: u32,
     pub(super) reclaims: Reclaims,
     /// Progress of a move to another card.
@@ -202,6 +204,7 @@ impl Core {
             arrival: None,
             sees: Vec::new(),
             stopped_in: None,
+            checked_at: 0,
         };
         self.sessions.insert(id, session);
     }

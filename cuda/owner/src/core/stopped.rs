@@ -2,17 +2,37 @@
 //!
 //! A stopped process cannot submit work or reply. Its turn overruns, but the other tenants need not wait for it. The
 //! turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
-//! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not abandoned
-//! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. `occupation`
-//! detects kernels that the process has left in flight. If the process holds memory that another tenant needs,
-//! `relocate` treats it like any unresponsive process.
+//! between two polls after the recall. In a share group, the turn ends when it overruns, because the other members
+//! wait for it; the work in flight is charged when the process reports it. Without NVML, the turn ends at the tenant's
+//! limit. The process is not abandoned for this reason: it reads the recall when it runs again, and gets its next turn
+//! after its reply. `occupation` detects kernels that the process has left in flight. If the process holds memory that
+//! another tenant needs, `relocate` treats it like any unresponsive process.
 
 use super::Core;
 use super::given_up::Reason;
 use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
+use vram::TenantId;
+
+/// Interval in ns at which a member of a share group whose turn overruns is checked.
+const MEMBER_INTERVAL_NS: u64 = 10_000_000;
 
 impl Core {
+    /// Checks whether members of share groups are stopped if they make their group's turn overrun. Other tenants run
+    /// during the overrun, but the other members do not, so the turn of a stopped member ends although its work may
+    /// still be in flight.
+    pub(super) fn look_at_overrunning_members(&mut self) {
+        let (turns, clock) = (self.turns.turns(), self.clock);
+        let delays_group = |tenant: TenantId| turns.is_joined(tenant) && turns.overruns(tenant);
+        for (&id, session) in self.sessions.iter_mut().filter(|(_, session)| session.run.is_some() && !session.stuck) {
+            let is_due = clock.saturating_sub(session.checked_at) >= MEMBER_INTERVAL_NS;
+            if is_due && session.tenant.is_some_and(delays_group) {
+                session.checked_at = clock;
+                self.actions.push(Action::LookAt { session: id, is_overdue: false });
+            }
+        }
+    }
+
     /// Checks whether processes are stopped if their turns overrun and they had no work on the card since the previous
     /// poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {

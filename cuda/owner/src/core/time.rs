@@ -267,7 +267,8 @@ impl Core {
     /// Charges the use that a process reports, at most the time for which its gate was open without reported use.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
+        let has_run = |session: &&mut Session| session.run.is_some() || session.stopped_in.is_some();
+        let Some(session) = self.sessions.get_mut(&id).filter(has_run) else { return };
         session.unused_ns += clock.saturating_sub(std::mem::replace(&mut session.run_since, clock));
         let busy = usage.busy_ns.min(session.unused_ns);
         session.unused_ns -= busy;
@@ -303,6 +304,7 @@ impl Core {
 
     pub(super) fn tick(&mut self) {
         self.turns.tick(self.now());
+        self.look_at_overrunning_members();
         self.machine.relocations.tick(self.clock);
         self.relocate();
         if !self.misplaced.is_empty() || self.machine.next_round_ns(&self.table).is_some() {

@@ -1,14 +1,12 @@
 //! Events and actions of the owner's state machine.
 
-use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
 use owner_driver::{FetchTimes, Memory};
 pub use owner_driver::{PieceId, User};
 use owner_host::{LinkEvent, StateMessage};
-use sched::VgpuParams;
-use sched::groups::Sharing;
-use vram::{Limits, TenantId};
+pub use owner_host::{OnStranger, OnStuck, ShareGroup, TenantSpec, Unaccounted};
+use vram::TenantId;
 
 /// Number of a process's connection. The server never reuses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,50 +15,6 @@ pub struct SessionId(pub u64);
 /// Number of a batch of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
-
-/// Action on an unresponsive process that has a turn or memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnStuck {
-    /// The process is killed.
-    #[default]
-    Kill,
-    /// The driver suspends the process if possible; otherwise the process is killed.
-    Suspend,
-}
-
-/// The operator's settings for a tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TenantSpec {
-    /// Name that programs use to select the tenant.
-    pub name: String,
-    /// User whose processes may belong to this tenant, in addition to root's.
-    pub uid: Option<u32>,
-    /// Memory size that the tenant sees, in bytes.
-    pub memory_bytes: u64,
-    /// Size in bytes of the tenant's window, which counts as host memory of the card, or 0 without a window.
-    pub window_bytes: u64,
-    /// Limits of the tenant's memory on the card and in host memory, in chunks.
-    pub limits: Limits,
-    /// The tenant's scheduling settings.
-    pub time: VgpuParams,
-    /// Action on an unresponsive program.
-    pub on_stuck: OnStuck,
-    /// Group of tenants whose programs may use the card concurrently.
-    pub share_group: Option<ShareGroup>,
-    /// The tenant's cards, if it has several.
-    pub gang: Option<Gang>,
-}
-
-/// Membership in a share group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShareGroup {
-    /// Name of the group.
-    pub name: String,
-    /// Kind of sharing that the tenant accepts. The strictest kind that any member accepts applies to the group.
-    pub sharing: Sharing,
-    /// User of the tenant's programs, if known. An MPS server serves one user.
-    pub user: Option<u32>,
-}
 
 /// Input of the state machine.
 #[derive(Debug)]
@@ -176,28 +130,6 @@ pub enum Event {
 
 /// A process that uses the card without the owner.
 pub type UnmanagedProcess = User;
-
-/// A tenant's process that uses card memory beyond its account.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unaccounted {
-    /// Process ID.
-    pub pid: u32,
-    /// Name of its program.
-    pub program: String,
-    /// Bytes in excess of the account.
-    pub bytes: u64,
-}
-
-/// Action on processes that use the card without the owner, and on a tenant's processes whose unaccounted memory
-/// exceeds the tenant's limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnStranger {
-    /// Only report these processes.
-    #[default]
-    Report,
-    /// Kill these processes, if the owner is permitted to.
-    Kill,
-}
 
 /// Output of the state machine. The server executes actions in order.
 #[derive(Debug, PartialEq, Eq)]

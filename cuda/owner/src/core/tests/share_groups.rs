@@ -367,3 +367,73 @@ fn kill_of_mps_client_says_that_server_must_end_its_work() {
     });
     assert_eq!(kills, [true, false]);
 }
+
+/// Returns the longest time in ms during which a program's gate stays closed within the next `ms` milliseconds. All
+/// other programs with open gates report work.
+fn longest_gap(world: &mut World, session: SessionId, others: &[SessionId], ms: u64) -> u64 {
+    let (mut gap, mut longest) = (0, 0);
+    for _ in 0..ms / 2 {
+        observe(world, others, 2);
+        gap = if runs(world, session) { 0 } else { gap + 2 };
+        longest = longest.max(gap);
+    }
+    longest
+}
+
+#[test]
+fn stopped_member_delays_its_group_for_moments() {
+    let mut world = world(Sharing::Together);
+    let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
+    let three = world.connect("three");
+    observe(&mut world, &[one, two, three], 1000);
+    while !runs(&world, one) {
+        observe(&mut world, &[one, two, three], 2);
+    }
+    world.programs.get_mut(&one).expect("there").stopped = true;
+    let gap = longest_gap(&mut world, two, &[two, three], 3_000);
+    assert!(gap <= 150, "{gap} ms");
+    // It returns its turn when it runs again, and gets its share.
+    let charged = world.core.view(0).charged_ns(0);
+    world.programs.get_mut(&one).expect("it is not killed").stopped = false;
+    world.settle();
+    observe(&mut world, &[one, two, three], 2000);
+    assert!(world.core.view(0).charged_ns(0) > charged + 300 * MS);
+}
+
+/// Makes NVML list the processes. Only `occupant` occupies the card.
+fn occupy(world: &mut World, occupant: SessionId) {
+    let occupant = pid(world, occupant);
+    let pids: Vec<u32> = world.core.sessions.values().map(|session| session.pid).collect();
+    let user = |pid| User { pid, program: String::new(), bytes: None, occupies: pid == occupant };
+    world.event(Event::Users { users: pids.into_iter().map(user).collect(), own: None });
+    world.settle();
+}
+
+#[test]
+fn member_that_waits_behind_an_endless_kernel_is_not_killed() {
+    let mut world = world(Sharing::Together);
+    let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
+    let three = world.connect("three");
+    observe(&mut world, &[one, two, three], 200);
+    while !(runs(&world, one) && runs(&world, two)) {
+        observe(&mut world, &[one, two, three], 2);
+    }
+    // The kernel of the second program is endless, and fills the card.
+    for session in [one, two] {
+        world.programs.get_mut(&session).expect("there").mute = true;
+    }
+    for _ in 0..110 {
+        occupy(&mut world, two);
+        observe(&mut world, &[three], 100);
+        if !world.programs.contains_key(&two) {
+            break;
+        }
+    }
+    assert!(!world.programs.contains_key(&two), "its limit has passed");
+    assert!(world.programs.contains_key(&one), "it only waited");
+    world.programs.get_mut(&one).expect("there").mute = false;
+    world.settle();
+    // The group has been charged for the kernel, so the other tenant has the card first.
+    let gap = longest_gap(&mut world, one, &[one, three], 10_000);
+    assert!(gap < 8_000, "{gap} ms");
+}
