@@ -225,10 +225,11 @@ impl Executor {
             self.adopt(*adoption);
         }
         self.take_workers();
+        self.serve_workers();
+        // A reset completes only here, so no later step may handle the exit of the last worker.
         if self.shared.state.lock().registers.is_resetting() {
             self.reset();
         }
-        self.serve_workers();
         self.begin_restarts();
         self.begin_move();
         self.continue_move();
