@@ -143,7 +143,12 @@ impl Executor {
             self.adoption_until = Some(self.now().saturating_add(ADOPTION_NS));
         }
         self.record();
-        while !self.shared.is_stopped() {
+        loop {
+            // Clear first, so that a request to stop that comes after the check ends the next wait.
+            self.shared.wake.clear();
+            if self.shared.is_stopped() {
+                break;
+            }
             let is_busy = self.serve();
             if std::mem::take(&mut self.has_news) {
                 let process = |id| u32::try_from(self.workers.get(&id)?.id()?.pid).ok();
@@ -219,7 +224,6 @@ impl Executor {
 
     /// Performs the pending work. Returns true if more work may be pending.
     fn serve(&mut self) -> bool {
-        self.shared.wake.clear();
         let adoption = self.shared.state.lock().adoption.take();
         if let Some(adoption) = adoption {
             self.adopt(*adoption);

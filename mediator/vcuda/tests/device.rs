@@ -122,6 +122,18 @@ fn reset_ends_workers_and_the_next_boot_sees_zeros() {
 }
 
 #[test]
+fn function_stops_at_any_moment() {
+    for round in 0..3000 {
+        let mut guest = Guest::new();
+        for _ in 0..round % 3 {
+            guest.write(RegionIndex::Bar0, 0x10, &[0, 0]);
+        }
+        // A lost request to stop would block this thread forever.
+        drop(guest);
+    }
+}
+
+#[test]
 fn next_vmm_gets_another_window() {
     let mut guest = Guest::new();
     guest.program(1, 0);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -210,8 +210,8 @@ fn work(
     let (mut control, mut rung, mut is_arriving) = (0, false, is_held);
     let behaviour = |control| memory.load::<u64>(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
     let step = |control: usize| {
-        let value: u64 = memory.load(control, Ordering::Acquire).unwrap();
-        memory.store(value + 1, control, Ordering::Release).unwrap();
+        // The test may store to the word at the same time.
+        memory.get_atomic_ref::<AtomicU64>(control).unwrap().fetch_add(1, Ordering::AcqRel);
     };
     if let Some(state) = state.as_ref().filter(|_| is_held) {
         control = saved_control(state).unwrap();
