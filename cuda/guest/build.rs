@@ -9,8 +9,8 @@ use cuda_table::{families, symbols};
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // Do not set a soname: it would make ldconfig omit the NVML symbolic links from the loader's cache. The loader
-    // finds the library by file name, and loads it only once for all its names. Never unload the library, because its
-    // threads keep running after a program closes it.
+    // finds the library by file name, and loads it only once, even if it is opened under several names. Never unload
+    // the library, because its threads keep running after a program closes it.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");

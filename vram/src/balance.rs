@@ -174,7 +174,8 @@ impl Balancer {
         self.due_ns = 0;
     }
 
-    /// Sets the eviction priority of the chunks in a range of guest VRAM. The lowest priorities are evicted first.
+    /// Sets the eviction priority of the chunks in a range of guest VRAM. Chunks with the lowest priority are evicted
+    /// first.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].

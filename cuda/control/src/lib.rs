@@ -304,9 +304,9 @@ pub enum Answer {
 pub struct ArrivalTimes {
     /// Process ID.
     pub pid: u32,
-    /// Until the driver had stopped the process's calls, and had copied its remaining memory from the first card.
+    /// Time that the driver took to stop the process's calls, and to copy its remaining memory from the first card.
     pub checkpoint_us: u64,
-    /// Until the driver had restored the process on this card, and its calls continued.
+    /// Time that the driver took to restore the process on this card.
     pub restore_us: u64,
     /// From the process's connection until the owner had mapped its chunks, and the driver had restored it.
     pub arrive_us: u64,

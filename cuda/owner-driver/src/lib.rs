@@ -104,9 +104,9 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 /// Times of the driver's calls for a process that moves to this card, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchTimes {
-    /// Until the process's calls were stopped, and its remaining memory was copied from the other card.
+    /// Time to stop the process's calls, and to copy its remaining memory from the other card.
     pub checkpoint_us: u64,
-    /// Until its memory was restored on this card, and its calls continued.
+    /// Time to restore its memory on this card, and to resume its calls.
     pub restore_us: u64,
 }
 

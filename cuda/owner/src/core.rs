@@ -173,7 +173,7 @@ pub enum SetupError {
 /// Memory at one of a tenant's indices.
 #[derive(Debug)]
 enum Body {
-    /// A chunk of the tenant's processes.
+    /// A chunk that the tenant's processes use.
     Chunk {
         piece: PieceId,
         /// The chunk's own number, which distinguishes the chunk from later chunks at the same index.

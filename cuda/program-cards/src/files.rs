@@ -45,7 +45,7 @@ pub fn reachable(cards: &[[u8; 16]], listed: &Path, devices: &Path) -> Vec<[u8; 
 mod tests {
     use super::*;
 
-    /// Writes the entry of a card with the UUID of 16 such bytes.
+    /// Writes the kernel driver's entry for a card.
     fn write(folder: &Path, minor: u32, uuid: &str) {
         let at = folder.join("gpus").join(format!("0000:{minor:02x}:00.0"));
         std::fs::create_dir_all(&at).expect("a folder");

@@ -124,9 +124,8 @@ pub struct Run {
     pub length_us: u32,
     /// Limit on the work in flight, in microseconds of card time. 0 disables limiting and measuring.
     pub run_ahead_us: u32,
-    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. At the end of a turn,
-    /// [`FromTenant::Ending`] announces the completion of its last work up to this time in advance, if it is
-    /// predictable.
+    /// Idle time in microseconds after which the turn ends by itself, or 0 if it does not. If the completion of the
+    /// turn's last work is predictable, [`FromTenant::Ending`] announces it up to this time in advance.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds, or 0 for no reports.
     pub report_us: u32,
@@ -373,7 +372,7 @@ pub enum FromOwner {
         /// Reason for the rejection.
         reason: Refusal,
     },
-    /// Memory sizes of the tenant.
+    /// Reply to `AskMemory`: the tenant's free and total memory.
     Memory {
         /// Number of the request.
         request: u32,

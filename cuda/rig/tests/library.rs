@@ -255,7 +255,8 @@ fn invalid_virtual_memory_calls_return_driver_errors() {
     }
 }
 
-/// Runs a program that maps its memory itself while chunks move, with two chunk sizes.
+/// Checks that a program that maps its memory itself gets the same results while chunks move, with each of two chunk
+/// sizes.
 fn moves_what_the_program_maps(more: &[&str]) {
     let rig = Rig::new(256);
     let arguments = [&["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"], more].concat();

@@ -48,7 +48,7 @@ impl Once {
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
-    /// ID of the process whose threads acquire the lock.
+    /// ID of the process whose threads may wait for the lock, or 0 before its first use.
     process: AtomicU32,
 }
 

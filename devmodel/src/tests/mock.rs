@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Modifies the bits of a register in `mask`, as a driver does. Returns the previous value.
+    /// Replaces the bits selected by `mask` in a register, as a driver does. Returns the previous value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);

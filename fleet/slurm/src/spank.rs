@@ -34,7 +34,7 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
 /// Slurm version for which the plugin was built. Slurm compares the first element with its own version. The version is
-/// 0 in this build, and the installer writes it into a copy of the library.
+/// 0 in this build. The installer writes Slurm's version into its copy of the library.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.

@@ -1,7 +1,7 @@
 //! Operations on a job: creates its tenant or vGPU, records its usage, and removes the tenant or vGPU.
 //!
-//! All names are derived from the job, so that operations are idempotent. Other processes of a job find the parts that
-//! its first process created. After a crash, [`reconcile`] finds leftover parts by name.
+//! All names are derived from the job, so that operations are idempotent. Other processes of a job find the tenant or
+//! vGPU that its first process created. After a crash, [`reconcile`] finds leftover tenants and vGPUs by name.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -41,7 +41,7 @@ const NOTE: Duration = Duration::from_secs(10);
 pub struct Job {
     /// ID of the job.
     pub id: u32,
-    /// User of the job.
+    /// User ID of the job's owner.
     pub uid: u32,
     /// Number of the job's array, and the job's index in the array, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
@@ -297,7 +297,7 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let path = format!("/v1/{folder}/{}", name(job));
     match patiently(arguments, |client| client.delete(&path))? {
         Ok(()) => {}
-        // The health check has already removed and recorded the job's part.
+        // The health check has already removed the job's tenant or vGPU, and recorded its usage.
         Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(()),
         Err(error) => return Err(told(&error)),
     }

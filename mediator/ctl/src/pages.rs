@@ -66,7 +66,7 @@ fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
 
 /// Returns a command's page.
 fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
-    // A page has sections for the examples and exit statuses that end the output of `--help`.
+    // Omit the examples and exit statuses at the end of `--help`, because the page has its own sections for them.
     let command = command.after_help(None).after_long_help(None);
     let man = Man::new(command).section(section).date(date()).source(SOURCE).manual("gpu-mediator");
     let mut page = Vec::new();

@@ -33,7 +33,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
-/// Waits until all daemons of this directory have exited, including those whose parent has exited.
+/// Waits until all daemons started with this directory have exited, including orphaned ones.
 fn all_ended(place: &Place) {
     let named = place.path("dies").display().to_string();
     let is_ours = |process: &fs::DirEntry| {

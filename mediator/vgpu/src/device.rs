@@ -166,7 +166,7 @@ impl MediatedVm {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // Run `act` on another thread, because it may lock other VMs.
+            // Hold the lock on another thread, because `act` may lock other VMs.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {

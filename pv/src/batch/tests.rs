@@ -200,7 +200,7 @@ fn operations_after_failed_one_are_not_started() {
     let mut work = Begun::new(bytes).unwrap();
     while let Some(op) = work.current(ALL) {
         begun.push(wire::encode(&op.unwrap()).handle);
-        // Suspend and resume the batch.
+        // Continue with a copy, as when a suspended batch is resumed.
         work = work.clone();
         work.answer(if begun.len() < 3 { Ok(begun.len() as u64 * 10) } else { Err(Status::NoObject) });
     }

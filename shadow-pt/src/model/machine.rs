@@ -75,7 +75,7 @@ impl Operands<'_> {
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
         let (large, small) = (half(self.element(&TABLES)), half(self.element(&TABLES)));
-        // Checking a full-size table is slow, so most tables have an eighth of the full size.
+        // Checking a full-size table is slow, so most tables are an eighth of that size.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
         let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };

@@ -45,7 +45,7 @@ impl CopyFalcons {
         Ok(())
     }
 
-    /// Reads a register. `offset` is in the block of copy engine `unit`.
+    /// Reads a register. `offset` is the register's BAR0 offset, in the block of copy engine `unit`.
     pub(crate) fn read(&mut self, unit: usize, reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].control(),

@@ -1,7 +1,7 @@
 //! `light-vmm SOCKET MIB [WORKLOAD]`: a minimal VM and client of the mediator, for hosts on which QEMU would be too
 //! slow.
 //!
-//! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, copies each page with the GPU, and
+//! The program starts the vGPU, writes a page in each chunk of the VRAM (MIB MiB), copies each page with the GPU, and
 //! verifies every byte of the copies. It then waits until the device disappears, and reports this. If a workload is
 //! given, the program instead runs the workload's kernels repeatedly with the `gdev` library until it is terminated,
 //! and verifies each result.

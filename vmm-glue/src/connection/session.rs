@@ -442,7 +442,7 @@ impl Session {
         }
     }
 
-    /// Handles requests from other threads and timers.
+    /// Handles the link's requests: checks for withdrawn or private memory, and sends requests to the client.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();

@@ -56,7 +56,8 @@ impl Summary {
 pub struct HostSummary {
     /// Maximum number of used slots.
     pub budget: u32,
-    /// Number of used slots, including destinations of moves in flight. It can exceed a budget that was lowered.
+    /// Number of used slots, including destinations of moves in flight. It can exceed the budget if the budget has been
+    /// lowered.
     pub used: u32,
     /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,

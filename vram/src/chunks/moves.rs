@@ -94,7 +94,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // A chunk in the reserve already counts in host memory, and a slot is reserved for it.
+        // A chunk in the reserve is already counted as host memory, and a slot is reserved for it.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {

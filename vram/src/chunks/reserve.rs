@@ -74,7 +74,7 @@ impl ChunkTable {
         self.reserve.saturating_sub(self.parked + self.borrowed)
     }
 
-    /// Returns the number of host slots that may be allocated, without the slots for chunks in the reserve.
+    /// Returns the number of host slots that may be allocated, excluding those needed for chunks in the reserve.
     #[must_use]
     pub fn host_room(&self) -> u32 {
         self.host.room().saturating_sub(self.parked - self.draining)

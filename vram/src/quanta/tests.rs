@@ -156,7 +156,7 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
     assert_eq!(copy(&mut alone, 0, 900), None, "there is only one VM");
     assert!(!alone.detects());
-    // The large working set leaves 200 bytes, so the small one no longer fits together with the largest one.
+    // The resident 800 bytes leave 200, in which the set of 50 bytes does not fit together with the one of 180.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));

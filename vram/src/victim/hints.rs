@@ -40,7 +40,7 @@ impl Hints {
         }
     }
 
-    /// Sets the eviction priority of `chunks`. The lowest priorities are evicted first.
+    /// Sets the eviction priority of `chunks`. Chunks with the lowest priority are evicted first.
     pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
         let range = self.within(&chunks);
         self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);

@@ -1,4 +1,4 @@
-//! Assigns cards to tenants whose configuration does not name them.
+//! Assigns cards to tenants whose configuration does not name any.
 //!
 //! Each card that this module considers passes [`tenant`](super::tenant). The crate `placement` chooses among them.
 

@@ -27,7 +27,7 @@ pub(crate) struct SavedSlots {
 }
 
 impl PinnedPool {
-    /// Saves the slots. [`PinnedPool::file`] contains their contents.
+    /// Saves the slots. Their contents are in [`PinnedPool::file`].
     pub(crate) fn save(&self) -> SavedSlots {
         let Self {
             card: _,

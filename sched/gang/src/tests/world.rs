@@ -272,7 +272,7 @@ impl World {
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
-        // Messages that the cards send to each other in the meantime are also lost.
+        // Carry out the cards' orders, and send their messages to other cards.
         for card in [one, two] {
             self.follow(card);
         }

@@ -31,7 +31,7 @@ const MAP: u64 = 70 * US;
 const WORD: u64 = 50 * US;
 /// Time to quiesce a program and end its turn.
 const DRAIN: u64 = 2 * MS;
-/// Time for the first use of an allocation, and for the next request.
+/// Time to use new memory for the first time, and to send the next request.
 const USE: u64 = 100 * US;
 
 /// An event or message that is scheduled for the state machine.

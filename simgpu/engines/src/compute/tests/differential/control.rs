@@ -26,7 +26,7 @@ enum Statement {
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements that a long jump inside them can terminate.
+    /// Statements that a nested `Throw` (a long jump) can terminate.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
