@@ -201,20 +201,20 @@ impl Driver {
         self.invoke(Needed::Init, &[0]);
     }
 
-    /// Calls a described function. Returns [`NOT_SUPPORTED`] if the library lacks it.
+    /// Calls a described function. Returns `NOT_SUPPORTED` if the library lacks it.
     pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))
     }
 
     /// Allocates memory in the current context, at an address that an allocation of the same size had in another
-    /// worker. With a size of 0, only checks that the library supports this. Returns [`NOT_SUPPORTED`] if it does not.
+    /// worker. With a size of 0, only checks that the library supports this. Returns `NOT_SUPPORTED` if it does not.
     pub fn allocate_at(&self, address: u64, bytes: u64) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         values[..2].copy_from_slice(&[address, bytes]);
         self.allocate_at.map_or(NOT_SUPPORTED, |function| invoke(function, &values))
     }
 
-    /// Calls a function that the worker itself needs, with up to 12 arguments. Returns [`NOT_SUPPORTED`] if the library
+    /// Calls a function that the worker itself needs, with up to 12 arguments. Returns `NOT_SUPPORTED` if the library
     /// lacks it.
     pub fn invoke(&self, function: Needed, arguments: &[u64]) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
