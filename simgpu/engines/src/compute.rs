@@ -21,8 +21,8 @@
 //! # Time
 //! A grid's time is charged when the grid ends. The charge is the launch time plus the longest of three times: its
 //! instructions at the rate of all multiprocessors, its memory transactions at the memory bandwidth
-//! ([`crate::ComputeTiming`]), and its system memory transactions at the bus bandwidth
-//! ([`crate::TimeModel::bus_bytes_per_second`]).
+//! (`ComputeTiming`), and its system memory transactions at the bus bandwidth
+//! (`TimeModel::bus_bytes_per_second`).
 //!
 //! - An instruction counts once per warp that executes it, regardless of the number of active lanes. The cost of
 //!   divergence is therefore that of the repeated instructions.
