@@ -44,8 +44,9 @@ struct gdev_grid {
 extern "C" {
 #endif // __cplusplus
 
-// Opens device `minor` and creates a context. Uses a CUDA device if one exists, otherwise a nouveau render node. The
-// environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on error.
+// Opens device `minor` and creates a context. Uses a CUDA device if one exists, or a nouveau render node otherwise.
+// The environment variable `GDEV_TARGET` overrides the device, with the same names as [`gdev_open`]. Returns 0 on
+// error.
 Ghandle gopen(int minor);
 
 // Opens a device by name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`. Returns 0
