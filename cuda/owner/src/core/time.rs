@@ -219,7 +219,8 @@ impl Core {
         self.used(id, tenant, usage);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.stopped_in == Some(turn) {
-            session.stopped_in = None;
+            // The time for which the process was stopped covers no later use.
+            (session.stopped_in, session.unused_ns) = (None, 0);
             if waiting || session.waiting {
                 self.waiting(id, tenant);
             }
