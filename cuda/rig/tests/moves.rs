@@ -419,7 +419,7 @@ fn killed_owner_at_any_moment_of_a_move_leaves_program_running() {
             let moving = begin_move(&rig, to);
             std::thread::sleep(Duration::from_millis(*moment));
             let owners = owners_of(&daemon);
-            signal("-KILL", &owners[(round + nth) % owners.len()]);
+            signal("-KILL", &owners[(round + nth) % owners.len()].to_string());
             let output = ended(moving);
             program.steps(2);
             until_settled(&rig, "a", 16);
@@ -448,17 +448,12 @@ fn is_full_scale() -> bool {
 }
 
 /// Returns the owners' processes, including those that were started again.
-fn owners_of(daemon: &Daemon) -> Vec<String> {
+fn owners_of(daemon: &Daemon) -> Vec<i32> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.0.id())).expect("it runs");
-        let children =
-            |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("children")).ok();
-        let all: Vec<String> = tasks.filter_map(children).collect();
-        let mut all: Vec<String> = all.iter().flat_map(|list| list.split_whitespace()).map(str::to_owned).collect();
-        all.sort();
-        if !all.is_empty() {
-            return all;
+        let owners = owner_pids(daemon.0.id());
+        if !owners.is_empty() {
+            return owners;
         }
         std::thread::sleep(Duration::from_millis(100));
     }

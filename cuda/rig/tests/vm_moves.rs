@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::Rig;
-use support::daemon::{bad, card, ctl, ctl_command, get, good, json, tenant};
+use support::daemon::{bad, card, ctl, ctl_command, get, good, json, owner_pids, tenant};
 use support::service::{Calls, Service, begin, is_alive, with_window, worker, workers};
 use support::virtio::{Driver, destroy, until};
 
@@ -75,17 +75,7 @@ fn owners_of(service: &Service) -> Vec<&'static str> {
 fn owners(service: &Service) -> Vec<i32> {
     let mut owners = Vec::new();
     until("both owners run", || {
-        // The daemon's threads start the owners.
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", service.daemon.id())).expect("it runs").flatten();
-        let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-        let children: Vec<String> = children.collect();
-        let pids = children.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok());
-        let is_owner = |pid: &i32| {
-            is_alive(*pid)
-                && std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(b"cuda-owner"))
-        };
-        owners = pids.filter(is_owner).collect();
-        owners.sort_unstable();
+        owners = owner_pids(service.daemon.id());
         owners.len() == 2
     });
     owners

@@ -42,6 +42,21 @@ impl Daemon {
     }
 }
 
+/// Returns the running owners of a daemon, sorted by their process IDs. Any thread of the daemon may have started them.
+pub fn owner_pids(daemon: u32) -> Vec<i32> {
+    let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).expect("it runs").flatten();
+    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<String> = children.collect();
+    let pids = children.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok());
+    let is_owner = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains("(cuda-owner)") && !stat.contains(") Z ")
+    };
+    let mut owners: Vec<i32> = pids.filter(is_owner).collect();
+    owners.sort_unstable();
+    owners
+}
+
 /// Sends a signal. After SIGSTOP, waits until every thread has stopped, because threads handle the signal with a delay.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());

@@ -10,7 +10,7 @@ use cuda_ring::{BlobKind, Header, PINNED_ADDRESSES, control, ring, slots, state}
 use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, test_kill_process};
 
-use super::daemon::{card, json, tenant};
+use super::daemon::{card, json, owner_pids, tenant};
 use super::virtio::{Driver, LIMIT, blob, context, doorbell, map, until};
 use super::{Rig, built};
 
@@ -173,12 +173,7 @@ pub fn is_alive(pid: i32) -> bool {
 
 /// Returns the owner's process.
 pub fn owner_of(service: &Service) -> i32 {
-    let children = format!("/proc/{0}/task/{0}/children", service.daemon.id());
-    let children = std::fs::read_to_string(children).expect("readable");
-    let children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    let is_owner =
-        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cuda-owner");
-    children.into_iter().find(is_owner).expect("an owner")
+    *owner_pids(service.daemon.id()).first().expect("an owner")
 }
 
 /// The ring of a program, whose messages have replies.
