@@ -199,22 +199,28 @@ impl Plan<'_> {
             let why = "an owner of the cards has an earlier version and cannot move programs: end them first";
             return Err(Trouble::Refused(why.to_owned()));
         }
-        let id = found.map(|(id, _)| *id);
-        let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
+        let (placed, in_host) = self.chunks(&here);
         let chunk_bytes = here.memory.summary.chunk_bytes;
         let mib = |chunks: u32| (u64::from(chunks) * chunk_bytes) >> 20;
         let host = |card: &Card| card.memory.summary.host.budget.saturating_sub(card.memory.summary.host.used);
         let lacks = |chunks: u32, room: u32, what: &str| {
             Err(Trouble::Refused(format!("{what} has space for {} MiB, but {} MiB are needed", mib(room), mib(chunks))))
         };
-        if account.placed > host(&here) {
-            return lacks(account.placed, host(&here), "the host memory of its card");
+        if placed > host(&here) {
+            return lacks(placed, host(&here), "the host memory of its card");
         }
-        let (all, room) = (account.placed + account.host, there.memory.summary.spare().saturating_add(host(&there)));
+        let (all, room) = (placed.saturating_add(in_host), there.memory.summary.spare().saturating_add(host(&there)));
         if all > room {
             return lacks(all, room, "the other card, with its host memory,");
         }
         Ok(u64::from(all) * chunk_bytes)
+    }
+
+    /// Returns the number of the tenant's chunks on its card and in host memory.
+    fn chunks(&self, here: &Card) -> (u32, u32) {
+        let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
+        let account = found.and_then(|(id, _)| here.memory.summary.vms.get(id)).copied().unwrap_or_default();
+        (account.placed, account.host)
     }
 
     /// Checks that the tenant's programs can move to the other card, which has the UUID `to`. Waits for programs that

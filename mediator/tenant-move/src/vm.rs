@@ -55,9 +55,8 @@ impl Plan<'_> {
     /// card's host memory that is left for a copy.
     fn copies(&self) -> Result<(u64, u64), Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
-        let id = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name).map(|(id, _)| *id);
-        let account = id.and_then(|id| here.memory.summary.vms.get(&id)).copied().unwrap_or_default();
-        let (chunk_bytes, all) = (here.memory.summary.chunk_bytes, account.placed.saturating_add(account.host));
+        let (placed, in_host) = self.chunks(&here);
+        let (chunk_bytes, all) = (here.memory.summary.chunk_bytes, placed.saturating_add(in_host));
         let (card, host) = (there.memory.summary.spare(), there.memory.summary.host);
         let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk_bytes);
         // The owner subtracts the VM's window from the host memory when it adds the VM.
