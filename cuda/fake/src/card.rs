@@ -21,6 +21,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::engine::{self, Engine};
 
@@ -176,12 +177,14 @@ pub fn visible() -> &'static [usize] {
     moved.unwrap_or_else(at_start)
 }
 
-/// Returns true if this process was restored on a card whose folder has the file `unimportable`: a card on which the
-/// driver restores processes but imports no memory for them.
-pub fn is_unimportable() -> bool {
-    let has_moved = MOVED.read().unwrap_or_else(PoisonError::into_inner).is_some();
-    let first = visible().first().and_then(|at| all().get(*at));
-    has_moved && first.is_some_and(|card| card.folder.join("unimportable").exists())
+/// Returns the time after which imports fail, if this process was restored on a card whose folder has the file
+/// `unimportable`: a card on which the driver restores processes but imports no memory for them. The file may contain
+/// the time in milliseconds.
+pub fn unimportable_after() -> Option<Duration> {
+    MOVED.read().unwrap_or_else(PoisonError::into_inner).as_ref()?;
+    let card = all().get(*visible().first()?)?;
+    let text = std::fs::read_to_string(card.folder.join("unimportable")).ok()?;
+    Some(Duration::from_millis(text.trim().parse().unwrap_or(0)))
 }
 
 /// Returns true if this process sees a card only because it was restored there.

@@ -169,7 +169,8 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
     let mut file = file;
     let first = card::visible().first().copied().ok_or(INVALID_DEVICE)?;
-    if card::is_unimportable() {
+    if let Some(delay) = card::unimportable_after() {
+        std::thread::sleep(delay);
         return Err(NOT_INITIALIZED);
     }
     for card in card::all() {

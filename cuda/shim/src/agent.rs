@@ -571,10 +571,15 @@ impl Agent {
             let told = shim.memory(card).adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
+                    // The report of a program that moves ends once the program can use the other card.
+                    let more = more || journey.is_some();
                     connection.send_many(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
                 },
                 |sample| {
-                    let is_here = journey.is_none_or(|target| self.wait_for_driver(&connection, target, sample));
+                    let is_here = journey.is_none_or(|target| {
+                        let end = FromTenant::Adopt { chunks: Vec::new(), more: false };
+                        self.wait_for_driver(&connection, target, sample) && connection.send(&end, &[]).is_ok()
+                    });
                     if is_here {
                         // Not earlier: the driver may have stopped the calls of this process.
                         card.contexts.bind();

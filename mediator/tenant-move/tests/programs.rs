@@ -381,13 +381,16 @@ fn program_that_cannot_use_the_other_card_stays() {
     limited.grow();
     limited.end();
     world.until_settled(1, 8);
-    // The driver restores the program on the other card, but imports no memory there.
-    std::fs::write(rig.path().join("card/card-1/unimportable"), "").expect("written");
-    let Err(Failure::Stays(why)) = world.carry(&|_, _| true) else { panic!("it has moved") };
-    assert!(why.contains("cannot import its memory on that card: CUDA error 3"), "{why}");
-    assert_eq!(world.place(), 0);
-    other.grow();
-    world.until_settled(1, 12);
+    // The driver restores the program on the other card, but imports no memory there. The second time, the import fails
+    // long after the restore.
+    for (delay_ms, chunks) in [("", 12), ("100", 16)] {
+        std::fs::write(rig.path().join("card/card-1/unimportable"), delay_ms).expect("written");
+        let Err(Failure::Stays(why)) = world.carry(&|_, _| true) else { panic!("it has moved") };
+        assert!(why.contains("cannot import its memory on that card: CUDA error 3"), "{why}");
+        assert_eq!(world.place(), 0);
+        other.grow();
+        world.until_settled(1, chunks);
+    }
     std::fs::remove_file(rig.path().join("card/card-1/unimportable")).expect("removed");
     let carried = world.carry(&|_, _| true).expect("it moves");
     assert!(carried.phases.restore > Duration::ZERO && carried.pause >= carried.phases.restore, "{carried:?}");
