@@ -1,8 +1,9 @@
 //! Arrays of entries on the card, with host copies of the guest's entries and of the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
-use crate::translate::{Pieces, Shadow};
-use crate::{GuestMemory, Place, ShadowMemory, SyncReport};
+use crate::moved::Moved;
+use crate::translate::{PageSize, Pieces, Shadow, translate};
+use crate::{Frames, GuestMemory, Place, ShadowMemory, SyncReport};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
@@ -209,11 +210,38 @@ impl Mirror {
         }
     }
 
-    /// Replaces the frame of a valid entry.
-    pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
-        if let Some(known) = self.shadow.get_mut(index) {
-            *known = shadow;
+    /// Updates the frames of the small entries in `range` that refer to moved VRAM, up to the first entry that requires
+    /// a full translation. Returns the index of that entry, or the end of the range.
+    pub(crate) fn relocate(
+        &mut self,
+        range: Range<usize>,
+        moved: &mut Moved,
+        frames: &mut impl Frames,
+        runs: &mut Runs,
+        report: &mut SyncReport,
+    ) -> usize {
+        let (start, end) = (range.start, range.end);
+        let (Some(guest), Some(shadow)) = (self.guest.get(range.clone()), self.shadow.get_mut(range)) else { return end };
+        for (index, (raw, known)) in (start..).zip(guest.iter().zip(shadow)) {
+            let (raw, old) = (u64::from_le_bytes(*raw), Pte::from(*known));
+            let new = match moved.next_entry(raw.into(), old) {
+                Some(new) => new,
+                None if raw == 0 || moved.is_elsewhere(raw.into()) => continue,
+                None => match moved.entry(raw.into(), old, frames) {
+                    Some(new) => new,
+                    None => return index,
+                },
+            };
+            let new = u64::from(new);
+            debug_assert_eq!(translate(raw, PageSize::Small, frames), Ok(Shadow::Entry(new)), "{raw:#x}");
+            report.translated = report.translated.saturating_add(1);
+            if new != *known {
+                // The new entry does not refer to the old frame, so it loses permissions.
+                runs.push(index, true);
+                *known = new;
+            }
         }
+        end
     }
 
     /// Sets the guest's and the card's entry, and updates the number of entries that map memory.

@@ -298,28 +298,14 @@ impl Table {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
         // Moved memory is usually mapped by small entries. Only their addresses change, so the counts remain correct.
         let mut moved = if self.key.size == PageSize::Small { Moved::for_range(range) } else { None };
-        for index in self.mirror.range(piece.page()) {
-            let raw = self.mirror.raw(index);
-            if raw == 0 {
-                continue;
-            }
+        let mut rest = self.mirror.range(piece.page());
+        loop {
             if let Some(moved) = &mut moved {
-                if moved.is_elsewhere(raw.into()) {
-                    continue;
-                }
-                let old = self.mirror.entry(index);
-                if let Some(new) = moved.entry(raw.into(), old.into(), frames).map(u64::from) {
-                    debug_assert_eq!(translate(raw, self.key.size, frames), Ok(Shadow::Entry(new)), "{raw:#x}");
-                    report.translated = report.translated.saturating_add(1);
-                    if new != old {
-                        self.mirror.relocate(index, new);
-                        changes.runs.push(index, loses(old, new));
-                    }
-                    continue;
-                }
+                rest.start = self.mirror.relocate(rest.clone(), moved, frames, &mut changes.runs, report);
             }
-            let old = self.mirror.effective(index);
-            if !names(raw, self.key.size, range) {
+            let Some(index) = rest.next() else { break };
+            let (raw, old) = (self.mirror.raw(index), self.mirror.effective(index));
+            if raw == 0 || !names(raw, self.key.size, range) {
                 continue;
             }
             if old == 0 && !settled {

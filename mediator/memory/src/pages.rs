@@ -9,7 +9,7 @@ use card::DmaMemory;
 use rustix::mm::{Advice, madvise};
 use std::fs::File;
 use std::num::NonZero;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -40,7 +40,9 @@ impl Wanted {
 
 /// Allocates all of the `wanted` memory in parallel.
 pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
+    // The standard library reads the control group's files for this number.
+    static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+    let threads = if wanted.len() < 2 { 1 } else { PROCESSORS.min(THREADS).min(wanted.len()) };
     if threads < 2 {
         return wanted.iter().map(Wanted::find).collect();
     }

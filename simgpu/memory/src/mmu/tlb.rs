@@ -2,11 +2,14 @@
 //!
 //! The TLB consists of two direct-mapped tables, one per page size, divided into sets with their own locks. It is far
 //! larger than a real card's TLB, so that a missing flush is more likely to have an effect.
+//!
+//! A flush of a directory only increments a number, which is part of each line.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::Pte;
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of sets.
 const SETS: usize = 64;
@@ -14,6 +17,8 @@ const SETS: usize = 64;
 const SMALL_LINES: usize = 128;
 /// Number of large pages per set.
 const LARGE_LINES: usize = 16;
+/// Number of groups of directories that are flushed together.
+const DIRECTORY_GROUPS: usize = 1024;
 
 /// Key of an entry: a directory and a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,21 +62,28 @@ struct Line {
     directory: BusAddr,
     page: u64,
     pte: Pte,
+    /// Number of flushes of the directory until the line was stored. A later flush invalidates the line.
+    flushes: u64,
 }
 
 #[derive(Debug)]
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// Set if no entry was added since the last full flush, so that another flush is a no-op.
-    empty: bool,
-    counters: TlbCounters,
+    hits: u64,
+    misses: u64,
 }
 
 /// A TLB. All functions may be called from any thread.
 #[derive(Debug)]
 pub struct Tlb {
     sets: Box<[Mutex<Set>]>,
+    /// Number of flushes of all directories.
+    full_flushes: AtomicU64,
+    /// Number of flushes of all pages of a directory, for each group of directories.
+    group_flushes: Box<[AtomicU64]>,
+    /// Number of flushes of any type.
+    flushes: AtomicU64,
 }
 
 impl Default for Tlb {
@@ -79,10 +91,15 @@ impl Default for Tlb {
         let empty = || Set {
             small: [None; SMALL_LINES],
             large: [None; LARGE_LINES],
-            empty: true,
-            counters: TlbCounters::default(),
+            hits: 0,
+            misses: 0,
         };
-        Self { sets: (0..SETS).map(|_| Mutex::new(empty())).collect() }
+        Self {
+            sets: (0..SETS).map(|_| Mutex::new(empty())).collect(),
+            full_flushes: AtomicU64::new(0),
+            group_flushes: (0..DIRECTORY_GROUPS).map(|_| AtomicU64::new(0)).collect(),
+            flushes: AtomicU64::new(0),
+        }
     }
 }
 
@@ -90,6 +107,12 @@ impl Default for Tlb {
 fn spread(directory: BusAddr) -> u64 {
     let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
+}
+
+/// Returns the index of a directory's group.
+fn group(directory: BusAddr) -> usize {
+    let in_vram = u64::from(matches!(directory, BusAddr::Vram(_)));
+    ((spread(directory) * 2 + in_vram) % DIRECTORY_GROUPS as u64) as usize
 }
 
 impl Tlb {
@@ -114,27 +137,30 @@ impl Tlb {
     /// Returns the cached translation, if any.
     #[must_use]
     pub fn lookup(&self, key: TlbKey) -> Option<TlbEntry> {
+        let flushes = self.flushes_of(key.directory);
         let mut set = self.set(key).lock();
+        let is_current = |line: &Line| line.directory == key.directory && line.flushes == flushes;
         let small = set.small[Self::small_line(key)]
-            .filter(|line| line.page == key.va.0 / SMALL_PAGE && line.directory == key.directory)
+            .filter(|line| line.page == key.va.0 / SMALL_PAGE && is_current(line))
             .map(|line| TlbEntry { pte: line.pte, large: false });
         let found = small.or_else(|| {
             set.large[Self::large_line(key)]
-                .filter(|line| line.page == key.va.0 / LARGE_PAGE && line.directory == key.directory)
+                .filter(|line| line.page == key.va.0 / LARGE_PAGE && is_current(line))
                 .map(|line| TlbEntry { pte: line.pte, large: true })
         });
         match found {
-            Some(_) => set.counters.hits += 1,
-            None => set.counters.misses += 1,
+            Some(_) => set.hits += 1,
+            None => set.misses += 1,
         }
         found
     }
 
     /// Stores a translation.
     pub fn insert(&self, key: TlbKey, entry: TlbEntry) {
+        let flushes = self.flushes_of(key.directory);
         let mut set = self.set(key).lock();
-        let line = Some(Line { directory: key.directory, page: key.va.0 / entry.page_bytes(), pte: entry.pte });
-        set.empty = false;
+        let page = key.va.0 / entry.page_bytes();
+        let line = Some(Line { directory: key.directory, page, pte: entry.pte, flushes });
         if entry.large {
             set.large[Self::large_line(key)] = line;
         } else {
@@ -144,36 +170,44 @@ impl Tlb {
 
     /// Drops the translations of the page at `page` in `directory`. `None` selects all pages or all directories.
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
-        for (index, set) in self.sets.iter().enumerate() {
-            let mut set = set.lock();
-            let Set { small, large, empty, counters } = &mut *set;
-            if !*empty {
-                drop_lines(small, directory, page.map(|va| va.0 / SMALL_PAGE));
-                drop_lines(large, directory, page.map(|va| va.0 / LARGE_PAGE));
-                *empty = directory.is_none() && page.is_none();
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        match (directory, page) {
+            (directory, Some(va)) => {
+                for set in &self.sets {
+                    let mut set = set.lock();
+                    drop_lines(&mut set.small, directory, va.0 / SMALL_PAGE);
+                    drop_lines(&mut set.large, directory, va.0 / LARGE_PAGE);
+                }
             }
-            if index == 0 {
-                counters.flushes += 1;
+            (Some(directory), None) => {
+                self.group_flushes[group(directory)].fetch_add(1, Ordering::Release);
+            }
+            (None, None) => {
+                self.full_flushes.fetch_add(1, Ordering::Release);
             }
         }
+    }
+
+    /// Returns the number of flushes that invalidated all translations of a directory.
+    fn flushes_of(&self, directory: BusAddr) -> u64 {
+        let full = self.full_flushes.load(Ordering::Acquire);
+        full.wrapping_add(self.group_flushes[group(directory)].load(Ordering::Acquire))
     }
 
     /// Returns the TLB's counters: hits, misses and flushes.
     #[must_use]
     pub fn counters(&self) -> TlbCounters {
-        self.sets.iter().fold(TlbCounters::default(), |sum, set| {
-            let TlbCounters { hits, misses, flushes } = set.lock().counters;
-            TlbCounters { hits: sum.hits + hits, misses: sum.misses + misses, flushes: sum.flushes + flushes }
+        let flushes = self.flushes.load(Ordering::Relaxed);
+        self.sets.iter().fold(TlbCounters { flushes, ..TlbCounters::default() }, |sum, set| {
+            let set = set.lock();
+            TlbCounters { hits: sum.hits + set.hits, misses: sum.misses + set.misses, flushes }
         })
     }
 }
 
-fn drop_lines(lines: &mut [Option<Line>], directory: Option<BusAddr>, page: Option<u64>) {
+fn drop_lines(lines: &mut [Option<Line>], directory: Option<BusAddr>, page: u64) {
     for slot in lines {
-        let matches = slot.is_some_and(|line| {
-            directory.is_none_or(|wanted| wanted == line.directory) && page.is_none_or(|wanted| wanted == line.page)
-        });
-        if matches {
+        if slot.is_some_and(|line| line.page == page && directory.is_none_or(|wanted| wanted == line.directory)) {
             *slot = None;
         }
     }
