@@ -9,9 +9,9 @@
 //! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
 //! all later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later
 //! are not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a
-//! reset.
+//! reset. The file `exit-waits` contains the name of a program whose exit handlers wait for a lost card.
 //!
-//! UNSAFETY: locks files.
+//! UNSAFETY: locks files, and registers an exit handler.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::engine::{self, Engine};
@@ -187,6 +187,18 @@ pub fn unimportable_after() -> Option<Duration> {
     Some(Duration::from_millis(text.trim().parse().unwrap_or(0)))
 }
 
+/// Waits for lost cards when the process exits, if it has the name in the file `exit-waits`.
+extern "C" fn wait_for_lost_cards() {
+    let own = fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let waits = |card: &&Card| {
+        let named = fs::read_to_string(card.folder.join("exit-waits"));
+        card.is_reset() && named.is_ok_and(|name| name.trim() == own.trim())
+    };
+    if all().iter().any(|card| waits(&card)) {
+        std::thread::sleep(Duration::from_secs(300));
+    }
+}
+
 /// Returns true if this process sees a card only because it was restored there.
 pub fn is_late(card: usize) -> bool {
     visible().contains(&card) && !at_start().contains(&card)
@@ -350,6 +362,9 @@ impl Card {
         // A sandbox may deny access to the folder. Then the process has a context, but is not listed.
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok().filter(lock_as_process);
         *entered = Some(Entered { _file: file, _memory: memory, lost_before: self.lost() });
+        static HANDLER: Once = Once::new();
+        // SAFETY: the library is never unloaded, so the handler remains valid.
+        HANDLER.call_once(|| drop(unsafe { libc::atexit(wait_for_lost_cards) }));
         true
     }
 

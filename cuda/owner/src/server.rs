@@ -561,8 +561,8 @@ fn end_for_lost_card(error: &str) {
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // The driver's objects can no longer be released, and its exit handlers may wait for the card.
-    std::process::exit(cuda_control::CARD_LOST);
+    // The driver's objects can no longer be released. Its exit handlers may wait for the card, so they are not executed.
+    signal_hook::low_level::exit(cuda_control::CARD_LOST);
 }
 
 /// Descriptors that are ready after a wait.

@@ -212,6 +212,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
 
     // Until the card is reset, its owner cannot start.
     rig.set_broken(0, true);
+    rig.set_exit_waits(0, "cuda-owner");
     rig.reset(0);
     fails(lost);
     until(&rig, "a", "the card has no owner", |a| a["served"] == false);

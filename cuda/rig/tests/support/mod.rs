@@ -125,6 +125,11 @@ impl Rig {
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
 
+    /// Makes the exit handlers of programs named `name` wait for the card if it is reset.
+    pub fn set_exit_waits(&self, card: u64, name: &str) {
+        std::fs::write(self.card_folder(card).join("exit-waits"), name).expect("written");
+    }
+
     /// Makes a card reject new contexts, or accept them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
