@@ -18,7 +18,7 @@ pub struct Config {
     pub residency_ns: u64,
     /// Time without a submission after which a VM is idle, so that its memory can be evicted for other VMs, in ns.
     pub idle_after_ns: u64,
-    /// Number of card chunks that returns leave free, so that the next request need not wait.
+    /// Number of card chunks to leave free when chunks are returned, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in a plan.
     pub steps_max: usize,

@@ -12,9 +12,9 @@ struct Vm {
     guarantee: u32,
     /// Number of placed chunks.
     all: u32,
-    /// Number of these chunks that are counted on the card.
+    /// Number of these chunks that are counted as card chunks.
     card: u32,
-    /// Number of missing guaranteed card chunks.
+    /// Number of card chunks missing from the guarantee.
     owed: u32,
     /// Number of chunks that can still be evicted to host memory.
     swap_room: u32,
@@ -43,7 +43,7 @@ pub(super) struct Round<'a> {
     vms: Vec<Vm>,
     /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Number of chunks that can still be evicted to host memory, for all VMs together.
+    /// Number of chunks of all VMs that can still be evicted to host memory.
     host_room: u32,
     /// Number of these chunks that fit in the reserve.
     reserve: u32,
@@ -112,13 +112,13 @@ impl<'a> Round<'a> {
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now. With a request, these are the steps for the request. Otherwise, they are the
-    /// steps for lowered limits and (once per interval) for fairness. Returns at most
+    /// Returns the steps that are due now: evictions of chunks that exceed a quota, and the steps for the request or,
+    /// without a request, once per interval, the steps for fairness. Returns at most
     /// [`Config::steps_max`](super::Config::steps_max) steps, in execution order, because a step may need a chunk that
     /// is freed by an earlier step.
     ///
     /// The caller must execute the steps before it serves the request. If a VM still gets no card chunk, it is not
-    /// entitled to any.
+    /// entitled to another one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -268,7 +268,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, in ascending order.
+    /// Returns the chunks of a VM that arrived in `tier` less than `time` ns ago, in ascending order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -302,7 +302,8 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
+    /// Moves chunks of VMs back to spare card chunks, and exchanges chunks between VMs above and VMs below their
+    /// entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;

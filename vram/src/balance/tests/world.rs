@@ -133,7 +133,7 @@ impl World {
         Ok(freed)
     }
 
-    /// Returns the number of a VM's chunks that are counted on the card.
+    /// Returns the number of a VM's chunks that are counted as card chunks.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
