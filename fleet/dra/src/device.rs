@@ -12,9 +12,9 @@ use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
 /// Kind of cards that serve CUDA tenants.
 const CUDA: &str = "cuda";
-/// Maximum length of a device name.
+/// Maximum length of a device name, in bytes.
 const MAX_NAME: usize = 63;
-/// Maximum length of an attribute value or a taint value.
+/// Maximum length of an attribute value or a taint value, in bytes.
 const MAX_VALUE: usize = 64;
 /// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;

@@ -44,7 +44,7 @@ pub struct Settings {
     pub admin: PathBuf,
     /// Folder of gpu-mediator's CUDA library.
     pub library: PathBuf,
-    /// NVIDIA's library.
+    /// Path of NVIDIA's `libcuda.so.1` on the host.
     pub driver_library: Option<PathBuf>,
     /// CDI devices, such as NVIDIA's own, that a container gets in addition to a tenant's devices.
     pub beside: Vec<String>,

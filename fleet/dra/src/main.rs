@@ -170,7 +170,7 @@ impl Serve {
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // This wait ends early if a restarted daemon reports its cards.
+        // The wait ends early if the cards change, for example after a restart of the daemon.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }
