@@ -1,4 +1,4 @@
-//! Types that describe the functions.
+//! Types that describe the driver API's functions.
 
 /// Maximum number of arguments of a described function.
 pub const MAX_ARGUMENTS: usize = 12;

@@ -1,5 +1,4 @@
-//! An API server for one driver, which stores objects, validates them against the published types, and records
-//! requests.
+//! An API server for one driver. It stores objects, validates them against the published types, and records requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -246,7 +245,7 @@ fn valid(slice: &ResourceSlice) {
     }
 }
 
-/// Rejects any other request.
+/// Fails the test at any other request.
 async fn unknown(request: axum::extract::Request) -> Response {
     panic!("{} {}", request.method(), request.uri());
 }
