@@ -637,7 +637,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
     }
 }
 
-/// Returns 0 if an event's last recording has completed.
+/// Returns [`SUCCESS`] if an event's last recording has completed.
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {

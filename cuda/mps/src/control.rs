@@ -46,7 +46,7 @@ pub struct MpsConfig {
     pub folder: PathBuf,
     /// The card, as a value of `CUDA_VISIBLE_DEVICES`.
     pub card: String,
-    /// User of the server and its clients, if it differs from the user of this process.
+    /// User ID of the server and its clients, if known.
     pub user: Option<u32>,
 }
 
@@ -78,7 +78,7 @@ pub enum ControlError {
         /// Underlying error.
         source: io::Error,
     },
-    /// A folder of the daemon cannot be given to the user of the clients.
+    /// The ownership of a daemon's folder cannot be changed to the clients' user.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
         /// Path of the folder.
@@ -353,7 +353,7 @@ impl Control {
 }
 
 impl MpsConfig {
-    /// Returns the user of the clients if it differs from the user of this process.
+    /// Returns the user ID of the clients if it differs from that of this process.
     fn other_user(&self) -> Option<u32> {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
@@ -376,7 +376,7 @@ impl MpsConfig {
     }
 }
 
-/// Returns the group of a user in the host's user database, which can be a file or a service.
+/// Returns the group ID of a user from the host's user database, which can be a file or a service.
 fn group_of(user: u32) -> u32 {
     let found = nix::unistd::User::from_uid(user.into());
     found.ok().flatten().map_or(NO_GROUP, |user| user.gid.as_raw())
