@@ -70,7 +70,8 @@ struct Entry {
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
-    /// Number of the capture group that contains the entry, or whose graph it creates; 0 if none.
+    /// Number of the capture group that contains the entry or that captured the graph that the entry creates; 0 if
+    /// none.
     group: u64,
     /// Last entry that creates an object from this entry's object, or captures it.
     last_use: Id,

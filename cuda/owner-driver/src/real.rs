@@ -261,7 +261,7 @@ impl Real {
 
     /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
     /// process's driver sees, and fails with 1 otherwise. The cards that the process reports may not be all of them,
-    /// because a variable can hide cards, so a second attempt names all cards of the host.
+    /// because an environment variable can hide cards, so a second attempt names all cards of the host.
     fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
         let seen = self.exchanged(from, sees.to_vec());
         match self.restore(pid, &seen) {
@@ -417,7 +417,8 @@ impl Driver for Real {
                 }
             }
             LOCKED => return unlock().map(|()| FetchTimes::default()),
-            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
+            // The process was suspended by an owner that exited before it could continue. For other states, the restore
+            // fails.
             _ => {}
         }
         let checkpoint = begin.elapsed();

@@ -20,7 +20,7 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name that programs use to select the tenant.
     pub name: String,
-    /// User whose processes may belong to this tenant, in addition to root's.
+    /// ID of the user whose processes may belong to this tenant, in addition to root's.
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
@@ -45,7 +45,7 @@ pub struct ShareGroup {
     pub name: String,
     /// Kind of sharing that the tenant accepts. The strictest kind that any member accepts applies to the group.
     pub sharing: Sharing,
-    /// User of the tenant's programs, if known. An MPS server serves one user.
+    /// User ID of the tenant's programs, if known. An MPS server serves one user.
     pub user: Option<u32>,
 }
 

@@ -53,7 +53,7 @@ struct World {
 }
 
 impl World {
-    /// Creates cards whose memory fits one tenant each. Each set contains the cards of one tenant.
+    /// Creates cards, each with enough memory for one tenant. Each set contains the cards of one tenant.
     fn new(count: u32, tenants: &[BTreeSet<u32>]) -> Self {
         let config =
             QuantaConfig { mode: Mode::Forced, min_ns: QUANTUM_NS, max_ns: QUANTUM_NS, ..QuantaConfig::default() };
