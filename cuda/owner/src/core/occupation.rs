@@ -9,7 +9,7 @@
 //! - If a process occupied the card at all polls for as long as its own tenant's limit, without a turn, it is abandoned
 //!   while another tenant has a turn, because the limit also applies to work without a turn.
 //! - If a member of a share group exceeds its limit, and at the last poll another member with a turn occupied the card
-//!   and the first one did not, its work waits for the other member's, and it gets its full limit once more.
+//!   but this member did not, this member's work waits for the other's, and this member gets its full limit once more.
 
 use std::collections::BTreeSet;
 
