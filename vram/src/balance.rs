@@ -51,7 +51,7 @@ pub struct Request {
 pub enum By {
     /// A VM that uses guest chunks for the first time.
     Vm(TenantId),
-    /// The mediator, which needs chunks for its own structures beyond its share.
+    /// The mediator, which needs more chunks than its share for its own structures.
     Mediator,
     /// A guarantee that cannot be met yet ([`Error::Promise`]). The requested number of additional chunks must become
     /// spare.
@@ -133,7 +133,7 @@ impl Balancer {
         &self.config
     }
 
-    /// Changes the settings. Keeps the information about VMs and chunks.
+    /// Changes the settings, but keeps the information about VMs and chunks.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -322,7 +322,7 @@ impl Balancer {
         waits || self.has_rested(vm, now_ns)
     }
 
-    /// Returns true if a VM has not submitted work recently.
+    /// Returns true if a VM has been inactive for at least [`Config::idle_after_ns`].
     fn has_rested(&self, vm: TenantId, now_ns: u64) -> bool {
         self.active.get(&vm).is_none_or(|&last| now_ns.saturating_sub(last) >= self.config.idle_after_ns)
     }

@@ -83,7 +83,7 @@ pub struct ChunkTable {
     host: Stock,
     /// Number of chunks that the mediator owns.
     mediator: u32,
-    /// Number of chunks set aside for the mediator, including those that it already has.
+    /// Number of chunks set aside for the mediator, including those that it already owns.
     set_aside: u32,
     /// Number of chunks set aside for evictions, including those in use.
     reserve: u32,
@@ -105,7 +105,7 @@ pub struct ChunkTable {
     /// Moves in flight by guest chunk.
     moving: BTreeMap<(TenantId, u32), MoveId>,
     next_move: u64,
-    /// Number of committed moves to the card and to host memory.
+    /// Numbers of committed moves to the card, and to host memory.
     moved: [u64; 2],
 }
 
@@ -208,7 +208,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee cannot be met now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. In case of an error, nothing is changed.
+    /// or [`Error::NoSuchVm`]. On error, nothing is changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -221,8 +221,8 @@ impl ChunkTable {
     /// will be saved must not shrink.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::set_limits`], [`Error::Empty`] or [`Error::Advertised`]. In case of an error,
-    /// nothing is changed.
+    /// Returns the errors of [`Self::set_limits`], [`Error::Empty`] or [`Error::Advertised`]. On error, nothing is
+    /// changed.
     pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let count = self.count_of(bytes)?;
@@ -328,14 +328,14 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it: immediately if
-    /// it has no owner, or otherwise when it loses its owner. It still counts as used.
+    /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it. If it has an
+    /// owner, this takes effect when it loses its owner. It still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Returns the number of zeroed and of dirty card chunks without an owner.
+    /// Returns the numbers of zeroed and dirty card chunks without an owner.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
@@ -417,8 +417,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that `limits` are possible for a VM with `advertised` guest chunks, `used` card chunks, and `owed`
-    /// missing guaranteed chunks.
+    /// Checks that `limits` can be met for a VM with `advertised` guest chunks, `used` card chunks, and `owed` missing
+    /// guaranteed chunks.
     fn check_limits(&self, vm: TenantId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {

@@ -59,10 +59,10 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Orders of allocated blocks, by address.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks in the pool, by start address. The size of a run is a power of two, and the run is aligned to its
-    /// size.
+    /// Runs of chunks in the pool, keyed by start address. The size of a run is a power of two, and the run is aligned
+    /// to its size.
     runs: BTreeMap<u64, Run>,
-    /// Address ranges that have not been used since their chunk was zeroed, as start and end.
+    /// Address ranges that have not been used since their chunk was zeroed: their ends, keyed by start.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,

@@ -128,7 +128,7 @@ pub enum QuantumState {
     Holds,
 }
 
-/// State of a tenant with several cards on the card that controls the tenant's quanta on all of its cards.
+/// State of a tenant on the card that controls the tenant's quanta on all of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lead {
     /// Another tenant has the quantum on that card, so a quantum on this card would be useless.
@@ -209,7 +209,7 @@ impl Quanta {
         }
     }
 
-    /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
+    /// Returns the detector for the card's next owner, with new settings. The measured bandwidth and the results of
     /// probes are kept. Traffic, working sets and the current quantum are discarded.
     #[must_use]
     pub fn at_rest(self, config: QuantaConfig) -> Self {
@@ -356,7 +356,7 @@ impl Quanta {
     /// Records that the copies for the new quantum are complete. The quantum's time starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // The bandwidth may have become known only now.
+        // The bandwidth may not have been known before.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -364,8 +364,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. The interval between calls should be short in comparison with a
-    /// quantum.
+    /// Returns the change that is due now, if any. The interval between calls should be short compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         let change = if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) };

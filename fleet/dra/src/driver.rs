@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object with a share's name.
+/// Owner of the tenant or virtual machine with a share's name, if it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -241,7 +241,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object with a share's name.
+    /// Returns the owner of the tenant or virtual machine with a share's name.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {

@@ -109,7 +109,8 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     })
 }
 
-/// Reads a value of any length with `get`, which fills a buffer or reports that the buffer is too small.
+/// Reads a value of at most `MAX_VARIABLE` bytes with `get`, which fills a buffer or reports that the buffer is too
+/// small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];

@@ -210,8 +210,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     }
 }
 
-/// Returns a job's usage so far, and a flag that is true if the job has a vGPU. Returns `None` if the job has no tenant
-/// or vGPU.
+/// Returns a job's usage so far, or `None` if the job has no tenant or vGPU.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();

@@ -6,7 +6,8 @@ use crate::quanta::WorkingSet;
 use crate::{ChunkTable, TenantId};
 use std::collections::BTreeMap;
 
-/// VMs that have submitted work in the last [`Config::idle_after_ns`](super::Config::idle_after_ns).
+/// VMs that have submitted work or requested memory in the last
+/// [`Config::idle_after_ns`](super::Config::idle_after_ns).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActiveVms {
     /// Working sets of the active VMs.

@@ -107,15 +107,15 @@ impl<'a> Round<'a> {
     }
 }
 
-/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. VMs are given by
-/// their index in the round.
+/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. Each VM is identified
+/// by its index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: evictions of chunks that exceed a quota, and the steps for the request or,
-    /// without a request, once per interval, the steps for fairness. Returns at most
+    /// Returns the steps that are due now: evictions of chunks that exceed a quota, and the steps for the request.
+    /// Without a request, adds the steps for fairness once per interval. Returns at most
     /// [`Config::steps_max`](super::Config::steps_max) steps, in execution order, because a step may need a chunk that
-    /// is freed by an earlier step.
+    /// an earlier step frees.
     ///
     /// The caller must execute the steps before it serves the request. If a VM still gets no card chunk, it is not
     /// entitled to another one.
@@ -143,7 +143,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks` after `request`.
+    /// Returns each VM's share of `chunks` if `request` is granted.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -154,7 +154,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks` after `request`. Idle VMs share the remainder.
+    /// Returns each VM's share of `chunks` if `request` is granted. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -222,7 +222,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Selects victims among a VM's chunks, except for those in `stays`.
+    /// Selects victims among a VM's chunks, excluding those in `stays`.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -353,8 +353,8 @@ impl Balancer {
 }
 
 /// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
-/// Repeatedly selects the VM that exceeds its share the most, where the chunks requested by `requester` count as used.
-/// If this VM is the requester itself, the requester gets fewer chunks instead.
+/// Repeatedly selects the VM that exceeds its share the most, counting the chunks requested by `requester` as used. If
+/// this VM is the requester itself, the requester gets fewer chunks instead.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -367,8 +367,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // In one step, deny the requester enough chunks that its excess over its share is not above that of the
-            // other VM.
+            // In one step, deny the requester enough chunks that it exceeds its share by no more than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {

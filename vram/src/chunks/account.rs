@@ -17,7 +17,7 @@ pub struct Summary {
     pub free: u32,
     /// Number of chunks without an owner that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
-    /// Number of unusable chunks that the card may still access for their last owner.
+    /// Number of unusable chunks that the card may still access on behalf of their last owner.
     pub quarantined: u32,
     /// Number of chunks among `free` and `to_scrub` that are reserved for the unused part of VMs' guarantees.
     pub promised: u32,
@@ -44,7 +44,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the number of chunks that have no owner and are not promised. They are available for new guarantees.
+    /// Returns the number of chunks that have no owner and are not reserved for any use. They are available for new
+    /// guarantees.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -63,7 +64,7 @@ pub struct HostSummary {
     pub free: u32,
     /// Number of free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Number of unusable slots that the card may still access for their last owner. They count as used.
+    /// Number of unusable slots that the card may still access on behalf of their last owner. They count as used.
     pub quarantined: u32,
     /// Index of the first slot after all slots with data. Memory starting at this slot can be freed.
     pub end: u32,

@@ -70,7 +70,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// Returns no limits, no guarantee, and a weight of 100.
+    /// Returns unlimited use, no guarantee, and a weight of 100.
     fn default() -> Self {
         Self::DEFAULT
     }

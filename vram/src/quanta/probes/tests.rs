@@ -1,4 +1,5 @@
-//! Tests VMs with bus accesses that are not counted, on a card of 1000 bytes with copies at 1000 bytes per second.
+//! Tests probes of VMs whose bus accesses are not counted, on a card of 1000 bytes with copies at 1000 bytes per
+//! second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
