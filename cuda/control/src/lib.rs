@@ -169,7 +169,8 @@ pub struct Tenant {
     pub name: String,
     /// Memory size that the tenant sees.
     pub memory_bytes: u64,
-    /// Size of the tenant's window, or 0 if it has none. The window counts as host memory of the card.
+    /// Size of the memory window of the tenant's virtual machine, or 0 if it has none. The window counts as host memory
+    /// of the card.
     #[serde(default)]
     pub window_bytes: u64,
     /// The tenant's share of the card's memory.

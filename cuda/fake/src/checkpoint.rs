@@ -11,9 +11,8 @@
 //! with contexts on several cards cannot change its cards. A restore that fails for any reason except imported memory
 //! can be repeated.
 //!
-//! The fake is more lenient in one respect: after a restore on another card, driver 580 imports memory only if both
-//! cards were visible to the process from its start (`cuda/rig/gpu/restore.py`). Therefore, the daemon does not move
-//! running programs.
+//! As observed with driver 580, a process that was restored on another card can import memory only if both cards were
+//! visible to it from its start (`cuda/rig/gpu/restore.py`).
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

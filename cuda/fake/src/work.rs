@@ -121,7 +121,8 @@ struct Stream {
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// Set if the stream and the default stream wait for each other. Then, neither may disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other. The default stream must then not be used while
+    /// this stream is being captured.
     blocking: bool,
 }
 
@@ -330,7 +331,7 @@ fn is_pageable(at: u64) -> bool {
     memory::find(at).is_none() && !registered::is_registered(at) && !modules::contains(at)
 }
 
-/// Submits work. As in NVIDIA's driver, pageable memory is read immediately.
+/// Submits work. As in NVIDIA's driver, pageable memory is read immediately, except during a capture.
 pub fn submit(handle: u64, op: Op) -> i32 {
     let write = |to, from, bytes: u64| {
         // SAFETY: see UNSAFETY.

@@ -14,7 +14,7 @@ const MARGIN_BYTES: u64 = 2 << 30;
 /// [`hold`], and the time limit for its checkpoint.
 ///
 /// # Errors
-/// Returns an error if the sizes do not fit or a chunk cannot be created or copied.
+/// Returns an error if the sizes are invalid or exceed the free memory, or a chunk cannot be created or copied.
 pub fn report(driver: &Real, bytes: u64, chunk: u64, checkpoint: Option<(Command, Duration)>) -> Result<Value, String> {
     let free = driver.free_bytes().map_err(|error| error.to_string())?;
     if !bytes.is_multiple_of(chunk.max(1)) || free < 2 * bytes + MARGIN_BYTES {

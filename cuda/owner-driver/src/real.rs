@@ -273,7 +273,7 @@ impl Real {
         self.restore(pid, &all)
     }
 
-    /// Returns pairs that exchange the card `from` and this card, and leave the other ones of `cards` unchanged.
+    /// Returns pairs that exchange the card `from` and this card, and leave the others in `cards` unchanged.
     fn exchanged(&self, from: [u8; 16], mut cards: Vec<[u8; 16]>) -> Vec<GpuPair> {
         for card in [from, self.device.uuid] {
             if !cards.contains(&card) {

@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 64 << 20;
 pub struct AccountsFile {
     path: PathBuf,
     written_at: Option<u64>,
-    /// Number of strikes, and the used time, in the file.
+    /// Number of strikes, and the used time in ns, in the file.
     written: (u64, u64),
 }
 
@@ -38,7 +38,8 @@ impl AccountsFile {
         Some(bytes)
     }
 
-    /// Writes the accounts if they have changed and a write is due. `state` is the number of strikes and the used time.
+    /// Writes the accounts if they have changed and a write is due. `state` is the number of strikes, and the used time
+    /// in ns.
     pub fn keep<E: Display>(&mut self, now: u64, state: (u64, u64), save: impl FnOnce([u8; 16]) -> Result<Vec<u8>, E>) {
         let is_recent = self.written_at.is_some_and(|at| now.saturating_sub(at) < INTERVAL_NS);
         let is_struck = state.0 != self.written.0;

@@ -24,7 +24,8 @@ pub struct TenantSpec {
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
-    /// Size in bytes of the tenant's window, which counts as host memory of the card, or 0 without a window.
+    /// Size in bytes of the memory window of the tenant's virtual machine, or 0 without a window. The window counts as
+    /// host memory of the card.
     pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,

@@ -8,10 +8,10 @@
 //! for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
-//! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
-//! process, the suspects are charged for it until it is free, even after their programs have exited. An exiting program
-//! releases its memory a little later than its connection, and other kinds of memory are not measured. In both cases, a
-//! tenant is charged only for the part that cannot be another tenant's missing memory.
+//! memory grows less, the tenant is a suspect for some polls. If NVML leaves as much used memory unattributed, the
+//! suspects are charged for it until it is free, even after their programs have exited. An exiting program releases its
+//! memory a little later than its connection, and other kinds of memory are not measured. In both cases, a tenant is
+//! charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
