@@ -397,7 +397,7 @@ impl Quanta {
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
     }
 
-    /// Ends the quanta.
+    /// Ends the quanta, and returns this change.
     fn end(&mut self) -> Change {
         // Traffic during quanta does not predict the traffic without quanta.
         self.traffic.clear();

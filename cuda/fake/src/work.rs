@@ -271,7 +271,7 @@ impl Stream {
         current::device_of(self.context).unwrap_or(0) == device
     }
 
-    /// Accepts work: adds it to the capture, or prepares it for the queue.
+    /// Accepts work: adds it to the capture, or returns it for the stream's queue.
     fn push(&mut self, op: Op) -> Option<Sent> {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),

@@ -22,7 +22,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks of a process that is starting or exiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, without the terminating NUL.
+/// Maximum length of a socket path (`sun_path` in unix(7)) in bytes, excluding the terminating NUL.
 const MAX_SOCKET_PATH: usize = 107;
 /// Length in bytes of a daemon's longest socket name, including the separator.
 const SOCKET_NAME: usize = 24;

@@ -272,7 +272,7 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a program until it exits, within the time limit for notes.
+/// Runs a program within the time limit for notes. Returns true if it succeeds.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();

@@ -23,7 +23,7 @@ impl ChunkTable {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }
 
-    /// Returns borrowed chunks to the reserve, up to the number of uncommitted chunks.
+    /// Releases borrowed chunks to the reserve, up to the number of uncommitted chunks.
     pub fn repay(&mut self) {
         self.borrowed -= self.borrowed.min(self.uncommitted());
     }

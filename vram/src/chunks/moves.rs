@@ -186,8 +186,8 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy. From now on, the chunk is at the destination, unless it was unplaced. The caller
-    /// must update all references to the chunk's place before the chunk is accessed again.
+    /// Ends a move after its copy. The chunk is then at the destination, unless it was unplaced ([`Ended::Gone`]). The
+    /// caller must update all references to the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
     /// Panics if the move does not exist.

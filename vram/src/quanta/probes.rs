@@ -169,8 +169,8 @@ impl Probes {
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that the quantum of a VM in `members` has ended. Quanta help if they shorten the engine time of
-    /// submissions by at least `on_permille`.
+    /// Records that the quantum of a VM in `members` has ended, and decides whether quanta continue. Quanta help if
+    /// they shorten the engine time of submissions by at least `on_permille`.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

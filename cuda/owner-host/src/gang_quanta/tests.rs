@@ -8,12 +8,12 @@ use vram::{Mode, Quanta, QuantaConfig, WorkingSet};
 use super::*;
 
 const MS: u64 = 1_000_000;
-/// Time between two decisions of an owner.
+/// Time between two decisions of an owner, in ns.
 const STEP_NS: u64 = 10 * MS;
-/// Duration of the copies when the quantum changes.
+/// Duration of the copies when the quantum changes, in ns.
 const LOAD_NS: u64 = 100 * MS;
 const QUANTUM_NS: u64 = 1000 * MS;
-/// Delay of a message.
+/// Delay of a message, in ns.
 const DELAY_NS: u64 = 3 * MS;
 
 /// One card and its owner.

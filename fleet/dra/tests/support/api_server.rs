@@ -85,7 +85,7 @@ impl ApiServer {
         self.0.lock().unwrap()
     }
 
-    /// Starts serving on the loopback interface.
+    /// Starts serving on the loopback interface, and returns the address.
     pub async fn serve(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -169,7 +169,7 @@ impl ApiServer {
 }
 
 impl Objects {
-    /// Stores a slice with a new version, and notifies the watchers.
+    /// Stores a slice with a new version, notifies the watchers, and returns the slice.
     fn store(&mut self, mut slice: Value, what: &str) -> Value {
         self.version += 1;
         slice["metadata"]["resourceVersion"] = self.version.to_string().into();

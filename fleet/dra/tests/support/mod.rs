@@ -291,7 +291,7 @@ impl Kubelet {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// Prepares one claim, which must succeed.
+    /// Prepares one claim, which must succeed, and returns its devices.
     pub async fn good(&self, claim: &v1::Claim) -> Vec<v1::Device> {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();

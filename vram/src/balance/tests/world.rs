@@ -126,7 +126,7 @@ impl World {
         panic!("the balancer does not converge");
     }
 
-    /// Destroys a VM as the mediator does.
+    /// Destroys a VM as the mediator does. Returns the number of its placed chunks.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));

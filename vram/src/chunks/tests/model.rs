@@ -215,7 +215,7 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros, and then writes a new token.
+    /// Checks that a new owner reads zeros, writes a new token, and returns the token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} does not contain zeros", at);
         self.token += 1;
