@@ -141,7 +141,7 @@ impl Control {
         Ok((Self::start(config)?, true))
     }
 
-    /// Returns the daemon of an earlier owner if it replies.
+    /// Returns the daemon of an earlier owner. If the daemon does not reply, kills it and returns `None`.
     pub(crate) fn find(config: &MpsConfig) -> Option<Self> {
         let record = fs::read_to_string(config.folder.join(RECORD)).ok()?;
         let (pid, start) = record.trim().split_once(' ')?;

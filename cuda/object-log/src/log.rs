@@ -355,7 +355,7 @@ impl Log {
         (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
     }
 
-    /// Returns the message's context, and the objects whose handles it contains.
+    /// Returns the message's context, and the objects whose handles it contains. Marks them as used.
     fn uses(&mut self, step: &Step) -> Vec<Id> {
         let context = Route::from_word(step.route).context;
         let context = (context != 0).then(|| handle(Kind::Context, context));

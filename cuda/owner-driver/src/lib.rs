@@ -205,8 +205,8 @@ pub trait Driver: Send + Sync {
     /// fails, the process continues on its card.
     fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError>;
 
-    /// Returns the UUID of another card of the same model, identified by its index, its UUID after `GPU-`, or its PCI
-    /// address. Creates no context there.
+    /// Returns the UUID of another card of the same model, identified by its index, its UUID with the prefix `GPU-`, or
+    /// its PCI address. Creates no context there.
     fn uuid_of(&self, device: &str) -> Option<[u8; 16]>;
 
     /// Resumes a suspended process.

@@ -443,7 +443,7 @@ impl Driver for Real {
             }
             _ => {
                 let (mut found, address) = (0, std::ffi::CString::new(device).ok()?);
-                // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
+                // SAFETY: the arguments are a local variable and a NUL-terminated string.
                 let code = unsafe { self.functions.device_by_address?(&mut found, address.as_ptr()) };
                 (code == 0).then_some(found)?
             }

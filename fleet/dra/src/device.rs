@@ -100,8 +100,8 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers for the cards in the daemon's replies. If two cards get the same name, the second card is
-    /// omitted.
+    /// Creates the offers for the cards in the daemon's replies, at most [`MAX_DEVICES`]. If two cards get the same
+    /// name, the second card is omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();

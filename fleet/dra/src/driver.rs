@@ -139,7 +139,7 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and a flag that is true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and a flag that is true if it was not prepared before.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
@@ -335,7 +335,7 @@ impl Driver {
     /// Removes all shares of a claim. Succeeds if the claim has no shares.
     ///
     /// # Errors
-    /// Returns an error if some shares could not be removed. The message lists these shares. The kubelet retries.
+    /// Returns an error if a share cannot be removed. The kubelet then retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;

@@ -44,7 +44,7 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
 /// Does not add a device that the document already contains.
 ///
 /// # Errors
-/// Returns an error if the document is not a domain.
+/// Returns an error if the document is not a valid domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));

@@ -289,7 +289,8 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's tenant or vGPU, and records its usage.
 ///
 /// # Errors
-/// Returns an error if the tenant or vGPU cannot be removed. It then remains allocated.
+/// Returns an error if the usage cannot be recorded, or if the tenant or vGPU cannot be removed. In the latter case, it
+/// remains allocated.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -327,7 +328,8 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
 /// Returns the IDs of these jobs.
 ///
 /// # Errors
-/// Returns an error if the daemon does not respond or a tenant or vGPU cannot be removed.
+/// Returns an error if the daemon does not respond, the running jobs cannot be listed, a tenant or vGPU cannot be
+/// removed, or its usage cannot be recorded.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,

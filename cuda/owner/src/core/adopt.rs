@@ -69,7 +69,8 @@ impl Core {
         }
     }
 
-    /// Records that a piece of a process was mapped, or could not be mapped. Returns true if the piece was adopted.
+    /// Records that a piece of a process was mapped, or could not be mapped. Returns true if the piece belongs to an
+    /// adoption.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
         let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
         let Some(session) = self.sessions.get_mut(&id) else { return false };

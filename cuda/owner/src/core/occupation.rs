@@ -54,7 +54,8 @@ impl Core {
     }
 
     /// Abandons processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if such processes exist and the tenant's limit has not been restarted in this turn yet.
+    /// `ran_ns`. Restarts the tenant's limit, at most once per turn, if such processes exist or if the tenant's work
+    /// waits for another member of its share group. Returns true if the limit was restarted.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;
