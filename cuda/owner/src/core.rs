@@ -7,7 +7,7 @@
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
 //! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
 //! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
-//! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
+//! (`share_groups`) and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
 //! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
