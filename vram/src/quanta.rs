@@ -35,7 +35,7 @@ pub enum Mode {
     Auto,
     /// Never use quanta.
     Off,
-    /// Always use quanta if two or more VMs are active. For comparison.
+    /// Always use quanta if two or more VMs are active, for comparison.
     Forced,
 }
 
@@ -74,11 +74,11 @@ pub struct QuantaConfig {
     pub mode: Mode,
     /// Length of the sliding window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// Minimum bus traffic that counts as thrashing, in permille of the window at the measured bandwidth.
+    /// Minimum bus traffic that counts as thrashing, in permille of the bytes that can be copied within the window.
     pub on_permille: u32,
     /// Hysteresis, in permille. Quanta end after this part of the memory has been free for one window.
     pub margin_permille: u32,
-    /// Length of a quantum, as a multiple of the copy time when the turn changes.
+    /// Length of a quantum, as a multiple of the copy time of a change of turns.
     pub factor: u32,
     /// Minimum length of a quantum, in ns.
     pub min_ns: u64,
@@ -110,7 +110,7 @@ pub struct Turn {
     pub members: Vec<TenantId>,
     /// VM that has the current turn.
     pub holder: TenantId,
-    /// Length of the quantum in ns, without the copies at its start.
+    /// Length of the quantum in ns, excluding the copies at its start.
     pub quantum_ns: u64,
 }
 
@@ -128,7 +128,7 @@ pub enum QuantumState {
     Holds,
 }
 
-/// State of a tenant with several cards on a lower card, which decides about the tenant's quanta on all of its cards.
+/// State of a tenant on the card that controls the tenant's quanta on all of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lead {
     /// Another tenant has the quantum on that card, so a quantum on this card would be useless.
@@ -164,23 +164,23 @@ pub struct Quanta {
     sets: WorkingSets,
     /// Time since each active VM last had work, in ns. VMs with work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// Tenants of several cards for which another card decides about quanta.
+    /// Tenants with several cards whose quanta are controlled by another card.
     leads: BTreeMap<TenantId, Lead>,
-    /// Number of quanta on this card at the time when another card began a quantum of a tenant.
+    /// Number of quanta on this card when another card began a tenant's quantum.
     led_since: BTreeMap<TenantId, u64>,
-    /// Tenants of several cards whose memory is not ready on all other cards.
+    /// Tenants with several cards whose memory is not ready on all other cards.
     unready: BTreeSet<TenantId>,
-    /// Time since which other VMs have waited for a quantum that has not started, in ns.
+    /// Time at which other VMs began to wait for a quantum that has not started, in ns.
     awaited_since: Option<u64>,
     /// Number of the last quantum of each VM.
     last: BTreeMap<TenantId, u64>,
     /// Number of quanta so far.
     granted: u64,
-    /// True if the last quantum was given to a member that had not waited longest.
+    /// True if the last quantum was given to a member that had not waited the longest.
     went_first: bool,
-    /// Current quantum and its start, or `None` as the start while memory is copied for it.
+    /// Current quantum and its start time in ns, which is `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
-    /// Time since which the working sets have fit together during quanta.
+    /// Time at which the working sets began to fit together during quanta, in ns.
     fits_since: Option<u64>,
     probes: Probes,
 }
@@ -209,7 +209,7 @@ impl Quanta {
         }
     }
 
-    /// Returns the detector for another owner of the card, with its settings. The measured bandwidth and the results of
+    /// Returns the detector for the card's next owner, with new settings. The measured bandwidth and the results of
     /// probes are kept. Traffic, working sets and the current quantum are discarded.
     #[must_use]
     pub fn at_rest(self, config: QuantaConfig) -> Self {
@@ -236,7 +236,8 @@ impl Quanta {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
-    /// Returns the remaining time of the current quantum in ns, or `None` while memory is copied for it.
+    /// Returns the remaining time of the current quantum in ns, or `None` if there is no quantum or memory is still
+    /// copied for it.
     #[must_use]
     pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
         let (turn, since) = self.turn.as_ref()?;
@@ -281,7 +282,7 @@ impl Quanta {
         self.idle = idle;
     }
 
-    /// Sets the tenants of several cards for which another card decides about quanta. The next [`Self::tick`] follows
+    /// Sets the tenants with several cards whose quanta are controlled by another card. The next [`Self::tick`] follows
     /// that card.
     pub fn set_leads(&mut self, leads: BTreeMap<TenantId, Lead>) {
         let (granted, holds) = (self.granted, |vm: &TenantId| leads.get(vm) == Some(&Lead::Holds));
@@ -292,7 +293,7 @@ impl Quanta {
         self.leads = leads;
     }
 
-    /// Sets the tenants of several cards that could not currently use their memory on another card.
+    /// Sets the tenants with several cards that could not currently use their memory on another card.
     pub fn set_unready(&mut self, unready: BTreeSet<TenantId>) {
         self.unready = unready;
     }
@@ -355,7 +356,7 @@ impl Quanta {
     /// Records that the copies for the new quantum are complete. The quantum's time starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // The bandwidth may have become known only now.
+        // The bandwidth may not have been known before.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members, turn.holder) } else { turn.quantum_ns };
         if since.is_none() {
             self.probes.begins(turn.holder);
@@ -363,8 +364,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns the change that is due now, if any. The interval between calls should be short in comparison with a
-    /// quantum.
+    /// Returns the change that is due now, if any. The interval between calls should be short compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         let change = if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) };
@@ -397,7 +397,7 @@ impl Quanta {
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
     }
 
-    /// Ends the quanta.
+    /// Ends the quanta, and returns this change.
     fn end(&mut self) -> Change {
         // Traffic during quanta does not predict the traffic without quanta.
         self.traffic.clear();

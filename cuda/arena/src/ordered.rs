@@ -109,7 +109,7 @@ impl Ordered {
         Some(self.spare.swap_remove(at).1)
     }
 
-    /// Returns the lanes that have freed memory.
+    /// Returns the lanes with freed memory that they may reuse.
     #[must_use]
     pub fn lanes(&self) -> Vec<Lane> {
         self.loose

@@ -1,8 +1,7 @@
 //! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
 //! The decoder works on a private copy of the words. Each length and count is checked against the number of available
-//! words and against the free space of the [`Arena`]. Handles are looked up. Card addresses are left to the driver to
-//! check.
+//! words and against the free space of the [`Arena`]. Handles are looked up. The driver checks card addresses.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
@@ -66,7 +65,7 @@ pub enum Fault {
     Refused(i32),
 }
 
-/// Lookup of the objects that handles refer to.
+/// Looks up the objects that handles refer to.
 pub trait Handles {
     /// Returns the driver's handle.
     ///

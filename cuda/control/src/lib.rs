@@ -25,7 +25,7 @@ pub const CARD_LOST: i32 = 75;
 /// A card's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Path of NVIDIA's library, or a name for the dynamic loader.
+    /// Path of NVIDIA's `libcuda.so.1`, or a name for the dynamic loader.
     pub driver: PathBuf,
     /// The card, identified by its index, its UUID with the prefix `GPU-`, or its PCI address.
     pub device: String,
@@ -169,7 +169,8 @@ pub struct Tenant {
     pub name: String,
     /// Memory size that the tenant sees.
     pub memory_bytes: u64,
-    /// Size of the tenant's window, or 0 if it has none. The window counts as host memory of the card.
+    /// Size of the memory window of the tenant's virtual machine, or 0 if it has none. The window counts as host memory
+    /// of the card.
     #[serde(default)]
     pub window_bytes: u64,
     /// The tenant's share of the card's memory.
@@ -182,9 +183,9 @@ pub struct Tenant {
     pub socket: PathBuf,
     /// Access mode of the socket.
     pub mode: u32,
-    /// Owner of the socket.
+    /// User ID of the socket's owner.
     pub uid: Option<u32>,
-    /// Group of the socket.
+    /// Group ID of the socket.
     pub gid: Option<u32>,
     /// Name of a group of tenants whose programs can use the card concurrently.
     #[serde(default)]
@@ -308,7 +309,7 @@ pub struct ArrivalTimes {
     pub checkpoint_us: u64,
     /// Time that the driver took to restore the process on this card.
     pub restore_us: u64,
-    /// From the process's connection until the owner had mapped its chunks, and the driver had restored it.
+    /// Time from the process's connection until the owner had mapped its chunks and the driver had restored it.
     pub arrive_us: u64,
     /// Number of the process's chunks.
     pub chunks: u64,

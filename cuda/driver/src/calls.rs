@@ -40,7 +40,7 @@ pub const SYSTEM_NOT_READY: c_int = 802;
 pub type Address = u64;
 /// Handle of a mappable allocation.
 pub type Handle = u64;
-/// A stream, event or context.
+/// Handle of a stream, event or context.
 pub type Object = *mut c_void;
 
 /// `CUipcMemHandle`.
@@ -320,7 +320,7 @@ fn parse_range(text: &str) -> Option<Range<Address>> {
     Some(parse(first)?..parse(end)?)
 }
 
-/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or the range has no space.
+/// Returns the address to request for a reservation of `bytes`, or 0 if no range is set or the range is exhausted.
 fn address_to_request(bytes: usize, align: usize) -> Address {
     let range = REQUESTED.get_or_init(|| {
         Mutex::new(std::env::var(ADDRESSES_VARIABLE).ok().and_then(|text| parse_range(&text)).unwrap_or(0..0))

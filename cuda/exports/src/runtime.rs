@@ -45,7 +45,7 @@ pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) 
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
-/// Returns a buffer and its size.
+/// Stores the address and the size of a buffer.
 ///
 /// # Safety
 ///

@@ -170,8 +170,8 @@ pub fn exchange(from: usize, to: usize) {
     *MOVED.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(cards.into_boxed_slice()));
 }
 
-/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads the
-/// variable.
+/// Returns the cards visible to this process, in the order of its devices. The first call, in `cuInit`, reads
+/// `CUDA_VISIBLE_DEVICES`.
 pub fn visible() -> &'static [usize] {
     let moved = *MOVED.read().unwrap_or_else(PoisonError::into_inner);
     moved.unwrap_or_else(at_start)
@@ -192,7 +192,8 @@ pub fn is_late(card: usize) -> bool {
     visible().contains(&card) && !at_start().contains(&card)
 }
 
-/// Returns the cards that this process saw at first, in its order. The first call, in `cuInit`, reads the variable.
+/// Returns the cards that this process saw at first, in the order of its devices. The first call, in `cuInit`, reads
+/// `CUDA_VISIBLE_DEVICES`.
 fn at_start() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
@@ -430,7 +431,8 @@ impl Card {
         lock(&file, libc::LOCK_EX).then_some(Turn(file))
     }
 
-    /// Returns the card memory in use, in bytes. Removes files that are not open in any process.
+    /// Returns the card memory in use, in bytes. Removes the files of allocations that are lost or not open in any
+    /// process.
     fn used(&self) -> u64 {
         let mut used = 0;
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {

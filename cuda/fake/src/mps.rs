@@ -86,7 +86,7 @@ fn lose(error: i32) {
     let _ = LOST.compare_exchange(SUCCESS, error, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Returns the error of all calls once the contexts are lost, or [`SUCCESS`] before.
+/// Returns the error of all calls after the contexts were lost, or [`SUCCESS`] until then.
 pub fn lost() -> i32 {
     LOST.load(Ordering::SeqCst)
 }

@@ -121,7 +121,8 @@ struct Stream {
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// Set if the stream and the default stream wait for each other. Then, neither may disturb the other's capture.
+    /// Set if the stream and the default stream wait for each other. The default stream must then not be used while
+    /// this stream is being captured.
     blocking: bool,
 }
 
@@ -270,7 +271,7 @@ impl Stream {
         current::device_of(self.context).unwrap_or(0) == device
     }
 
-    /// Accepts work: adds it to the capture, or prepares it for the queue.
+    /// Accepts work: adds it to the capture, or returns it for the stream's queue.
     fn push(&mut self, op: Op) -> Option<Sent> {
         match (&mut self.capture, op) {
             (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
@@ -330,7 +331,7 @@ fn is_pageable(at: u64) -> bool {
     memory::find(at).is_none() && !registered::is_registered(at) && !modules::contains(at)
 }
 
-/// Submits work. As in NVIDIA's driver, pageable memory is read immediately.
+/// Submits work. As in NVIDIA's driver, pageable memory is read immediately, except during a capture.
 pub fn submit(handle: u64, op: Op) -> i32 {
     let write = |to, from, bytes: u64| {
         // SAFETY: see UNSAFETY.
@@ -637,7 +638,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
     }
 }
 
-/// Returns 0 if an event's last recording has completed.
+/// Returns [`SUCCESS`] if an event's last recording has completed.
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {

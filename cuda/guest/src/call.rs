@@ -35,7 +35,7 @@ macro_rules! index {
 }
 pub(crate) use index;
 
-/// Calls that were rejected. Static, because each call is reported only once.
+/// Names of functions whose calls were rejected. Static, because each function is reported only once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
 /// Prints a message at the first call to a function that is not available in guests.

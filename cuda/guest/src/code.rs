@@ -44,8 +44,8 @@ const TIME_OPTION: u32 = 2;
 /// Maximum number of JIT options.
 const MAX_OPTIONS: usize = 64;
 
-/// Held from an image's first part until the call that uses the image. Static, because the exported functions have no
-/// other state.
+/// Lock held from sending an image's first part until the call that uses the image. Static, because the exported
+/// functions have no other state.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Reads an integer at an offset.

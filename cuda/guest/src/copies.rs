@@ -49,7 +49,7 @@ const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
 /// The staging blob, once it exists. Static, because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Held while the staging blob is created. Static, because the exported functions have no other state.
+/// Lock held while the staging blob is created. Static, because the exported functions have no other state.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.

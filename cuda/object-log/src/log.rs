@@ -70,7 +70,8 @@ struct Entry {
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
-    /// Number of the capture group that contains the entry, or whose graph it creates; 0 if none.
+    /// Number of the capture group that contains the entry or that captured the graph that the entry creates; 0 if
+    /// none.
     group: u64,
     /// Last entry that creates an object from this entry's object, or captures it.
     last_use: Id,
@@ -354,7 +355,7 @@ impl Log {
         (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
     }
 
-    /// Returns the message's context, and the objects whose handles it contains.
+    /// Returns the message's context, and the objects whose handles it contains. Marks them as used.
     fn uses(&mut self, step: &Step) -> Vec<Id> {
         let context = Route::from_word(step.route).context;
         let context = (context != 0).then(|| handle(Kind::Context, context));
@@ -391,7 +392,7 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            // Do not compact a nearly full log, because this would happen for almost every entry.
+            // Stop recording if the log is still nearly full, because almost every entry would then cause a compaction.
             if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();

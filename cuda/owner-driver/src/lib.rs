@@ -200,13 +200,13 @@ pub trait Driver: Send + Sync {
     /// Suspends a process: waits for its work, and moves its card memory to host memory.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
-    /// Moves a process from the card with the UUID `from` to this card. Lets a process continue whose earlier move was
-    /// interrupted; the process may then be on either card. `sees` are the cards that the process's driver sees. If the
-    /// call fails, the process continues on its card.
+    /// Moves a process from the card with the UUID `from` to this card. Also resumes a process whose earlier move was
+    /// interrupted, and which may be on either card. `sees` lists the cards that the process's driver sees. If the call
+    /// fails, the process continues on its card.
     fn fetch(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<FetchTimes, DriverError>;
 
-    /// Returns the UUID of another card of the same model, identified by its index, its UUID after `GPU-`, or its PCI
-    /// address. Creates no context there.
+    /// Returns the UUID of another card of the same model, identified by its index, its UUID with the prefix `GPU-`, or
+    /// its PCI address. Creates no context there.
     fn uuid_of(&self, device: &str) -> Option<[u8; 16]>;
 
     /// Resumes a suspended process.

@@ -1,4 +1,5 @@
-//! Measures a card: the speeds of its chunks, and NVIDIA's checkpoint of a process with as much memory.
+//! Measures the speeds of creating and copying a card's chunks, and of NVIDIA's checkpoint of a process with as much
+//! memory.
 
 use crate::{Driver, Real, Speeds};
 use serde_json::{Value, json};
@@ -6,14 +7,14 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Card memory that must be free besides the chunks, in bytes.
+/// Card memory that must be free in addition to the chunks, in bytes.
 const MARGIN_BYTES: u64 = 2 << 30;
 
 /// Measures chunks of `chunk` bytes with `bytes` in total. `checkpoint` is the command of a process that calls
 /// [`hold`], and the time limit for its checkpoint.
 ///
 /// # Errors
-/// Returns an error if the sizes do not fit or a chunk cannot be made or copied.
+/// Returns an error if the sizes are invalid or exceed the free memory, or a chunk cannot be created or copied.
 pub fn report(driver: &Real, bytes: u64, chunk: u64, checkpoint: Option<(Command, Duration)>) -> Result<Value, String> {
     let free = driver.free_bytes().map_err(|error| error.to_string())?;
     if !bytes.is_multiple_of(chunk.max(1)) || free < 2 * bytes + MARGIN_BYTES {
@@ -55,7 +56,7 @@ impl Drop for Holder {
     }
 }
 
-/// Returns how many seconds NVIDIA needs to checkpoint and to restore a process.
+/// Returns the times in seconds that the driver takes to checkpoint and to restore a process.
 fn measured_checkpoint(driver: &Real, mut command: Command, limit: Duration) -> Result<(f64, f64), String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut holder = Holder(command.spawn().map_err(|error| error.to_string())?);

@@ -261,7 +261,7 @@ impl Real {
 
     /// Restores a suspended process of the card `from` on this card. Driver 580 needs a pair for each card that the
     /// process's driver sees, and fails with 1 otherwise. The cards that the process reports may not be all of them,
-    /// because a variable can hide cards, so a second attempt names all cards of the host.
+    /// because an environment variable can hide cards, so a second attempt names all cards of the host.
     fn restore_from(&self, pid: u32, from: [u8; 16], sees: &[[u8; 16]]) -> Result<(), DriverError> {
         let seen = self.exchanged(from, sees.to_vec());
         match self.restore(pid, &seen) {
@@ -273,7 +273,7 @@ impl Real {
         self.restore(pid, &all)
     }
 
-    /// Returns pairs that exchange the card `from` and this card, and leave the other ones of `cards` unchanged.
+    /// Returns pairs that exchange the card `from` and this card, and leave the others in `cards` unchanged.
     fn exchanged(&self, from: [u8; 16], mut cards: Vec<[u8; 16]>) -> Vec<GpuPair> {
         for card in [from, self.device.uuid] {
             if !cards.contains(&card) {
@@ -417,7 +417,8 @@ impl Driver for Real {
                 }
             }
             LOCKED => return unlock().map(|()| FetchTimes::default()),
-            // Suspended by an owner that ended before it could continue. For other states, the restore fails.
+            // The process was suspended by an owner that exited before it could continue. For other states, the restore
+            // fails.
             _ => {}
         }
         let checkpoint = begin.elapsed();
@@ -442,7 +443,7 @@ impl Driver for Real {
             }
             _ => {
                 let (mut found, address) = (0, std::ffi::CString::new(device).ok()?);
-                // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
+                // SAFETY: the arguments are a local variable and a NUL-terminated string.
                 let code = unsafe { self.functions.device_by_address?(&mut found, address.as_ptr()) };
                 (code == 0).then_some(found)?
             }

@@ -75,7 +75,8 @@ pub struct Users {
 
 impl Users {
     /// Starts monitoring the card with this UUID. `driver` is the path of the driver's library; NVML's library is in
-    /// the same folder. The thread passes each result to `report`. Returns after the first poll, or if NVML has failed.
+    /// the same folder. The thread passes each result to `report`. Returns after the first poll, a failure of NVML, or
+    /// `FIRST_POLL_TIMEOUT`.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One physical allocation of a chunk's size. Numbers are never reused.
+/// Number of a physical allocation of a chunk's size. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
@@ -21,7 +21,7 @@ pub struct New {
 }
 
 impl New {
-    /// Returns true if zeroing the piece takes less time than waiting for the card.
+    /// Returns true for card memory to be zeroed, because zeroing it takes less time than the wait for the card.
     pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -128,7 +128,7 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Creates pieces of one kind of memory. Waits once for all pieces that must be zeroed.
+    /// Creates pieces. Waits once per queue for the pieces that must be zeroed.
     pub fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();

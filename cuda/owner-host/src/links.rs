@@ -105,7 +105,7 @@ pub struct OwnerLinks {
     lines: Lines<Refusal>,
 }
 
-/// Reason why a connection was rejected. Limits the rate of log lines.
+/// Reason why a connection was rejected, for the rate limit of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Refusal {
     User,

@@ -7,7 +7,7 @@ use cuda_control::ArrivalTimes;
 pub enum Departure {
     /// The process uses this card.
     Stays,
-    /// The process was requested to leave.
+    /// The process was asked to leave.
     Asked,
     /// The process has unmapped its chunks.
     Left,

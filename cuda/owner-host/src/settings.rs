@@ -20,11 +20,12 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name that programs use to select the tenant.
     pub name: String,
-    /// User whose processes may belong to this tenant, in addition to root's.
+    /// ID of the user whose processes may belong to this tenant, in addition to root's.
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
-    /// Size in bytes of the tenant's window, which counts as host memory of the card, or 0 without a window.
+    /// Size in bytes of the memory window of the tenant's virtual machine, or 0 without a window. The window counts as
+    /// host memory of the card.
     pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
@@ -45,7 +46,7 @@ pub struct ShareGroup {
     pub name: String,
     /// Kind of sharing that the tenant accepts. The strictest kind that any member accepts applies to the group.
     pub sharing: Sharing,
-    /// User of the tenant's programs, if known. An MPS server serves one user.
+    /// User ID of the tenant's programs, if known. An MPS server serves one user.
     pub user: Option<u32>,
 }
 

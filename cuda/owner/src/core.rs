@@ -7,7 +7,7 @@
 //! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
 //! memory shared between processes (`exports`), fixed memory and releases (`fixed`), moves of tenants to other cards
 //! (`moves`), accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
-//! (`share_groups`), and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
+//! (`share_groups`) and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
 //! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
@@ -96,7 +96,7 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// UUID of the card, from `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// `cuDeviceGetUuid` of the cards to which programs could move.
+    /// UUIDs of the cards to which programs could move, from `cuDeviceGetUuid`.
     pub others: Vec<[u8; 16]>,
     /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
@@ -253,7 +253,7 @@ pub struct Core {
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
     /// Processes with requests that wait until fewer backings are being created for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
-    /// Processes whose requests or fixed memory were deferred to a later event.
+    /// Processes whose requests (`unserved`) or fixed memory (`uncounted`) were deferred to a later event.
     unserved: BTreeSet<SessionId>,
     uncounted: BTreeSet<SessionId>,
     /// Process whose requests were last retried.
@@ -280,7 +280,7 @@ pub struct Core {
     occupants: BTreeSet<u32>,
     /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
-    /// Number of chunks to keep free for a promised guarantee.
+    /// Number of chunks that must be spare for a rejected guarantee, while memory is freed for it.
     promise: Option<u32>,
     actions: Vec<Action>,
     /// The machine's clock and the time of the last event, in ns.

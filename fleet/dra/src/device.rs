@@ -12,9 +12,9 @@ use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
 /// Kind of cards that serve CUDA tenants.
 const CUDA: &str = "cuda";
-/// Maximum length of a device name.
+/// Maximum length of a device name, in bytes.
 const MAX_NAME: usize = 63;
-/// Maximum length of an attribute value or a taint value.
+/// Maximum length of an attribute value or a taint value, in bytes.
 const MAX_VALUE: usize = 64;
 /// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;
@@ -100,8 +100,8 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers for the cards in the daemon's replies. If two cards get the same name, the second card is
-    /// omitted.
+    /// Creates the offers for the cards in the daemon's replies, at most [`MAX_DEVICES`]. If two cards get the same
+    /// name, the second card is omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();

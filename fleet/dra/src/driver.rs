@@ -44,7 +44,7 @@ pub struct Settings {
     pub admin: PathBuf,
     /// Folder of gpu-mediator's CUDA library.
     pub library: PathBuf,
-    /// NVIDIA's library.
+    /// Path of NVIDIA's `libcuda.so.1` on the host.
     pub driver_library: Option<PathBuf>,
     /// CDI devices, such as NVIDIA's own, that a container gets in addition to a tenant's devices.
     pub beside: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object with a share's name.
+/// Owner of the tenant or virtual machine with a share's name, if it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -139,7 +139,7 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and a flag that is true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and a flag that is true if it was not prepared before.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
@@ -241,7 +241,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object with a share's name.
+    /// Returns the owner of the tenant or virtual machine with a share's name.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
@@ -335,7 +335,7 @@ impl Driver {
     /// Removes all shares of a claim. Succeeds if the claim has no shares.
     ///
     /// # Errors
-    /// Returns an error if some shares could not be removed. The message lists these shares. The kubelet retries.
+    /// Returns an error if a share cannot be removed. The kubelet then retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;

@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit, because a VM unknown to the scheduler uses the card. The first two shares are
-    // therefore removed as well.
+    // The last share does not fit, because a VM unknown to the Kubernetes scheduler uses the card. The first two shares
+    // are therefore removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -423,7 +423,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
 }
 
 /// Tests an attack in which the daemon's user, who owns the parent folder, replaces the folder of all shares with a
-/// link.
+/// symbolic link.
 #[tokio::test]
 async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
     let node = Node::running(CARD).await;

@@ -20,7 +20,7 @@ use loona_hpack::Decoder;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Length of a client's connection preface.
+/// Length of a client's connection preface, in bytes.
 const PREFACE_LEN: usize = 24;
 /// Size of a frame's header in bytes.
 const HEAD: usize = 9;
@@ -209,7 +209,7 @@ fn carries_headers(kind: u8) -> bool {
     matches!(kind, HEADERS | CONTINUATION)
 }
 
-/// Removes at most `left` bytes from the front, and subtracts their number from `left`.
+/// Removes and returns at most `left` bytes from the front of `bytes`, and subtracts their number from `left`.
 fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     let (front, rest) = bytes.split_at((*left).min(bytes.len()));
     *left -= front.len();

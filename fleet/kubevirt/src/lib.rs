@@ -26,7 +26,7 @@ const MAX_VGPUS: usize = 16;
 /// Name of a vGPU's socket in its folder.
 const SOCKET: &str = "vgpu.sock";
 
-/// The hook.
+/// The hook, which serves virt-launcher's calls.
 #[derive(Clone, Debug)]
 pub struct Hook {
     /// Name of the hook, which is also the name of the sidecar's file.

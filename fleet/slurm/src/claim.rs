@@ -61,8 +61,8 @@ pub fn cards_of<'a>(
     numbers.into_iter().map(card).collect()
 }
 
-/// Returns the number of shards that count on each of a job's cards. For a single card, this is the number of all its
-/// shards. A tenant has the same part of each of its cards, so for several cards, the smallest number counts.
+/// Returns the number of a job's shards on each of its cards. For a single card, this is the number of all its shards.
+/// A tenant gets the same part of each of its cards, so for several cards, this is the smallest number.
 #[must_use]
 pub fn shards_per_card(granted: &Granted) -> u32 {
     match granted.gpus.as_slice() {

@@ -12,9 +12,9 @@ struct Vm {
     guarantee: u32,
     /// Number of placed chunks.
     all: u32,
-    /// Number of these chunks that are counted on the card.
+    /// Number of these chunks that are counted as card chunks.
     card: u32,
-    /// Number of missing guaranteed card chunks.
+    /// Number of card chunks missing from the guarantee.
     owed: u32,
     /// Number of chunks that can still be evicted to host memory.
     swap_room: u32,
@@ -43,7 +43,7 @@ pub(super) struct Round<'a> {
     vms: Vec<Vm>,
     /// Number of spare chunks, including chunks that moves in flight and planned evictions will free.
     spare: u32,
-    /// Number of chunks that can still be evicted to host memory, for all VMs together.
+    /// Number of chunks of all VMs that can still be evicted to host memory.
     host_room: u32,
     /// Number of these chunks that fit in the reserve.
     reserve: u32,
@@ -107,18 +107,18 @@ impl<'a> Round<'a> {
     }
 }
 
-/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. VMs are given by
-/// their index in the round.
+/// An exchange: one chunk of the first VM is evicted, and one chunk of the second VM is returned. Each VM is identified
+/// by its index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now. With a request, these are the steps for the request. Otherwise, they are the
-    /// steps for lowered limits and (once per interval) for fairness. Returns at most
+    /// Returns the steps that are due now: evictions of chunks that exceed a quota, and the steps for the request.
+    /// Without a request, adds the steps for fairness once per interval. Returns at most
     /// [`Config::steps_max`](super::Config::steps_max) steps, in execution order, because a step may need a chunk that
-    /// is freed by an earlier step.
+    /// an earlier step frees.
     ///
     /// The caller must execute the steps before it serves the request. If a VM still gets no card chunk, it is not
-    /// entitled to any.
+    /// entitled to another one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -143,7 +143,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns each VM's share of `chunks` after `request`.
+    /// Returns each VM's share of `chunks` if `request` is granted.
     pub(super) fn shares(
         &self,
         round: &Round<'_>,
@@ -154,7 +154,7 @@ impl Balancer {
         self.shares_of(round, chunks, request, |vm| self.is_idle(vm, now_ns))
     }
 
-    /// Returns each VM's share of `chunks` after `request`. Idle VMs share the remainder.
+    /// Returns each VM's share of `chunks` if `request` is granted. Idle VMs share the remainder.
     pub(super) fn shares_of(
         &self,
         round: &Round<'_>,
@@ -222,7 +222,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Selects victims among a VM's chunks, except for those in `stays`.
+    /// Selects victims among a VM's chunks, excluding those in `stays`.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -268,7 +268,7 @@ impl Balancer {
         chosen
     }
 
-    /// Returns the chunks of a VM that arrived in a memory less than `time` ns ago, in ascending order.
+    /// Returns the chunks of a VM that arrived in `tier` less than `time` ns ago, in ascending order.
     fn came(&self, vm: TenantId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -302,7 +302,8 @@ impl Balancer {
         }
     }
 
-    /// Returns spare chunks to VMs, and exchanges chunks between VMs above and VMs below their entitlement.
+    /// Moves chunks of VMs back to spare card chunks, and exchanges chunks between VMs above and VMs below their
+    /// entitlement.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
@@ -352,8 +353,8 @@ impl Balancer {
 }
 
 /// Returns the number of chunks to evict from each VM to free `need` more chunks, within the step limit of the round.
-/// Repeatedly selects the VM that exceeds its share the most, where the chunks requested by `requester` count as used.
-/// If this VM is the requester itself, the requester gets fewer chunks instead.
+/// Repeatedly selects the VM that exceeds its share the most, counting the chunks requested by `requester` as used. If
+/// this VM is the requester itself, the requester gets fewer chunks instead.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -366,8 +367,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // In one step, deny the requester enough chunks that its excess over its share is not above that of the
-            // other VM.
+            // In one step, deny the requester enough chunks that it exceeds its share by no more than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {

@@ -15,9 +15,9 @@ pub struct SavedBalancer {
     pub(crate) phase: u64,
     /// Information about VMs, sorted by VM number.
     pub(crate) known: Vec<SavedKnown>,
-    /// VM number and time of the last submission in ns, sorted by VM number.
+    /// VM number and time of the last submission or memory request in ns, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Time in ns and destination of planned moves, by VM and chunk.
+    /// Time in ns and destination of planned moves, keyed by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,

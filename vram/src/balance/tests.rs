@@ -128,8 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share. It immediately gets the chunks that the first VM has had for a long time,
-    // and gets the other chunks later.
+    // The second VM requests its whole share. It immediately gets the chunks that have been resident long enough, and
+    // the others later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -143,8 +143,8 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and immediately allocates it again. The chunks that the other VM gained return to the first
-    // VM, but only after they have settled.
+    // The second VM frees memory and immediately allocates it again. It regains the chunks that the first VM gained in
+    // between, but only after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
     }
@@ -366,8 +366,8 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second VM becomes idle first and loses three chunks. When the third VM is also idle, it is entitled to them
-    // again, but the chunks must settle first.
+    // The second VM becomes idle first and loses three chunks. When the third VM is also idle, the second one is
+    // entitled to them again, but the chunks must settle first.
     world.rest(&[1]);
     assert_eq!(
         [1, 2, 3, 4].map(|vm| world.card(vm)),

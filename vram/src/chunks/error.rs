@@ -7,13 +7,13 @@ use crate::{GuestVramAddr, TenantId};
 /// Limit that prevents a VM from getting a card chunk or host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// No card chunk is available without breaking promises.
+    /// All card chunks are in use or promised.
     Card {
         /// Number of free chunks.
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of these chunks that are promised.
+        /// Number of chunks without an owner that are promised.
         promised: u32,
     },
     /// The VM's quota of this number of chunks is used up.
@@ -97,7 +97,7 @@ pub enum Error {
         free: u32,
         /// Number of chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Number of chunks without an owner that are guaranteed to VMs.
+        /// Number of chunks without an owner that are guaranteed to VMs or kept for the reserve.
         promised: u32,
     },
     /// The guarantee exceeds the number of chunks that the card can still promise.
@@ -128,8 +128,8 @@ pub enum Error {
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Too few chunks are free until some have been zeroed. The caller must do scrub work and retry. If there is no
-    /// scrub work, another thread is already doing it.
+    /// Too few chunks have been zeroed. The caller must do scrub work and retry. If there is no scrub work, another
+    /// thread is already doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
         /// Memory that has too few zeroed chunks.
@@ -165,7 +165,7 @@ pub enum Error {
         /// Index of the guest chunk.
         index: u32,
     },
-    /// The guest chunk is already in the destination memory, or reaches it without a copy.
+    /// The guest chunk is already in the destination memory, reaches it without a copy, or must not move.
     #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
         /// VM of the guest chunk.
@@ -176,7 +176,7 @@ pub enum Error {
     /// All chunks of the reserve are in use.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving, and can be moved again only after that.
+    /// The guest chunk is already moving.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// VM of the guest chunk.

@@ -268,7 +268,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// Returns the moves of placed chunks by chunk.
+/// Returns the moves of placed chunks, keyed by chunk.
 fn moving(
     maps: &BTreeMap<TenantId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,

@@ -111,7 +111,7 @@ pub enum ChunkState {
     NeedsScrub,
     /// Without an owner. The caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work) is zeroing it.
     Scrubbing,
-    /// Unusable, because the card may still access the chunk for its last owner.
+    /// Unusable, because the card may still access the chunk on behalf of its last owner.
     Quarantined,
     /// Owned by the mediator, for tables, instance blocks, and rings. VMs cannot access it. Only card chunks have this
     /// state.

@@ -207,7 +207,7 @@ impl Stock {
         self.go(number, to);
     }
 
-    /// Adds a unit that was never used.
+    /// Adds a unit that was never used, and returns its number.
     fn grow(&mut self) -> u32 {
         let number = self.end();
         self.states.push(ChunkState::Free);

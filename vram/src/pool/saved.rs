@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPool {
     pub(crate) limit: u64,
-    /// First chunk and length of each run, in order.
+    /// First chunk and number of chunks of each run, in order.
     pub(crate) runs: Vec<(u32, u32)>,
     /// Address and order of each allocation, sorted by address.
     pub(crate) used: Vec<(u64, u32)>,

@@ -44,7 +44,7 @@ impl Done {
     }
 }
 
-/// State of the probes for VMs for which thrashing cannot be measured.
+/// State of the probes of VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// No work has been observed yet.
@@ -60,7 +60,7 @@ enum State {
     Found { left: u32 },
 }
 
-/// Running probe.
+/// A running probe.
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
@@ -169,8 +169,8 @@ impl Probes {
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)
     }
 
-    /// Records that the quantum of a VM in `members` has ended. Quanta help if work takes longer without them by at
-    /// least `on_permille` of the time.
+    /// Records that the quantum of a VM in `members` has ended, and decides whether quanta continue. Quanta help if
+    /// they shorten the engine time of submissions by at least `on_permille`.
     pub(super) fn ends(&mut self, now_ns: u64, holder: TenantId, members: &[TenantId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

@@ -32,7 +32,7 @@ pub(crate) struct SavedSet {
     weight: u32,
 }
 
-/// The members and the holder of a quantum.
+/// Members, holder and length of a quantum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTurn {
     pub(crate) members: Vec<u32>,
@@ -63,7 +63,7 @@ impl Quanta {
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
         // Quanta that are in use are assumed to help. Observations start over. A VM has one card, so no other card
-        // decides about its quanta.
+        // controls its quanta.
         let Self {
             config,
             traffic,

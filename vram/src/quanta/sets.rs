@@ -67,7 +67,7 @@ impl WorkingSets {
         2 * u128::from(largest.min(self.for_turns())).min(missing)
     }
 
-    /// Returns the length of a member's quantum. The lengths of all members have a mean of `mean_ns` and are
+    /// Returns the length of a member's quantum, in ns. The lengths of all members have a mean of `mean_ns` and are
     /// proportional to their weights. If one of them is outside `bounds`, all of them are scaled. The upper bound takes
     /// priority.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {

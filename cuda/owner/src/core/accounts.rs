@@ -2,16 +2,16 @@
 //! owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML reports
 //! for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100 with driver
 //! 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a process that
-//! has imported it. A chunk counts toward the owner until the owner releases it, and then toward a program that keeps a
+//! has imported it. A chunk is charged to the owner until the owner releases it, and then to a program that keeps a
 //! handle or mapping of it. Memory that only a descriptor keeps allocated is not attributed to any process, but reduces
 //! the free memory of the card. Managed memory is not attributed to any process either; the accounts count the requests
 //! for it.
 //!
 //! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
-//! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
-//! process, the suspects are charged for it until it is free, even after their programs have exited. An exiting program
-//! releases its memory a little later than its connection, and other kinds of memory are not measured. In both cases, a
-//! tenant is charged only for the part that cannot be another tenant's missing memory.
+//! memory grows less, the tenant is a suspect for some polls. If NVML leaves as much used memory unattributed, the
+//! suspects are charged for it until it is free, even after their programs have exited. An exiting program releases its
+//! memory a little later than its connection, and other kinds of memory are not measured. In both cases, a tenant is
+//! charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -171,7 +171,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Charges the tenants whose released memory is missing for the memory that NVML does not attribute to any process.
+    /// Charges memory that NVML does not attribute to any process to the tenants whose released memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {

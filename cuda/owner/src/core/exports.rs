@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::TenantId;
 
-/// Maximum total of the chunk numbers of a tenant's processes, per chunk of the tenant's memory limit. A process gets a
-/// number for each chunk that it allocates or opens.
+/// Maximum number of chunk numbers of all of a tenant's processes, per chunk of the tenant's memory limit. A process
+/// gets a number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
 /// Lower bound of that maximum, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;

@@ -72,8 +72,8 @@ impl Core {
         }
     }
 
-    /// Returns true if the owners of a tenant's other cards respond. If this is not known yet, sends probes, and checks
-    /// the tenant's limit again later.
+    /// Returns true if the limit for a tenant's work applies: the owners of its other cards respond, or have been
+    /// silent for too long. If this is not known yet, sends probes, and checks the limit again later.
     pub(super) fn other_owners_respond(&mut self, tenant: TenantId) -> bool {
         let own = self.config.number;
         let gang = self.tenants.get(&tenant).and_then(|known| known.spec.gang.as_ref());

@@ -31,7 +31,7 @@ impl Session {
 }
 
 impl Core {
-    /// Returns the cards to which a tenant's programs could move, for a library with a version of the protocol.
+    /// Returns the cards to which a tenant's programs could move if their library has protocol version `version`.
     pub(super) fn others_for(&self, id: TenantId, version: u16) -> Vec<[u8; 16]> {
         let moves = |TenantSpec { gang, share_group, window_bytes, .. }: &TenantSpec| {
             version >= VERSION_VISIBLE_CARDS && gang.is_none() && share_group.is_none() && *window_bytes == 0
@@ -88,7 +88,7 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        // An obstacle from before concerns a program that could not come.
+        // An earlier obstacle concerns a program that could not move here.
         if let Some(obstacle) = tenant.obstacle.take().filter(|_| self.deadlines.is_set(Deadline::Departure(id))) {
             return Err(obstacle);
         }
@@ -140,7 +140,7 @@ impl Core {
     }
 
     /// Returns the processes of a tenant that are on this card and have reported their memory, those of them that have
-    /// moved, and the last reason for which a process could not come.
+    /// moved, and the last reason why a process could not move here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
@@ -275,7 +275,7 @@ impl Core {
         self.cannot_come(id, &format!("the driver cannot import its memory on that card: CUDA error {code}"));
     }
 
-    /// Records the reason for which a process cannot use this card, and ends its connection.
+    /// Records the reason why a process cannot use this card, and ends its connection.
     fn cannot_come(&mut self, id: SessionId, why: &str) {
         let Some(session) = self.sessions.get(&id) else { return };
         let why = named(session.pid, &session.program, why);

@@ -17,7 +17,7 @@ use super::types::{Action, SessionId};
 /// A group's server.
 #[derive(Debug, Default)]
 struct Server {
-    /// User of the server and its clients, if the members specify one.
+    /// User ID of the server and its clients, if the members specify one.
     user: Option<u32>,
     /// Set while a group needs the server. Otherwise, it serves its clients until they exit.
     needed: bool,
@@ -152,7 +152,7 @@ impl Core {
         }
     }
 
-    /// Adds an event about a group.
+    /// Adds an incident about a group.
     fn report_server(&mut self, group: &str, action: Done) {
         self.incidents.add_incident(Incident { tenant: group.to_owned(), action });
     }

@@ -9,7 +9,7 @@
 //! - If a process occupied the card at all polls for as long as its own tenant's limit, without a turn, it is abandoned
 //!   while another tenant has a turn, because the limit also applies to work without a turn.
 //! - If a member of a share group exceeds its limit, and at the last poll another member with a turn occupied the card
-//!   and the first one did not, its work waits for the other member's, and it gets its full limit once more.
+//!   but this member did not, this member's work waits for the other's, and this member gets its full limit once more.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,8 @@ impl Core {
     }
 
     /// Abandons processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if such processes exist and the tenant's limit has not been restarted in this turn yet.
+    /// `ran_ns`. Restarts the tenant's limit, at most once per turn, if such processes exist or if the tenant's work
+    /// waits for another member of its share group. Returns true if the limit was restarted.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;

@@ -1,5 +1,4 @@
-//! An API server for one driver, which stores objects, validates them against the published types, and records
-//! requests.
+//! An API server for one driver. It stores objects, validates them against the published types, and records requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -86,7 +85,7 @@ impl ApiServer {
         self.0.lock().unwrap()
     }
 
-    /// Starts serving on the loopback interface.
+    /// Starts serving on the loopback interface, and returns the address.
     pub async fn serve(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -170,7 +169,7 @@ impl ApiServer {
 }
 
 impl Objects {
-    /// Stores a slice with a new version, and notifies the watchers.
+    /// Stores a slice with a new version, notifies the watchers, and returns the slice.
     fn store(&mut self, mut slice: Value, what: &str) -> Value {
         self.version += 1;
         slice["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -246,7 +245,7 @@ fn valid(slice: &ResourceSlice) {
     }
 }
 
-/// Rejects any other request.
+/// Fails the test at any other request.
 async fn unknown(request: axum::extract::Request) -> Response {
     panic!("{} {}", request.method(), request.uri());
 }

@@ -112,7 +112,7 @@ impl Node {
         node
     }
 
-    /// Adds a second CUDA card, `h200`, of the same size to such a node.
+    /// Adds `h200`, a second CUDA card of the same size.
     pub fn add_second_card(&mut self) {
         let text = self.log("m.toml");
         let (daemon, card) = text.split_once("[[card]]").unwrap();
@@ -291,7 +291,7 @@ impl Kubelet {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// Prepares one claim. Preparation must succeed.
+    /// Prepares one claim, which must succeed, and returns its devices.
     pub async fn good(&self, claim: &v1::Claim) -> Vec<v1::Device> {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -299,7 +299,7 @@ impl Kubelet {
         one.devices
     }
 
-    /// Prepares one claim. Preparation must fail. Returns the error.
+    /// Prepares one claim, which must fail, and returns the error.
     pub async fn bad(&self, claim: &v1::Claim) -> String {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -307,7 +307,7 @@ impl Kubelet {
         one.error
     }
 
-    /// Unprepares one claim. This must succeed.
+    /// Unprepares one claim, which must succeed.
     pub async fn back(&self, claim: &v1::Claim) {
         let answer = self.unprepare(std::slice::from_ref(claim)).await.unwrap();
         assert_eq!(answer.claims[&claim.uid].error, "");

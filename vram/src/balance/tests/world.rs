@@ -126,14 +126,14 @@ impl World {
         panic!("the balancer does not converge");
     }
 
-    /// Destroys a VM as the mediator does.
+    /// Destroys a VM as the mediator does. Returns the number of its placed chunks.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
         Ok(freed)
     }
 
-    /// Returns the number of a VM's chunks that are counted on the card.
+    /// Returns the number of a VM's chunks that are counted as card chunks.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }

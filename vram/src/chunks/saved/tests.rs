@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Applies the owner's operations to a table. Ignores errors.
+/// Applies operations to a table as its owner does, and ignores their errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {

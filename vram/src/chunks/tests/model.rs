@@ -1,6 +1,6 @@
-//! Compares random sequences with a model. For each card chunk and host slot, the model stores a token of the last VM
-//! that wrote to it. For each VM, it stores the places of its chunks. The model does not use the table's states and
-//! totals.
+//! Compares the table with a model during random operations. For each card chunk and host slot, the model stores a
+//! token of the last VM that wrote to it. For each VM, it stores the places of its chunks. The model does not use the
+//! table's states and totals.
 
 mod audit;
 mod op;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
 
-/// A chunk or slot: a card chunk from 0 to 11, or a host slot.
+/// A card chunk from 0 to 11, or a host slot.
 type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
@@ -52,12 +52,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// Returns the number of chunks in this memory, including those in the reserve.
+    /// Returns the number of chunks in `tier`, including those in the reserve.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// Returns the number of chunks counted in this memory.
+    /// Returns the number of chunks that are counted as chunks of `tier`.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -82,7 +82,7 @@ struct Flight {
 struct Model {
     table: ChunkTable,
     contents: BTreeMap<Piece, u64>,
-    /// Chunks and slots that have lost their owner.
+    /// Chunks and slots that have lost their owner and are not scrubbed yet.
     dirty: BTreeSet<Piece>,
     vms: BTreeMap<u32, Vm>,
     flights: Vec<Flight>,
@@ -154,7 +154,7 @@ impl Model {
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
     }
 
-    /// Returns the number of chunks that count towards a VM's limits in a memory.
+    /// Returns the number of chunks that count towards a VM's limits in `tier`.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -215,7 +215,7 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros, and then writes the owner's token.
+    /// Checks that a new owner reads zeros, writes a new token, and returns the token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} does not contain zeros", at);
         self.token += 1;
@@ -347,7 +347,7 @@ impl Model {
         self.table.scrubbed(work.place);
     }
 
-    /// Removes the places and moves of chunks.
+    /// Removes the places and moves of the selected chunks.
     fn lose(&mut self, id: u32, which: impl Fn(u32) -> bool) {
         let Some(vm) = self.vms.get_mut(&id) else { return };
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
