@@ -309,14 +309,15 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Returns the card time in ns at which [`VGpu::tick`] must be called, if an alarm is set.
+    /// Returns the card time in ns at which [`VGpu::tick`] must be called, if an alarm is set and its interrupt is
+    /// enabled.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if it is in VRAM. The end of the guest's VRAM may be before the end of
-    /// the window.
+    /// Returns the VRAM address of the PRAMIN window's start, or `None` if the window is not in VRAM. The window may
+    /// extend beyond the end of the guest's VRAM.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -328,8 +329,8 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved at card time `then`. The client and the clock may be different now. The guest's
-    /// time must not go back. Pending interrupts are signalled again, because the previous client may not have
+    /// Resumes a vGPU that was saved at card time `then`. The client and the card's clock may have changed, but the
+    /// guest's time must not go back. Pending interrupts are signalled again, because the previous client may not have
     /// delivered them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));

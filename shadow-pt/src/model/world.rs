@@ -108,7 +108,8 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the card's address of a guest VRAM byte, preceded by a flag that is true for an I/O address.
+    /// Returns the address at which the card accesses a guest VRAM byte, and first a flag that is true for an I/O
+    /// address.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -282,7 +283,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Returns all valid entries that the card can reach from a directory, one per 4 KiB page.
+/// Returns all 4 KiB pages that the card can reach from a directory.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {
