@@ -54,7 +54,7 @@ pub enum Problem {
     /// The number of operations is 0 or exceeds [`MAX_BATCH_OPS`].
     #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
-    /// The size exceeds the size of the batch, or [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
+    /// The declared size exceeds the size of the batch, or [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
     #[error("declares {0} bytes of operations, which exceeds its size or the maximum")]
     Bytes(u32),
     /// There are bytes after the last operation.

@@ -83,13 +83,13 @@ pub(crate) struct Table {
     /// Index of the table's space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow entry. They may be granted later.
+    /// Number of entries that refer to memory but have no shadow entry, for each page. They may be granted later.
     absent: Box<[u16]>,
     /// Index and value of each entry that was not granted when it was first read. A driver writes the two halves of an
     /// entry separately, so the entry may be incomplete when another CPU submits work. The mirror contains 0 for these
     /// entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
-    /// Pages whose absent entries must be checked again.
+    /// Mask of pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
     /// True if the table is in its space's queue of tables with pending work.
     pub(crate) queued: bool,
@@ -258,7 +258,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if the entry, which is not granted, has just been found for the first time and must be read again.
+    /// Records an entry that is not granted. Returns true if it has not been seen before, so that it must be read
+    /// again.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);

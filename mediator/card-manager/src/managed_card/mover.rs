@@ -1,6 +1,6 @@
 //! The thread that evicts memory when the card runs short of it, and returns memory when the card has enough.
 //!
-//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it has no cost.
+//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it costs nothing.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
