@@ -36,7 +36,7 @@ pub(crate) struct Work {
     /// Channels that are leaving the card.
     departures: Departures,
     schedule: Schedule,
-    /// Interrupts caused by VMs.
+    /// Accounts of the interrupts caused by VMs.
     noise: InterruptRateLimit,
     /// Number of completed submissions, including the mediator's own.
     ended: u64,

@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
         let there = fs::symlink_metadata(file.path()).unwrap();
         assert!(there.is_file());
-        // Runtimes of other users read the file, so this process's umask must not affect its mode.
+        // Runtimes of other users read the file, so this process's umask must not affect the file's mode.
         assert_eq!(there.mode() & 0o777, 0o644);
         // Files whose names differ only after a dot have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));

@@ -198,7 +198,7 @@ pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns a refusal if a socket is in another object's exclusive folder, because containers see the whole folder.
+/// Returns the reason to reject a socket in another object's exclusive folder: containers see the whole folder.
 fn intrudes<'a>(
     name: &str,
     socket: &Path,
@@ -593,7 +593,7 @@ fn memory(
 /// Crates that `mediator` stands for in a log filter.
 const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 
-/// Parses a filter such as `info,mediator=debug`. `mediator` represents all crates in the folder with this name.
+/// Parses a filter such as `info,mediator=debug`. `mediator` stands for the crates in `MEDIATOR`.
 ///
 /// # Errors
 /// Returns an error if the filter is invalid.

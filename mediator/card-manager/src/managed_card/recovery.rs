@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Interval at which a thread without a lock polls channels that must leave.
+/// Interval between polls of departing channels by a thread that holds no lock.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
@@ -192,7 +192,7 @@ impl CardState {
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
     }
 
-    /// Schedules the next tick early.
+    /// Makes the scheduler tick within [`LOOK_NS`].
     fn look_soon(&mut self) {
         let now = self.card_time();
         self.work.schedule_mut().arm(now, Some(LOOK_NS));

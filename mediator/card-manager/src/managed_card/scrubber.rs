@@ -158,7 +158,7 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Returns how often PGRAPH has changed hands, or `None` if it is not cleared between VMs.
+    /// Returns the counts of PGRAPH's tenant changes, or `None` if PGRAPH is not cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())

@@ -5,8 +5,8 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the VM's
-/// own ones.
+/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the
+/// guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work on an engine has raised its non-stall interrupt, and the VM had work on this engine.

@@ -1,4 +1,4 @@
-//! Saved form of the work on a card, without its channels and its scheduler, which are saved separately.
+//! Saved form of the work on a card, excluding its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -177,7 +177,7 @@ impl SavedWork {
     }
 
     /// Checks that each submission is in flight on its channel and known to the scheduler, and that each descheduled
-    /// channel has one.
+    /// channel has a submission.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))

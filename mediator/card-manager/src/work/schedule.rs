@@ -61,7 +61,7 @@ pub struct Schedule<A = TimerAlarm> {
     /// Expiry time of the alarm if it is armed.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
-    /// Number of submissions that were not waiting for an engine at the last poll.
+    /// Number of submissions that were waiting for a semaphore at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,

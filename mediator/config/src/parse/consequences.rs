@@ -33,7 +33,7 @@ impl Wrong {
         }
     }
 
-    /// Returns true if the key does not exist. An unknown key's value does not affect any rule.
+    /// Returns true if the key is unknown. The value of an unknown key does not affect any rule.
     fn is_unknown(&self) -> bool {
         self.error.message().starts_with("unknown field")
     }
