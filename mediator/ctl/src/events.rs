@@ -192,8 +192,8 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page as aligned lines, a line of JSON, a YAML document, or CSV with a header. Skips pages without
-    /// events and note.
+    /// Writes a page as aligned lines, a line of JSON, a YAML document, or CSV with a header. Skips pages that have
+    /// neither events nor a note.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {

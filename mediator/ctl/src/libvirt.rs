@@ -380,7 +380,7 @@ fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String>
     element.attributes().map(attribute).collect()
 }
 
-/// Returns the keys of a `vgpu` element.
+/// Converts a `vgpu` element to a request for a vGPU.
 fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     let mut wanted = Wanted { vm: domain.to_owned(), ..Wanted::default() };
     let (mut memory, mut time) = (Map::new(), Map::new());

@@ -176,7 +176,7 @@ impl View {
         self.error = Some(error);
     }
 
-    /// Switches to the next table.
+    /// Switches to the next page.
     pub(super) fn turn_over(&mut self) {
         self.page = self.page.next().0;
         self.order = None;
@@ -316,7 +316,7 @@ impl View {
         text.join("\n")
     }
 
-    /// Draws the selected table.
+    /// Draws the screen.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let width = usize::from(area.width);
