@@ -159,7 +159,8 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
-    /// differ from the mirror, or `None` if there are none. Does not modify the mirror.
+    /// differ from the mirror, or `None` if there are none. Marks the page as clean, but does not modify the mirrored
+    /// entries.
     pub(crate) fn read(
         &mut self,
         page: u32,

@@ -213,7 +213,7 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The tables on the card no longer contain the RAM mappings.
+            // Relink the tables that no longer map RAM on the card.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }

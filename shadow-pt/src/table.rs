@@ -203,8 +203,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If
-    /// `recheck` is true, also processes absent entries.
+    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If the page
+    /// is marked in `recheck`, also processes absent entries.
     #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,
@@ -258,8 +258,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Records an entry that is not granted. Returns true if it has not been seen before, so that it must be read
-    /// again.
+    /// Records an entry that is not granted. Returns true if the last read did not find this value, so that the entry
+    /// must be read again.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);

@@ -219,7 +219,7 @@ fn no_descriptor(error: std::io::Error) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Resets `card`, initializes it with `firmware`, and starts its interrupt thread.
+    /// Resets `card`, initializes it with `firmware`, and starts its threads.
     ///
     /// # Errors
     /// Returns an error if the card's initialization fails, or if it has too little memory.
@@ -485,9 +485,9 @@ impl ManagedCard {
     /// Reclaims a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
-    /// reused until it has left, because the channel may still access the memory. Waits for such a channel for a
-    /// limited time, without holding a lock.
+    /// Returns an error if the card does not respond, or if a channel does not leave the card. In the latter case, the
+    /// VM's memory is not reused until the channel has left, because the channel may still access the memory. Waits for
+    /// such a channel for a limited time, without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();

@@ -198,7 +198,8 @@ pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns the reason to reject a socket in another object's exclusive folder: containers see the whole folder.
+/// Returns the reason to reject a socket that shares an exclusive folder with another object's socket: containers see
+/// the whole folder.
 fn intrudes<'a>(
     name: &str,
     socket: &Path,
@@ -544,7 +545,8 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Checks that the card can always store all memory that the guest sees, if the settings guarantee this.
+/// Checks that the card has enough memory for the guest's guarantee, and enough host memory for the rest if it is
+/// swapped.
 fn memory(
     vm: &VmSpec,
     vram: u64,

@@ -155,7 +155,7 @@ impl CardMemory {
         wrong
     }
 
-    /// Maximum size of host memory in MiB: the card's address space without the part for guests' RAM.
+    /// Maximum size of host memory in MiB: the card's address space, excluding the part for guests' RAM.
     pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 

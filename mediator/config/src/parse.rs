@@ -52,8 +52,8 @@ impl Config {
     }
 }
 
-/// Returns the text without the lines that are not TOML, and an error for each of them with the offset of its first
-/// byte.
+/// Returns the text with the lines that are not TOML blanked, and an error for each of them with the offset of its
+/// first byte.
 fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
     let mut left = text.to_owned();
     let mut lines = Vec::new();

@@ -78,7 +78,7 @@ impl Events {
         format!("/v1/events?limit={PAGE}{query}{after}")
     }
 
-    /// Returns all events after the cursor in the daemon's log, as one page.
+    /// Returns the selected events after the cursor in the daemon's log, as one page.
     fn all(&self, client: &Client) -> Result<EventPage, ClientError> {
         let mut all: EventPage = client.get(&Self::path(self.after.as_deref(), ""))?;
         let mut full = all.events.len() == PAGE;

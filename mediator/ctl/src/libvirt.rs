@@ -40,7 +40,7 @@ const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 const PREPARED: &str = "libvirt_prepared";
 /// Label with the name of the VM's domain.
 const DOMAIN: &str = "libvirt_domain";
-/// Maximum length of this label's value.
+/// Maximum length of the value of the label [`DOMAIN`], in characters.
 const MAX_LABEL: usize = 100;
 /// Maximum size of a note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;

@@ -209,7 +209,8 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work exceeds its time limit, and polls rings whose entries wait for space.
+    /// Performs the periodic check: kills channels without progress, polls waiting and departing channels, and resumes
+    /// rings whose entries wait for space.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();

@@ -53,7 +53,8 @@ impl WaiterNotifications {
 }
 
 impl ManagedCard {
-    /// Executes the balancer's moves. Returns the time until the balancer's next plan, if any.
+    /// Executes the balancer's moves, and zeroes free memory while no VM waits. Returns the time until the balancer's
+    /// next plan, if any.
     fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().inject_random_moves();

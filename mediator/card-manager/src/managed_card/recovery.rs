@@ -151,8 +151,8 @@ impl CardState {
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called until no channel is
-    /// departing.
+    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called repeatedly until no
+    /// channel is departing.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {

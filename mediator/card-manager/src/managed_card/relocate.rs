@@ -310,7 +310,7 @@ impl ManagedCard {
     }
 
     /// Removes the mediator's own channels, if any, from the card, so that they can no longer write. If they do not
-    /// leave, their targets `places` must not be reused.
+    /// leave, quarantines their targets `places`.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();

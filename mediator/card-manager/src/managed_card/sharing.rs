@@ -30,7 +30,7 @@ struct Lent {
 
 impl ManagedCard {
     /// Makes VM `its` of card `to` borrow these chunks of a VM, which keeps working. Returns the chunks that cannot be
-    /// borrowed because they are on the card or the cards' chunk sizes differ.
+    /// borrowed, for example because they are on the card, or because the cards' chunk sizes differ.
     ///
     /// # Errors
     /// Returns an error if the other card has too little memory or does not respond.

@@ -176,8 +176,8 @@ impl SavedWork {
         Ok(Work { channels, departures: Departures::default(), schedule, noise, ended })
     }
 
-    /// Checks that each submission is in flight on its channel and known to the scheduler, and that each descheduled
-    /// channel has a submission.
+    /// Checks that each submission is in flight on its channel, that the scheduler has no other submissions, and that
+    /// each descheduled channel belongs to its VM.
     fn check(&self, channels: &Channels, scheduler: &Scheduler) -> Result<(), Invalid> {
         let Self { held, descheduled, resting, hops, several, noise, .. } = self;
         let ordered = ascend(held.iter().map(|held| held.ticket))
