@@ -101,8 +101,8 @@ fn split(frame: u32) -> (usize, u32) {
 /// Index of a VM's guest VRAM pages that contain tables.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Blocks by number. The vector grows up to 4 MiB if a guest places a table at the highest address that an entry
-    /// can contain.
+    /// Blocks by number. The vector grows to 4 MiB if a guest places a table at the highest address that an entry can
+    /// contain.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }

@@ -273,7 +273,8 @@ impl Pfifo {
 
     /// Returns the mask of engines with an enabled, pending non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable register contains a single nibble, which applies to all eight nibbles of an engine.
+        // The enable register contains a single nibble, which applies to all eight nibbles of each engine's interrupt
+        // register.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {

@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // The alarm fires when the low dword of the clock reaches this value.
+                // The alarm fires when the low dword of the clock reaches the written value.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);

@@ -1,7 +1,7 @@
 //! Saved form of a vGPU. Objects to which registers refer (channels, page tables, memory) are saved separately.
 //!
 //! Blocks without invalid states are serialized directly. Adding a field to such a block requires a new version of the
-//! part.
+//! saved form.
 
 use super::VGpu;
 use crate::blocks::board::{CopyEngine, Pmu};

@@ -149,8 +149,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns the reason if the card has lost its state since bring-up, or `None` otherwise. BAR1's instance block
-    /// register keeps its value until another program resets the card.
+    /// Returns a description of the damage if the card has lost its state since bring-up, or `None` otherwise. BAR1's
+    /// instance block register keeps its value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);

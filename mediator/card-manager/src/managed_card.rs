@@ -420,7 +420,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of chunk pieces that the copy engines have moved.
+    /// Returns the number of pieces of chunks that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)

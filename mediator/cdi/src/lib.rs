@@ -108,7 +108,8 @@ impl Mount {
 pub struct Cuda<'a> {
     /// Name of the tenant.
     pub tenant: &'a str,
-    /// The tenant's socket on the host. It has its own folder, because a restarted daemon creates a new socket.
+    /// The tenant's socket on the host, in its own folder. The container mounts the folder, because a restarted daemon
+    /// creates a new socket.
     pub socket: &'a Path,
     /// Sockets for all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
     pub sockets: &'a [PathBuf],
@@ -260,7 +261,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices from the file; `None` if the file does not exist or has other contents.
+    /// Returns the file's contents, or `None` if the file does not exist or is not a valid CDI file.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -271,7 +272,7 @@ impl CdiFile {
     /// Removes the file if it exists, and the temporary file of a killed writer.
     ///
     /// # Errors
-    /// Returns an error if the host denies access to a file.
+    /// Returns an error if a file exists but cannot be removed.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {

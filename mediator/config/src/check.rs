@@ -165,8 +165,8 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     for index in placement_order(&config.tenants) {
         let mut table = Table { name: "tenant", index: Some(index), mistakes: &mut mistakes };
         let others: Vec<&TenantSpec> = placed.iter().collect();
-        // Only the daemon knows the links between cards. Without them, other cards may be chosen, but the memory sizes
-        // are the same.
+        // Only the daemon knows the links between cards. Without links, this check may choose other cards, but the
+        // memory sizes are the same.
         let policy = (config.daemon.placement, &Links::default());
         let spec = config.tenants[index].clone().placed(policy, &config.cards, &vms, &others);
         for Refusal { field, what, .. } in self::tenant(&spec, &config.daemon, &config.cards, &vms, &others) {

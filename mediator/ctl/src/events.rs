@@ -117,7 +117,7 @@ impl Events {
         }))
     }
 
-    /// Shows events as they occur, until the output is closed.
+    /// Shows past events, and then new ones as they occur, until the output is closed.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if a request fails. The exit of a daemon that has responded before is not an error.

@@ -298,7 +298,8 @@ impl Note {
     }
 }
 
-/// Removes a note's virtual machine, if it still exists and no VMM is using it after `patience`.
+/// Removes a note's virtual machine if it still exists. Waits up to `patience` for its VMM to exit, and keeps the VM if
+/// the VMM still uses it.
 fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
     let path = format!("/v1/vms/{}", client::segment(&note.vm));
     let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);

@@ -106,10 +106,12 @@ fn jain(values: &[f64]) -> Option<f64> {
 }
 
 impl Uses {
-    /// Summarizes a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
+    /// Summarizes a history in whole windows of `window_ms` milliseconds, counted back from the end of the last
+    /// complete interval to the first use.
     ///
     /// # Errors
-    /// Returns an error if the window is not a multiple of the history's interval, or if there are too many windows.
+    /// Returns an error if the window is not a multiple of the history's interval or is longer than the report, or if
+    /// there are too many windows.
     pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);

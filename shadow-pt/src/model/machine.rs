@@ -429,7 +429,7 @@ impl Machine {
         places
     }
 
-    /// Writes a page that the shadow maps as writable, as the GPU would do, and without a report.
+    /// Writes a page that the shadow maps as writable, as the GPU would, without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {

@@ -108,8 +108,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns the address at which the card accesses a guest VRAM byte, and first a flag that is true for an I/O
-    /// address.
+    /// Returns a flag that is true for an I/O address, and the address at which the card accesses a guest VRAM byte.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {

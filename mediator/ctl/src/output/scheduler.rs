@@ -66,7 +66,7 @@ fn max_run(time: &VmTime) -> String {
     }
 }
 
-/// Returns the copy engines' weight, guarantee and cap, if any of them differs from its value for compute.
+/// Returns the copy engines' weight, guarantee and cap, if any of them is set separately from compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
     let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } =
         time.params(None).for_engine(Engine::Copy0);
