@@ -212,7 +212,7 @@ impl VGpu {
         }
     }
 
-    /// Reads through an aperture. Unmapped bytes read as 0xff.
+    /// Reads through an aperture. If any byte is unmapped, all bytes read as 0xff.
     pub fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         let result = match self.inside(aperture, offset, data.len()) {
             true => backend.aperture_read(aperture, offset, data).map_err(|_| Reason::Unmapped),
@@ -224,7 +224,7 @@ impl VGpu {
         }
     }
 
-    /// Writes through an aperture. Writes to unmapped addresses are dropped.
+    /// Writes through an aperture. A write to an unmapped or read-only address is dropped and counted as denied.
     ///
     /// # Errors
     /// Returns [`NoMemory`] if no memory is available for the write. The write may then be retried.

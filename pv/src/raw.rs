@@ -27,8 +27,8 @@ impl<'a> RawOp<'a> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// Returns the body, which must consist of a `T` and elements, padded to whole units. `count` returns the number of
-    /// elements for a `T`.
+    /// Splits the body into a `T`, elements, and padding to a whole unit. `count` returns the number of elements for a
+    /// `T`.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,

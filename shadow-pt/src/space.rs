@@ -112,7 +112,7 @@ impl Space {
         made(&self.references, key)
     }
 
-    /// Returns the number of guest table pages that must be read.
+    /// Returns the number of guest table pages that must be read, excluding pages that are only watched.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
@@ -383,7 +383,7 @@ impl Space {
         }
     }
 
-    /// Drops a table if no directory entry refers to it.
+    /// Drops a table. Its shadow is freed at the next flush of the card's TLBs.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);

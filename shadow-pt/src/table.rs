@@ -258,8 +258,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Records an entry that is not granted. Returns true if the last read did not find this value, so that the entry
-    /// must be read again.
+    /// Records an entry that is not granted. Returns true if the entry must be read again before it is reported: its
+    /// value differs from that of the last read, and fewer than [`MAX_DOUBTED`] entries are recorded.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);

@@ -40,7 +40,7 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
     let pdb = cx.storage.get(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let address = u64::from(MMU_INVALIDATE_PDB::ADDRESS.get(pdb)) << 12;
-    // The guest's directory may be shorter than the maximum, so only its first page must be in VRAM.
+    // The guest's directory may be shorter than the maximum, so only its first page must be within the guest's VRAM.
     let bytes = PD_BYTES.min(nvspec::addr::SMALL_PAGE);
     if let Some(directory) = cx.place(at, pdb, MMU_INVALIDATE_PDB::TARGET.get(pdb), address, bytes) {
         cx.backend.flush_tlb(Some(directory), hub_only);

@@ -181,7 +181,7 @@ impl Pfifo {
         self.blocked
     }
 
-    /// Records that the most recently submitted runlist is active.
+    /// Marks the most recently submitted runlist as active, and raises the runlist interrupt.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();

@@ -382,7 +382,8 @@ impl ManagedCard {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
+    /// Returns the VMs, even if the card has failed. Reads nothing else from the card's state, which may then be
+    /// inconsistent.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }

@@ -309,7 +309,7 @@ fn beside(path: &Path) -> PathBuf {
 /// the paths of the file and the temporary file.
 ///
 /// # Errors
-/// Returns an error if the host denies access to a file.
+/// Returns an error if a file or folder cannot be written.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;

@@ -122,8 +122,8 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order. Succeeds only if the
-    /// stream is complete.
+    /// Sends a POST request whose response is a byte stream, and passes the bytes to `sink` in order. Succeeds only if
+    /// the stream is complete.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails, or an error from `sink`.
@@ -176,7 +176,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a request whose body is the contents of `source`.
+    /// Sends a POST request whose body is the contents of `source`. Returns the body of a successful response.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.

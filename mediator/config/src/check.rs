@@ -15,7 +15,7 @@ use super::{
 
 pub mod place;
 
-/// Maximum name length of a card or virtual machine, in bytes.
+/// Maximum length of the name of a card, virtual machine or tenant, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Maximum length of a UNIX socket path, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
@@ -93,7 +93,7 @@ impl Table<'_> {
     }
 }
 
-/// Checks that a name is valid for a card or a virtual machine.
+/// Checks that a name is valid for a card, virtual machine or tenant.
 ///
 /// # Errors
 /// Returns an error that describes the expected format if the name is invalid.

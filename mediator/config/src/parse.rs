@@ -2,7 +2,7 @@
 //!
 //! The parser stops at the first line that is not TOML, and at the first value of a wrong type. The line or value is
 //! recorded and blanked, which preserves all positions, and the rest is parsed again. Rules are checked afterwards; a
-//! broken rule is ignored only if it may be a consequence of a blanked value (`consequences`).
+//! broken rule is ignored only if it may be a consequence of a blanked value (`consequences`) or of an invalid profile.
 
 use super::check;
 use super::position::{self, Positions};

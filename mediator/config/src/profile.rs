@@ -104,7 +104,7 @@ impl ProfileSpec {
         Ok(keys)
     }
 
-    /// Creates a virtual machine on a card from the profile.
+    /// Creates a virtual machine on a card from the profile. Returns `None` if the profile's keys are invalid.
     #[must_use]
     pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -112,7 +112,7 @@ impl ProfileSpec {
         VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
     }
 
-    /// Creates a tenant on a card from the profile.
+    /// Creates a tenant on a card from the profile. Returns `None` if the profile's keys are invalid.
     #[must_use]
     pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -151,9 +151,9 @@ impl ProfileSpec {
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 
-    /// Computes the number of further users of the profile on a card: adds users to a copy of the state until the card
-    /// rejects one. Also returns the reason for the rejection. The result is at most the number of users that a daemon
-    /// supports.
+    /// Computes the number of further instances of the profile that fit on a card: adds instances to a copy of the
+    /// state until the card rejects one. Also returns the reason for the rejection. The result is at most the number of
+    /// virtual machines or tenants that a daemon supports.
     #[must_use]
     pub fn room(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> (u32, String) {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());

@@ -129,7 +129,7 @@ impl Client {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
 
-    /// Sends a request whose response is a byte stream, and passes the bytes to `sink` in order.
+    /// Sends a POST request whose response is a byte stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Returns a [`ClientError`], or an error from `sink`.
@@ -149,7 +149,7 @@ impl Client {
         self.runtime.block_on(self.admin.follow(path, sink))
     }
 
-    /// Sends a request whose body is the contents of `source`.
+    /// Sends a POST request whose body is the contents of `source`.
     ///
     /// # Errors
     /// Returns a [`ClientError`] if the request fails.

@@ -193,7 +193,8 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // The VM is left over from an interrupted start. A VM that a VMM is using belongs to another domain.
+        // A VM with the domain's note is left over from an interrupted start, and is replaced. A VM that a VMM is using
+        // belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {

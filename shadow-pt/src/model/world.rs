@@ -117,13 +117,13 @@ impl Grants {
         })
     }
 
-    /// Returns the VRAM address of a guest VRAM byte, even if the byte is currently in host memory.
+    /// Returns the card address reserved for a guest VRAM byte, even if the byte is currently in host memory.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// Returns the guest address of a VRAM byte, if the guest owns and uses the byte.
+    /// Returns the guest VRAM address of the byte at card address `card`, if the byte is guest VRAM.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;

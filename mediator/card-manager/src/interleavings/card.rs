@@ -287,7 +287,7 @@ pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// Last time read from the clock, which is the start time of submissions that start afterwards.
+    /// Time of the last clock read, used as the start time of submissions that start afterwards.
     read: Cell<u64>,
 }
 

@@ -36,7 +36,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes written per critical section of a card's lock.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Number of bytes compared at a time, and copied if they differ. Both copies fit into a CPU cache.
+/// Number of bytes compared at a time, and copied if they differ. The buffers for both sides fit into a CPU cache.
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
@@ -477,8 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, removes them from the engines, and pins the VM's memory in place. Undoes these steps if
-    /// `held` is false.
+    /// Stops a VM's channels, and requests that they leave the engines. If `held` is false, lets them run again unless
+    /// the card is quiesced.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);

@@ -135,7 +135,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns a whole chunk's host memory.
+    /// Returns the host memory of a chunk, or `None` if the chunk is on the card or not at the start of its memory.
     fn host_memory_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<DmaMemory> {
         let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
         let (memory, offset) = self.vram().pinned.memory(slot)?;

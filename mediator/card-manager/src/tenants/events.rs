@@ -18,7 +18,7 @@ pub enum GuestEvent {
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
-    /// The card can accept the remaining entries of a channel's ring.
+    /// The card may be able to accept the remaining entries of a channel's ring.
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,

@@ -168,8 +168,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled, because other work waits for it or it may be blocked by deferred
-    /// work.
+    /// Returns true if the card must be polled: work in flight delays other work, a resting channel waits for its next
+    /// poll, or the engine that executes work in flight must be observed.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
@@ -288,8 +288,8 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel all of whose work was descheduled. Returns the event for the
-    /// scheduler.
+    /// Records that an engine executes a channel all of whose work was waiting or descheduled. Returns the event for
+    /// the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -21,7 +21,7 @@ use api::{MpsState, Tenant, TenantPatch};
 use cdi_spec::MPS_VARIABLE;
 use cuda_protocol::{SOCKET_SEPARATOR, SOCKET_VARIABLE, TENANT_VARIABLE};
 
-/// Time limit for the card's owner to respond.
+/// Time limit for the card's owner to respond, and for the MPS server of the tenant's group to start.
 // TIMEOUT: an owner that has exited is restarted within a second.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the command polls the owner.

@@ -225,7 +225,7 @@ fn watch_repeats_until_reader_closes() {
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(looks.len(), 3, "one line for each refresh: {}", reader.text);
     }
-    // If the daemon exits, so does the command.
+    // The command exits if the daemon is unreachable.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);
