@@ -107,7 +107,7 @@ impl Table {
         Self { key, space, mirror, absent, doubted: Vec::new(), recheck: 0, queued: false, ram: 0, barred: false }
     }
 
-    /// Returns true if the next [`crate::AddressSpaces::prepare`] has work to do.
+    /// Returns true if the next [`crate::AddressSpaces::prepare`] must read or recheck pages of the table.
     pub(crate) fn is_pending(&self) -> bool {
         (self.mirror.pending() | self.recheck) != 0
     }

@@ -286,7 +286,7 @@ impl CdiFile {
     }
 }
 
-/// Checks that `name` is a valid device name.
+/// Checks that `name` is valid for a device or for the owner of a file.
 fn check(name: &str) -> Result<(), CdiError> {
     let ends = [name.bytes().next(), name.bytes().last()];
     let ends = ends.into_iter().all(|byte| byte.is_some_and(|byte| byte.is_ascii_alphanumeric()));

@@ -282,7 +282,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the latest time at which the engine that is executing a channel may have started its first submission.
+    /// Returns the time since which a channel's first started submission has been observed on an engine. Records `now`
+    /// if it was not observed before.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
