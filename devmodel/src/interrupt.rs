@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The interrupt line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
-    /// True if the next rising edge of the line sends a message.
+    /// True if MSI is armed, so that an asserted line sends a message.
     armed: bool,
     /// Level of INTx, as last reported to the backend.
     intx: bool,
@@ -71,7 +71,7 @@ impl Interrupts {
         *intx = false;
     }
 
-    /// Returns true if the next rising edge of the line sends a message.
+    /// Returns true if MSI is armed, so that an asserted line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed

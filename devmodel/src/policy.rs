@@ -51,9 +51,9 @@ pub struct Line {
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
-    /// Byte offset of the start in BAR0.
+    /// Start of the range, a byte offset in BAR0.
     pub base: u32,
-    /// Byte offset of the end in BAR0, exclusive.
+    /// End of the range, exclusive.
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,

@@ -2,7 +2,7 @@
 //! to a register that was denied before.
 
 #![expect(unsafe_code, reason = "the global allocator counts allocations")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait. Both functions only count, and call the system allocator.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait. `alloc` counts its calls, and both functions call the system allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, VGpu, VGpuConfig, WriteFailure,

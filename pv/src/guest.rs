@@ -191,7 +191,7 @@ impl Ops {
     }
 }
 
-/// Returns the length of a list. If the list is too long for a batch, the length is wrong, so that the batch is
+/// Returns the length of a list. A length that does not fit in 32 bits becomes the maximum, which makes the batch
 /// malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)

@@ -115,7 +115,7 @@ fn c_type(ty: &str) -> &'static str {
     match ty {
         "u8" => "__u8",
         "u16" => "__le16",
-        // C has no signed little-endian type. Signed numbers use two's complement.
+        // The kernel has no signed little-endian type. Signed numbers use two's complement.
         "u32" | "i32" => "__le32",
         _ => "__le64",
     }

@@ -257,7 +257,7 @@ impl Tables {
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns the address of a table in the format of directory entries.
+    /// Returns the frame number of a table, as used in directory entries.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }
@@ -273,7 +273,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Removes a reference to the table.
+    /// Removes a reference to a table. Frees the table if no references remain.
     fn release(&mut self, slot: SlotId) {
         let Some(Object { kind, contents, .. }) = self.slots.release(slot) else { return };
         self.used = self.used.saturating_sub(kind.bytes());

@@ -321,7 +321,7 @@ fn block(address: u64) -> Result<GuestVramAddr, Status> {
     if address.is_multiple_of(SMALL_PAGE) { Ok(GuestVramAddr(address)) } else { Err(Status::Invalid) }
 }
 
-/// Checks that ranges consist of 32-bit words, and that their size is within the limit for an operation.
+/// Checks that ranges consist of aligned 32-bit words, and that their size is within the limit for an operation.
 fn words(addresses: &[u64], bytes: u64) -> Result<(), Status> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(Status::Range);

@@ -125,7 +125,7 @@ pub enum Frame {
     Host(Iova),
 }
 
-/// Grants the card access to guest memory, according to the VM's memory and its current location.
+/// Finds the current location of guest memory that the card may access.
 pub trait Frames {
     /// Returns the frame of `len` bytes of guest VRAM at `address` if all of them belong to the VM and are contiguous,
     /// or `None` otherwise. `len` is 4 KiB or 128 KiB. The caller queries the 4 KiB pages of a large page separately if

@@ -9,7 +9,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum number of unchanged entries between two changed entries of the same run. They are also written.
+/// Maximum number of consecutive unchanged entries in a run. These entries are also written.
 const GAP: usize = 8;
 /// Size of a page of entries in bytes. Tables are read in units of pages.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
@@ -81,15 +81,15 @@ pub(crate) struct Mirror {
     pub(crate) guest: Box<[RawEntry]>,
     /// Card's entries after all runs have been written.
     pub(crate) shadow: Box<[u64]>,
-    /// Pages whose contents may differ from `guest`.
+    /// Mask of pages whose contents may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
+    /// Mask of pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
     pub(crate) watched: u64,
-    /// Pages that could not be read. Their entries are treated as 0.
+    /// Mask of pages that could not be read. Their entries are treated as 0.
     unreadable: u64,
     /// Small entries that replace each split large entry, whose entry in `shadow` is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
-    /// Number of entries in each page that map memory.
+    /// Number of entries that map memory, for each page.
     pub(crate) live: Box<[u16]>,
 }
 
@@ -140,7 +140,8 @@ impl Mirror {
         self.unreadable == self.all()
     }
 
-    /// Returns the frame number of `page` in guest VRAM, or `None` if no entry can refer to it.
+    /// Returns the frame number of `page` in guest VRAM, or `None` if the page is in RAM or its address does not fit in
+    /// an entry.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -159,7 +160,8 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
-    /// differ from the mirror, or `None` if there are none. Does not modify the mirror.
+    /// differ from the mirror, or `None` if there are none. Marks the page as clean, but does not modify the mirrored
+    /// entries.
     pub(crate) fn read(
         &mut self,
         page: u32,

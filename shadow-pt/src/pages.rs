@@ -12,7 +12,7 @@ const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
 /// Number of bits of the frame number in an entry.
 const FRAME_BITS: u32 = 28;
 
-/// A reader of a guest VRAM page that contains entries.
+/// A user of a guest VRAM page that contains tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// A page of a directory: the index of the space, and the number of the page within the directory.
@@ -101,7 +101,8 @@ fn split(frame: u32) -> (usize, u32) {
 /// Index of a VM's guest VRAM pages that contain tables.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Blocks by number. The vector grows up to 4 MiB if a guest places a table at the maximum address of an entry.
+    /// Blocks by number. The vector grows to 4 MiB if a guest places a table at the highest address that an entry can
+    /// contain.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }

@@ -11,7 +11,7 @@ pub enum Denial {
     Peer,
     /// The chip does not support the storage kind.
     Kind,
-    /// The address of the large page is not a multiple of 128 KiB for the guest.
+    /// The guest address of the large page is not a multiple of 128 KiB.
     Unaligned,
     /// The directory or table is outside the guest's memory.
     Table,
@@ -80,7 +80,7 @@ impl Denials {
 /// Report of a synchronization.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables, including directories, of which at least one page was read.
+    /// Number of guest tables, including directories, with at least one page read.
     pub tables_scanned: u64,
     /// Number of guest table pages read. Tables shorter than 4 KiB count as one page.
     pub pages: u64,

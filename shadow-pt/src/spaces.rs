@@ -222,8 +222,8 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// Records that the guest has announced its previous writes to the GPU, which it must do after writes through an
-    /// aperture. Pages that may have changed without a trap must be read again.
+    /// Records that the guest has announced its previous writes, as it must after writes through an aperture. Pages
+    /// that may have changed without a trap must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;

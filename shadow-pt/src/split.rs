@@ -64,7 +64,7 @@ impl SplitTable {
     }
 }
 
-/// Returns the bits of a small entry's index that select the page within a large page.
+/// Returns the mask of the bits of a small entry's index that select the page within a large page.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
@@ -99,7 +99,7 @@ pub(crate) struct Splits {
     made: BTreeMap<Pair, SplitTable>,
     /// Pairs that may need a replacement table but have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs to which no directory entry may refer any longer.
+    /// Pairs whose reference count has dropped to 0. It may have risen since.
     orphans: Vec<Pair>,
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the directory must be relinked, because a table could not be created for the first time, or because such
+    /// True if the directory must be relinked, because creating a table has failed for the first time, or because such
     /// a table is no longer needed.
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
@@ -253,7 +253,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes of the split entries in large-page table `key`.
+    /// Applies changes to the split entries in large-page table `key`.
     pub(crate) fn large_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -274,7 +274,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes of the entries in small-page table `key`.
+    /// Applies changes to the entries in small-page table `key`.
     pub(crate) fn small_changed<'a>(
         &mut self,
         key: &TableKey,

@@ -2,7 +2,7 @@
 //!
 //! Lists register names by block and policy. All registers that are not listed are denied. A `Store` register has no
 //! effect that a driver can observe, except for its value. A `Model` register has side effects within the vGPU. A
-//! `Translate` register contains a guest-physical address, or a number that all VMs on a card share.
+//! `Translate` register contains a guest-physical address, or controls a resource that all VMs on a card share.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;

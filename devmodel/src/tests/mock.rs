@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls. VRAM is implemented, and both apertures identity-map its first half.
+/// Records calls. VRAM is backed by memory, and both apertures identity-map its first half.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,

@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Submission lengths in ns, some shorter and some longer than BAND's wait for a VM and the card's run-ahead.
+/// Submission lengths in ns, some shorter and some longer than both BAND's wait for a VM and the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's state for the card, protected by the card's lock.

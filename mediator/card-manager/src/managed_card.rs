@@ -1,11 +1,11 @@
 //! A card, all of the mediator's state for it, and the VMs that share it.
 //!
 //! Modules: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
-//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
-//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (moves a
-//! VM to another card), `relocate` (relocates one VM's chunks), `sharing` (memory shared by two cards during a move),
-//! `standstill` (the quiesced card), `saved` (saves and hands over the card), `reopen` (restores the card in the next
-//! process), `failure` (inconsistent state after a panic), `scrubber` (clears PGRAPH between tenants), `zeroing`
+//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of the interrupt
+//! thread), `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving`
+//! (moves a VM to another card), `relocate` (relocates one VM's chunks), `sharing` (memory shared by two cards during a
+//! move), `standstill` (the quiesced card), `saved` (saves and hands over the card), `reopen` (restores the card in the
+//! next process), `failure` (inconsistent state after a panic), `scrubber` (clears PGRAPH between tenants), `zeroing`
 //! (zeroes free memory).
 
 mod failure;
@@ -67,8 +67,8 @@ pub trait GuestEvents: Send + Sync {
     /// Handles a card event. Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held; it returns the
-    /// guest VRAM ranges that have moved. When this function returns, the card uses their new locations. The caller
+    /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns
+    /// the guest VRAM ranges that have moved. When this function returns, the card uses their new locations. The caller
     /// must not hold any lock.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ fn no_descriptor(error: std::io::Error) -> ManagerError {
 }
 
 impl ManagedCard {
-    /// Resets `card`, initializes it with `firmware`, and starts its interrupt thread.
+    /// Resets `card`, initializes it with `firmware`, and starts its threads.
     ///
     /// # Errors
     /// Returns an error if the card's initialization fails, or if it has too little memory.
@@ -376,13 +376,14 @@ impl ManagedCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns how often and for how long the card's lock was held.
+    /// Returns statistics on the hold times of the card's lock.
     #[must_use]
     pub fn lock_holds(&self) -> locks::Holds {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
+    /// Returns the VMs, even if the card has failed. Reads nothing else from the card's state, which may then be
+    /// inconsistent.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
@@ -400,7 +401,7 @@ impl ManagedCard {
         self.wakeup.ring();
     }
 
-    /// Returns the number of physical channels that the mediator uses itself, so that they are not available to VMs.
+    /// Returns the number of physical channels that the mediator itself uses, which are not available to VMs.
     #[must_use]
     pub fn own_channels(&self) -> u32 {
         let state = self.lock();
@@ -420,7 +421,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of chunk pieces that the copy engines have moved.
+    /// Returns the number of pieces of chunks that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
@@ -485,9 +486,9 @@ impl ManagedCard {
     /// Reclaims a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. If a channel does not leave the card, the VM's memory is not
-    /// reused until it has left, because the channel may still access the memory. Waits for such a channel for a
-    /// limited time, without holding a lock.
+    /// Returns an error if the card does not respond, or if a channel does not leave the card. In the latter case, the
+    /// VM's memory is not reused until the channel has left, because the channel may still access the memory. Waits for
+    /// such a channel for a limited time, without holding a lock.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -520,7 +521,7 @@ impl ManagedCard {
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // Wipe the memory in small pieces, because other threads wait for the card's lock.
+            // Wipe the memory in small steps, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestVramAddr(at), piece.min(bytes - at))?;

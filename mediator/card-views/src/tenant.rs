@@ -23,7 +23,7 @@ pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stra
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts an abandoned program to an API object.
+/// Converts an unresponsive program that was killed or suspended to an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }

@@ -7,7 +7,7 @@ use vram::TenantId;
 
 use super::{MS, Names};
 
-/// Returns how a card's time is shared, including the shares that tenants received in the last `window_ms` complete
+/// Returns the division of a card's time, including the shares that tenants received in the last `window_ms` complete
 /// milliseconds.
 #[must_use]
 pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, names: &Names) -> api::CardScheduler {

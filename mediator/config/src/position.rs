@@ -48,7 +48,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// Returns the span of a key's value, or of the table if it lacks this key.
+    /// Returns the span of a key's value, or of the innermost existing table on the key's path.
     fn find(&self, key: &Key) -> Option<Range<usize>> {
         let table = self.tree.as_ref()?.get_ref().get(key.table)?;
         let table = match (table.get_ref(), key.index) {

@@ -47,7 +47,8 @@ pub struct ReplayedUse {
 /// Replays a recording with the recorded policy, or with another one.
 ///
 /// # Errors
-/// Returns an error if the file is not a recording, or if a decision differs from the recorded one.
+/// Returns an error if the file is not a recording, or if, under the recorded policy, a decision differs from the
+/// recorded one.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;

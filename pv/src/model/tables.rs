@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns the status of an operation that requires a table of one of these types, or `None` if `handle` refers to
+    /// Returns the error of an operation that requires a table of one of these types, or `None` if `handle` refers to
     /// one.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {

@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// Compares translations of arbitrary tables with an independent page walker. Pages that share a cache slot must
-    /// not affect each other.
+    /// Compares translations through arbitrary tables with those of an independent page walker. Pages that share a
+    /// cache slot must not affect each other.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),

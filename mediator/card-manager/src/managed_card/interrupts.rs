@@ -174,13 +174,13 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns the VMs whose PTIMER alarm is due.
+    /// Removes the guests' due PTIMER alarms, and returns their VMs.
     fn due_guest_alarms(&mut self) -> Vec<TenantId> {
         let now = self.now_ns();
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns the events to deliver, and true if any interrupt was pending.
+    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -209,7 +209,8 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work exceeds its time limit, and polls rings whose entries wait for space.
+    /// Performs the periodic check: kills channels without progress, polls waiting and departing channels, and resumes
+    /// rings whose entries wait for space.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -249,7 +250,7 @@ impl CardState {
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Reports rings that can accept the entries that did not fit earlier.
+    /// Notifies VMs that they can retry the ring entries that did not fit earlier.
     fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));

@@ -1,6 +1,6 @@
 //! The thread that evicts memory when the card runs short of it, and returns memory when the card has enough.
 //!
-//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it has no cost.
+//! The thread sleeps until it is woken or the balancer's next plan is due. While memory suffices, it costs nothing.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -53,7 +53,8 @@ impl WaiterNotifications {
 }
 
 impl ManagedCard {
-    /// Executes the balancer's moves. Returns the time until the balancer's next plan, if any.
+    /// Executes the balancer's moves, and zeroes free memory while no VM waits. Returns the time until the balancer's
+    /// next plan, if any.
     fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().inject_random_moves();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Interval at which a thread without a lock polls channels that must leave.
+/// Interval between polls of departing channels by a thread that holds no lock.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
@@ -151,8 +151,8 @@ impl CardState {
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called until no channel is
-    /// departing.
+    /// Polls the departing channels, with a bounded number of accesses per channel. Must be called repeatedly until no
+    /// channel is departing.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -192,7 +192,7 @@ impl CardState {
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
     }
 
-    /// Schedules the next tick early.
+    /// Makes the scheduler tick within [`LOOK_NS`].
     fn look_soon(&mut self) {
         let now = self.card_time();
         self.work.schedule_mut().arm(now, Some(LOOK_NS));

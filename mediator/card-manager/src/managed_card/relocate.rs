@@ -80,7 +80,7 @@ impl ManagedCard {
         done
     }
 
-    /// Executes the steps of a VM's relocation until there are no more.
+    /// Executes the steps of a VM's relocation until none remain.
     fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
         let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
         let (mut current, mut copies_began) = (0, None);
@@ -310,7 +310,7 @@ impl ManagedCard {
     }
 
     /// Removes the mediator's own channels, if any, from the card, so that they can no longer write. If they do not
-    /// leave, their targets `places` must not be reused.
+    /// leave, quarantines their targets `places`.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -330,7 +330,7 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    /// Makes the engines execute the jobs that `wanted` returns, and waits until they are done.
+    /// Makes the engines execute the jobs that `wanted` returns, and waits until the jobs are complete.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let copies = {
             let mut state = self.lock();
@@ -426,8 +426,7 @@ impl CardState {
         }
     }
 
-    /// Resets the engines that a VM's channels do not leave. This step needs only the engines; notifying the guest is
-    /// left to the watchdog.
+    /// Resets the engines that the first of a VM's remaining channels does not leave. The watchdog notifies the guest.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)
@@ -453,8 +452,8 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and appends to `ended` true for each
-    /// chunk whose move has ended.
+    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and appends to `ended`, for each chunk,
+    /// true if its move has ended.
     fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
         let bytes = self.chunk_bytes();

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// Owner number of a card's parts in a file.
 const CARD: u32 = 0;
 
-/// Saved form of the card manager's state of a card, without the parts that lower layers save.
+/// Saved form of the card manager's state of a card, excluding the parts that lower layers save.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
     /// Chunk size in bytes, checked against the settings before the rest is parsed.
@@ -35,7 +35,7 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// Saved form of a card and its VMs, without each VM's own state.
+/// Saved form of a card and its VMs, excluding each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
     /// Parts from lower layers, which include the VMs.

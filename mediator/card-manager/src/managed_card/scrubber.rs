@@ -112,7 +112,7 @@ impl Scrubber {
         channels.submit_runlist(&mut own, SCRUBBER, &[CHANNEL]);
     }
 
-    /// Runs the kernel once.
+    /// Submits one run of the kernel.
     fn submit(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let address = va(Place::Card(vram::VramAddr(self.push.0.0)));
         let entry = GpEntry::new().with_address_dwords(address.0 >> 2).with_dwords(self.push.1);
@@ -158,7 +158,7 @@ impl Scrubber {
 }
 
 impl CardState {
-    /// Returns how often PGRAPH has changed hands, or `None` if it is not cleared between VMs.
+    /// Returns the counts of PGRAPH's tenant changes, or `None` if PGRAPH is not cleared between VMs.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
@@ -182,7 +182,7 @@ impl CardState {
         }
     }
 
-    /// Removes a VM that is being removed from the card from the candidates for PGRAPH.
+    /// Ends a VM's use of PGRAPH or its wait for PGRAPH, because the VM is being removed from the card.
     pub(super) fn forget_graphics(&mut self, vm: TenantId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);

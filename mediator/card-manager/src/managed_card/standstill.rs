@@ -129,7 +129,7 @@ impl CardState {
         (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
     }
 
-    /// Kills a channel on all engines that it uses. Returns the event for its guest, if the guest must be notified.
+    /// Kills a channel that does not leave its engine. Returns the event for its guest, if the guest must be notified.
     fn kill_hung(&mut self, vm: TenantId, channel: VirtualChannelId) -> Option<GuestEvent> {
         let physical = self.work.channels().physical(vm, channel)?;
         let on = Engine::ALL

@@ -1,4 +1,4 @@
-//! Queries and changes of a card's state for other modules.
+//! Methods for other modules that query or change a card's state.
 
 use super::CardState;
 use crate::work::usage::SchedulerUsage;
@@ -164,8 +164,8 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns how many interrupts without a completion a VM has caused, and how often its channels were paused because
-    /// of them.
+    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses due to
+    /// them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)

@@ -1,4 +1,4 @@
-//! Zeroing of free memory: with the copy engines if they are configured for this and work, or else with the CPU.
+//! Zeroes free memory with the copy engines if configured and functional, and otherwise with the CPU.
 
 use super::ManagedCard;
 use crate::ManagerError;

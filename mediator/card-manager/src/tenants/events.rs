@@ -5,8 +5,8 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the VM's
-/// own ones.
+/// A card event for one VM. It contains physical addresses and numbers where the card manager does not know the
+/// guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work on an engine has raised its non-stall interrupt, and the VM had work on this engine.
@@ -18,7 +18,7 @@ pub enum GuestEvent {
     Runlist,
     /// Departing channels have left the card ([`take_left`](crate::CardState::take_left)).
     Left,
-    /// The card can accept the remaining entries of a channel's ring.
+    /// The card may be able to accept the remaining entries of a channel's ring.
     Resume(Doorbell),
     /// The VM's PTIMER alarm is due or nearly due.
     Alarm,

@@ -78,7 +78,7 @@ impl Departures {
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel (of `vm`, if given) has not left yet.
+    /// Returns true if any channel (of `vm`, if given) is still expected to leave the card.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }

@@ -61,7 +61,7 @@ pub struct Schedule<A = TimerAlarm> {
     /// Expiry time of the alarm if it is armed.
     pub(super) armed: Option<Nanos>,
     pub(crate) outbox: Vec<(TenantId, GuestEvent)>,
-    /// Number of submissions that were not waiting for an engine at the last poll.
+    /// Number of submissions that were waiting for a semaphore at the last poll.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
@@ -168,8 +168,8 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns true if work in flight must be polled, because other work waits for it or it may be blocked by deferred
-    /// work.
+    /// Returns true if the card must be polled: work in flight delays other work, a resting channel waits for its next
+    /// poll, or the engine that executes work in flight must be observed.
     pub(crate) fn is_contended(&self) -> bool {
         self.scheduler.in_flight() > 0 && (self.waiting > 0 || self.scheduler.queued() > 0)
             || self.descheduled.any_rests()
@@ -282,14 +282,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the latest time at which the engine that is executing a channel may have started its first submission.
+    /// Returns the time since which a channel's first started submission has been observed on an engine. Records `now`
+    /// if it was not observed before.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel all of whose work was descheduled. Returns the event for the
-    /// scheduler.
+    /// Records that an engine executes a channel all of whose work was waiting or descheduled. Returns the event for
+    /// the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -15,7 +15,7 @@ pub(crate) const TOO_FEW: &str = "fewer than";
 /// Key of a tenant's table with the names or the number of its cards.
 const CARDS: &str = "cards";
 
-/// Returns the tenant's memory that may be on one card, in MiB.
+/// Returns the maximum amount of a tenant's memory on one card, in MiB.
 fn demand_mib(tenant: &TenantSpec) -> u64 {
     tenant.memory.quota_mib.map_or(tenant.vram_mib, |quota| quota.min(tenant.vram_mib))
 }
@@ -78,7 +78,7 @@ pub(super) fn unplaced(
     if suitable as u64 >= count {
         return Vec::new();
     }
-    // A value that no card can accept is an error in that key.
+    // If all cards reject a value for the same reason, report an error in its key.
     let mut of_cuda = all.iter().filter_map(|(refusal, _)| refusal.as_ref()).filter(|refusal| refusal.field != "kind");
     if let Some(first) = of_cuda.next()
         && suitable == 0
@@ -132,7 +132,8 @@ impl TenantSpec {
         self
     }
 
-    /// Returns a document's table for this tenant without its number of cards, if the tenant has that many cards.
+    /// Removes the number of cards from a document's table for this tenant, if the tenant has that many cards. Returns
+    /// the table.
     #[must_use]
     pub fn without_number(&self, mut table: Map<String, Value>) -> Map<String, Value> {
         if table.get(CARDS).and_then(Value::as_u64) == Some(self.cards.len() as u64) {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Maximum size of a file to read, in bytes. Files in procfs and sysfs are far smaller.
+/// Maximum length of a file's text, in bytes. Files in procfs and sysfs are far shorter.
 const MAX_FILE: usize = 1 << 20;
 /// Time limit for a program.
 // TIMEOUT: each program only prints its status. A service manager that hangs is also a finding.

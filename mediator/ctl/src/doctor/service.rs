@@ -91,7 +91,7 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Checks the folders that the daemon needs.
+/// Checks that the socket folder exists.
 fn folders(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let folder = &config.daemon.socket_dir;

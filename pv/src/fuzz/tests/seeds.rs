@@ -1,5 +1,5 @@
 //! Seed inputs of the fuzz target, by name: handwritten life cycles of tables. The first number of each step is its
-//! kind. Its operands follow in the format of `Machine::step`.
+//! kind. The operands follow in the format of `Machine::step`.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;

@@ -36,8 +36,8 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time since which a channel has occupied an engine, or `None` if this duration has reached its VM's
-    /// limit.
+    /// Returns the time since which a channel has occupied an engine, or `None` if its VM has no limit or this duration
+    /// has reached the limit.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;

@@ -19,7 +19,8 @@ impl<C: CardView> Feeder<'_, C> {
         Some(Event::Moved { ticket, since: since?.max(Nanos(earliest)) })
     }
 
-    /// Detects a channel's submissions that have become able to run, and appends the events for the scheduler.
+    /// Detects a channel's submissions that have become able or unable to run, and appends the events for the
+    /// scheduler.
     pub(super) fn look_at_channel(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         let wants = self.card.wants(channel);
         self.look_at_leaver(channel, events);
