@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::exec;
 use crate::progress::Step;
 
-/// The program that applies semantic patches, as unpacked.
+/// The unpacked `spatch`, which applies semantic patches.
 pub struct Coccinelle {
     root: PathBuf,
 }
@@ -31,7 +31,7 @@ struct Head {
 }
 
 impl Coccinelle {
-    /// Finds the program below `root`, where its packages are unpacked.
+    /// Uses the program from the packages that are unpacked below `root`.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }

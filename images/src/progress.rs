@@ -91,8 +91,8 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Updates the spinner on a terminal, or prints a line if one is due otherwise. Must be called often. `detail`
-    /// returns the progress of the step.
+    /// Updates the spinner, or, if there is none, prints a line when one is due. Must be called often. `detail` returns
+    /// the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             return bar.set_message(detail());
@@ -117,7 +117,7 @@ impl Drop for Step<'_> {
     }
 }
 
-/// Formats `bytes` in whole MiB.
+/// Formats `bytes` in MiB, rounded up.
 pub fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
