@@ -40,7 +40,7 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number must exceed the numbers of all
+/// Declares a type as the only version of a part that is read and written. `$version` must exceed the versions of all
 /// earlier encodings, because a program with an earlier encoding must not accept this part as its own.
 #[macro_export]
 macro_rules! only_version {
