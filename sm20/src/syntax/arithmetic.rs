@@ -1,4 +1,5 @@
-//! Syntax of integer, logic, float and conversion operations. Each function returns true if it handles the operation.
+//! Syntax of integer, logic, float and conversion operations. Each function visits only its own operations, and returns
+//! false for others.
 
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
