@@ -47,7 +47,7 @@ impl InnerSpec {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Returns the path of the VM's files in the machine, without suffix.
+    /// Returns the path of the VM's files in the machine, excluding the suffix.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -190,7 +190,7 @@ impl<'a> InnerVm<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a concurrent command in the guest.
+    /// Starts a command in the guest that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -217,7 +217,7 @@ impl<'a> InnerVm<'a> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a running workload.
+    /// Waits for a running workload, and fails unless every result was verified.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(COMMAND_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;

@@ -19,8 +19,8 @@ const ADDRESS: &str = "127.0.0.1:9470";
 /// A program name with markup.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// The software card's host memory, with a slow bus so that the page can show a move in progress. Also, tenants and a
-/// VM with different settings.
+/// Keys of the software card, which has host memory and a bus that is slow enough for the page to show a move in
+/// progress, and tables of tenants and a VM with different settings.
 const USERS: &str = "memory.host_mib = 64
 time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
 
@@ -79,7 +79,7 @@ fn shown(document: &str) -> BTreeMap<(String, String), String> {
     values
 }
 
-/// Returns the same values from the API for all users of all cards.
+/// Returns the values of [`shown`] that the API reports for all users of all cards.
 fn expected(host: &Debian) -> Result<BTreeMap<(String, String), String>> {
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let mut values = BTreeMap::new();

@@ -7,7 +7,7 @@ use crate::site::{Form, WAIT_TIMEOUT, blocks, json, start_service, start_up};
 
 /// The operator's guide, with the commands that create and start the VM.
 const PAGE: &str = include_str!("../../../docs/guides/proxmox.md");
-/// Stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
+/// Script that stores configurations as Proxmox does, calls the hook in each phase, and starts QEMU with a VM's `args`.
 const QM: &str = r#"#!/bin/sh
 set -e
 command=$1 vmid=$2

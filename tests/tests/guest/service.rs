@@ -163,7 +163,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks the users, a card, and the permissions.
+/// Creates users and groups, configures a card, and checks the permissions.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;

@@ -9,9 +9,9 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
+/// VRAM size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
-/// Size of a VM's VRAM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u32 = 48;
 /// Memory of domain 0 in MiB, including its files and the software card.
 const DOM0_MIB: u32 = 1400;
