@@ -22,7 +22,7 @@ pub struct Mappings {
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// An I/O address range in use, by start.
+/// An I/O address range in use, keyed by its start.
 struct Mapping {
     len: u64,
     /// The mapped memory, or `None` while the kernel is mapping or unmapping it.
@@ -71,7 +71,7 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        // Pinning would allocate all of the memory.
+        // Reject memory that has not been touched, because pinning would allocate all of it.
         if memory.slice(0, memory.len()).is_err() {
             return Err(DmaError::Untouched { iova, len });
         }
