@@ -88,7 +88,7 @@ impl Workload for Nn {
                 .zip(nearest(expected))
                 .map(|((at, _), (_, least))| (expected[*at], least))
                 .unzip();
-            // The bound counts twice: once for the selected record and once for the other record.
+            // The bound applies twice: to the selected record and to the other record.
             let bound = Bound { relative: 2.5 * BOUND.relative, ..BOUND };
             crate::compare_floats("the neighbours' distances", &found, &expected, bound)?;
         }
