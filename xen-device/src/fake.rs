@@ -124,7 +124,7 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of the domain's memory in KiB. It starts at address 0, with a hole for a PC's VGA memory.
+    /// Size of the domain's memory in KiB. The memory starts at address 0, with a hole for a PC's VGA memory.
     pub kib: u64,
     /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
@@ -706,7 +706,7 @@ impl FakeDomain {
         self.0.state.lock().stuck = true;
     }
 
-    /// Makes the guest release an added page.
+    /// Makes the guest release an added page, and makes Xen reject requests to move frames from now on.
     pub fn drop_given(&self, frame: u64) {
         let mut state = self.0.state.lock();
         state.stuck = true;
@@ -719,7 +719,7 @@ impl FakeDomain {
         &self.0.memory
     }
 
-    /// Returns the delivered messages.
+    /// Returns the address and data of each delivered MSI message.
     #[must_use]
     pub fn messages(&self) -> Vec<(u64, u32)> {
         self.0.state.lock().messages.clone()

@@ -132,7 +132,7 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(xen.breaches(), [""; 0]);
 }
 
-/// The next kind of step.
+/// The action that follows a step.
 enum Next {
     Step,
     /// Continue with another domain.

@@ -101,8 +101,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns a descriptor that is readable once a port has fired.
     fn events(&self) -> BorrowedFd<'_>;
 
-    /// Takes the ports that have fired, without waiting, and at most as many as fit. Each of them stays masked until
-    /// [`Self::unmask`] is called.
+    /// Takes ports that have fired, without waiting, until `ports` is full, and returns their number. Each of them
+    /// stays masked until [`Self::unmask`] is called.
     ///
     /// # Errors
     /// Returns an error if events were lost or the device has failed.
@@ -133,8 +133,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the host has no memory for the frames, or if Xen rejects the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames starting at `first` from the domain. They continue to exist as long as they are mapped
-    /// here.
+    /// Removes `count` frames starting at `first` from the domain. They continue to exist as long as they are mapped in
+    /// this process.
     ///
     /// # Errors
     /// Returns an error if any frame is missing. The other frames are removed nevertheless.

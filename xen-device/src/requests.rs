@@ -90,7 +90,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Encodes this request as a slot, without the port.
+    /// Encodes this request as a slot, excluding the port.
     #[cfg(feature = "fake")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];

@@ -10,9 +10,9 @@ use thiserror::Error;
 use crate::hypervisor::DomainId;
 use crate::wire::{Connection, DEVICE, kind};
 
-/// Maximum length of a domain name.
+/// Maximum length of a domain name in bytes.
 const MAX_NAME: usize = 255;
-/// First reserved domain ID, above all domains.
+/// First reserved domain ID, above the IDs of all domains.
 const RESERVED: DomainId = 0x7ff0;
 
 /// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
@@ -69,7 +69,7 @@ pub struct Found {
 
 /// A domain list that reports changes.
 pub trait Store: Send + fmt::Debug {
-    /// Finds an existing domain.
+    /// Returns the domain with the given name or ID, or `None` if it does not exist.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -145,7 +145,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // While a domain reboots, the old and the new domain may both exist for some time.
+        // While a domain reboots, the old and the new domain may both exist for some time, so try the highest ID first.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)

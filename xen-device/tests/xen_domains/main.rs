@@ -132,7 +132,7 @@ fn bars_that_lie_on_each_other_are_claimed_once() {
     assert_eq!(domain.ranges().len(), 1);
     domain.config_write(0x14, PLACE1 as u32);
     assert_eq!(domain.ranges().len(), 2);
-    // Accesses at the end of the address space do not wrap around.
+    // The addresses of a BAR at the end of the address space must not wrap around.
     domain.config_write(0x14, 0xffff_f000);
     domain.config_write(0x18, u32::MAX);
     assert!(domain.ranges().len() <= 2);
