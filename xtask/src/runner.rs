@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Ticks per second of CPU times in `/proc`. This is the same on every Linux.
+/// Number of ticks per second in the CPU times of `/proc`. This is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines repeated at the end for each panic or error.
