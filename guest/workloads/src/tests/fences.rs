@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 use gdev::nouveau::device::{Domain, Use};
 use gdev::nouveau::push::{Engine, Push, Rect};
 
-/// Number of submissions between waits in the second part.
+/// Number of submissions between two waits while several are in flight.
 const SUBMISSIONS_PER_WAIT: u64 = 32;
 
 fn word(source: u64, target: u64) -> Rect {

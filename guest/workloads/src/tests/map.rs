@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Compares loads and stores of all widths, at any byte offset, with those on a copy in ordinary memory.
+/// Compares loads and stores of all widths, at any byte offset, with the same accesses to a copy in ordinary memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;

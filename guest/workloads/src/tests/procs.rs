@@ -9,7 +9,7 @@ use super::Facts;
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// Runs `procs [--n N] [--quick]`, a sweep in each process.
+/// Runs `procs [--n N] [--quick]`: N processes, each of which runs a sweep.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let count = options.number("n", if options.flag("quick") { 2 } else { 4 })?;
     if count == 0 || count > 64 {

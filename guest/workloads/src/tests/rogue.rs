@@ -27,7 +27,7 @@ const FLOOD: usize = 256;
 const SPLIT_ROUNDS: u32 = 9;
 /// Number of channels that wait for a channel with a delayed doorbell.
 const WAITERS: u32 = 4;
-/// Delay of that channel's doorbell.
+/// Delay of the doorbell of the channel that the others wait for.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Number of bytes that each waiting channel copies after its wait.
 const COPY_BYTES: u64 = 4096;
@@ -35,14 +35,14 @@ const COPY_BYTES: u64 = 4096;
 const HANDOVERS: u32 = 32;
 /// Number of bytes copied per handover.
 const HANDED: u64 = 64 << 10;
-/// Method of the host engine that raises a non-stall interrupt.
+/// Host method that raises a non-stall interrupt.
 const NON_STALL: u32 = 0x20;
 /// A method that does not exist in any class.
 const NO_METHOD: u32 = 0x1ffc;
-/// Number of non-stall interrupts, or of illegal methods, per submission of `stream`. The guest kernel takes about a
-/// millisecond to acknowledge each illegal method. Meanwhile, the submission occupies the engine, and is charged for
-/// the time.
+/// Number of non-stall interrupts per submission of `stream`.
 const INTERRUPTS: u32 = 2000;
+/// Number of illegal methods per submission of `stream`. The guest kernel takes about a millisecond to acknowledge
+/// each. Meanwhile, the submission occupies the engine, and is charged for the time.
 const ILLEGAL: u32 = 20;
 /// File that contains the console log level. Under emulation, each line printed on the console traps, which would slow
 /// the attack down.

@@ -52,7 +52,7 @@ const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
 /// Offset of a batch's header in the ring page, after the rings.
 const HEADER: usize = 0xc00;
-/// First word of each page in the arena, combined with the page number.
+/// Brand in the first word of each page of the arena, combined with the page number.
 const BRAND: u32 = 0xa2e4_0000;
 
 /// Function that stops a running channel through a register, and then restores the register.
