@@ -36,7 +36,7 @@ impl CudaGuest {
     }
 }
 
-/// Returns the name of `kernel` with the virtio-gpu modules, in the record of created items.
+/// Returns the name under which the record lists `kernel` with the virtio-gpu modules.
 pub(crate) fn entry(kernel: &str) -> String {
     format!("cuda-{kernel}")
 }

@@ -140,7 +140,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep an existing paravirtual kernel. Otherwise, every run with the stock kernel would remove it.
+        // Keep the initramfs of an existing paravirtual kernel. Otherwise, every run for the stock kernel would remove
+        // it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }

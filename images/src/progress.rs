@@ -8,7 +8,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Interval at which a long step reports that it is still running.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
-/// Interval at which a spinner turns.
+/// Interval at which a spinner is redrawn.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
 /// Template of a step's spinner.
 const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";

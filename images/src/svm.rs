@@ -33,7 +33,7 @@ const DELIVER: &str = "do_interrupt_x86_hardirq";
 const SEARCHED_BYTES: usize = 96;
 /// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;
-/// ModRM byte of a store of ESI (a function's second argument) with a 32-bit displacement, without its base register.
+/// ModRM byte of a store of ESI (a function's second argument) with a 32-bit displacement, excluding the base register.
 const FROM_ESI: u8 = 0b10_110_000;
 /// Mask of the base register in a ModRM byte.
 const BASE: u8 = 0b111;

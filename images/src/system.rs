@@ -88,10 +88,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Version of the C library. Programs linked against it run with this version and later versions.
+/// Version of the C library. Programs linked against one version also run with later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of the host's C library. The programs in the package are linked against this library.
+/// Returns the version of the host's C library. The programs in our Debian package are linked against this library.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
