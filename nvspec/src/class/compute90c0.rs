@@ -142,7 +142,7 @@ pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 /// Fields of [`CONSTANT_BIND`].
 pub mod bind {
     use super::Field;
-    /// Set if the bank has a buffer.
+    /// Set if a buffer is bound to the bank.
     pub const VALID: Field = Field::new(0, 0);
     /// Bank number.
     pub const BANK: Field = Field::new(12, 8);

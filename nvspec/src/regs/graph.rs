@@ -212,9 +212,9 @@ regs! {
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
         /// Clears bits of the mailboxes.
         MAILBOX_CLEAR[8; 4] @ 0x409840 Wo {}
-        /// PGRAPH's current context.
+        /// Instance block of PGRAPH's current context.
         CURRENT @ 0x409b00 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Next context.
+        /// Instance block of PGRAPH's next context.
         NEXT @ 0x409b04 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Firmware error dword.
         UCODE_INTR @ 0x409c18 W1c {}
