@@ -7,7 +7,7 @@ use std::fmt;
 /// Plain data saved by a crate. The crate creates it from its state with a pattern that names each field, so that no
 /// field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// Name of the crate. If the crate has several parts, it is followed by a dot and the name of this part.
+    /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;
     /// Version of the encoding. It starts at 1 and increases with each change. Each element of a list must need at
     /// least one byte. Otherwise, a short file could claim to contain a list of arbitrary length.
