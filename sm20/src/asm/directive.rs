@@ -157,7 +157,7 @@ pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(),
     Ok(())
 }
 
-/// Skips to the next operand.
+/// Returns the position of the next operand.
 fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor.skip_spaces();
     cursor

@@ -118,7 +118,7 @@ struct Operands<'a, 'b> {
     end: i64,
     /// Column of the mnemonic.
     at: u32,
-    /// True if a 32-bit immediate follows.
+    /// True until the 32-bit immediate of a `32I` mnemonic has been parsed.
     long: bool,
     /// True until the first operand has been parsed.
     first: bool,

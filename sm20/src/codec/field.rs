@@ -25,7 +25,7 @@ pub(super) trait Field {
     /// Returns the field's value in `word`.
     fn get(&self, word: u64) -> Result<Self::Value, Reason>;
 
-    /// Returns a word that contains only this value.
+    /// Returns a word with `value` in this field and zeros elsewhere.
     fn put(&self, value: Self::Value) -> Result<u64, Reason>;
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Row {
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Encodes an operation without its guard. Returns `None` for other operations.
+    /// Encodes an operation, but not its guard. Returns `None` for other operations.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 

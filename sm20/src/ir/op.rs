@@ -203,7 +203,7 @@ ops! {
 
     // Moves, selection, predicates.
 
-    /// b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
+    /// Copy of b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` is true, or b otherwise.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }

@@ -141,7 +141,7 @@ fn double(upper: u32) -> f64 {
     f64::from_bits(u64::from(upper).wrapping_shl(32))
 }
 
-/// Adds a prefix directly to a name, or around a parenthesized number.
+/// Adds a prefix to a name, or to a number, which is then parenthesized.
 fn prefixed(prefix: &str, text: &str) -> String {
     if prefix.is_empty() || text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '|') {
         format!("{prefix}{text}")

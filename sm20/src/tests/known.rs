@@ -108,7 +108,7 @@ const GDEV: &[(u64, &str)] = &[
     (0x4800_4000_9041_dc43, "IADD.X R7, R4, c[0x0][0x24]"),
 ];
 
-/// Opcodes from asfermi, an assembler for the same hardware, with all operands 0. Unlike in both other sources, bit 58
+/// Opcodes from asfermi, an assembler for the same hardware, with all operands 0. Unlike in the other sources, bit 58
 /// of its DADD is also set.
 const ASFERMI: &[(u64, &str)] = &[
     (0x3800_0000_0000_1c04, "B2R R0, 0x0"),
