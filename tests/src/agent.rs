@@ -21,7 +21,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Returns an error with the reason if the VM can no longer respond.
+/// Health check of a VM, which returns an error with the reason if the VM can no longer respond.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.

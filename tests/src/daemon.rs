@@ -350,7 +350,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // Reads fail if the process has exited. Its exit status then shows the reason.
+        // Ignore read errors. The exit status shows whether the process failed.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

@@ -124,7 +124,7 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Returns the type of a descriptor: its target, without the number of a socket or pipe.
+/// Returns the type of a descriptor: its target, excluding the number of a socket or pipe.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()

@@ -106,7 +106,8 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "the RAM size is not a multiple of the huge page size");
     config.memory_mib += huge_mib;
-    // With one thread per CPU, two of five machines failed. With a single thread, the stock driver is too slow.
+    // Use one thread per CPU only for the stock driver, which is too slow with a single thread. With one thread per
+    // CPU, two of five machines failed.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {

@@ -1,5 +1,5 @@
-//! Tests stock guests whose memory moves at random. Together, they use several times the card's memory, and chunks move
-//! after every few submissions. Meanwhile, VMMs and the daemon are killed.
+//! Tests guests whose memory moves at random. Together, they use several times the card's memory, and chunks move after
+//! every few submissions. Meanwhile, VMMs and the daemon are killed.
 
 use std::time::Duration;
 

@@ -96,7 +96,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
     ensure!(on_host("add", &[&target])? == "verified 100000 words");
     ensure!(on_host("wrong", &[&target])? == "0 mistakes");
     ensure!(on_host("driver", &[])? == "verified 100000 words");
-    // The segments of programs that have ended are detached.
+    // The segments of programs that have ended must be detached.
     guest::await_counter(&daemon, VM, "pv_attachments", |attachments| attachments == 0)?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     Ok(())

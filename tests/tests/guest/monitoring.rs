@@ -193,7 +193,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
-    // Set a quota that keeps memory evicted to the host.
+    // Set a quota that keeps some of the VM's memory evicted to the host.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
     wait::until("memory of VM web in the host", ANSWER_TIMEOUT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;

@@ -42,7 +42,7 @@ fn worker(folder: &Path) -> Result<PathBuf> {
 
 /// A daemon with a VM on the fake card, and the guest.
 struct Site {
-    // The VM is dropped first.
+    // Declared first, so that the VM is dropped before the daemon.
     vm: Vm,
     daemon: Daemon,
     scratch: Scratch,
