@@ -17,8 +17,8 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// Do not hold this lock while the kernel pins pages. Pinning takes time proportional to the number of pages, and
-    /// other threads must be able to map memory during that time.
+    /// Mapped ranges, by start address. Do not hold this lock while the kernel pins pages. Pinning takes time
+    /// proportional to the number of pages, and other threads must be able to map memory during that time.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 

@@ -43,7 +43,7 @@ fn registers_are_reached_mapped_and_by_the_file() {
         assert_eq!(card.read32(pmc::BOOT_0::OFFSET), machine.sim.read32(pmc::BOOT_0::OFFSET));
         card.write32(pbus::PRAMIN_WINDOW::OFFSET, 0x123);
         assert_eq!(machine.sim.read32(pbus::PRAMIN_WINDOW::OFFSET), 0x123);
-        // Unclaimed offsets read as ones, and writes to them are lost.
+        // Offsets that are unaligned or outside BAR0 read as ones, and writes to them are lost.
         for offset in [1, 2, 16 << 20, u32::MAX, u32::MAX - 3] {
             card.write32(offset, 0);
             assert_eq!(card.read32(offset), u32::MAX, "{offset:#x}");
