@@ -32,8 +32,8 @@ impl Lud {
         Self { side, matrix }
     }
 
-    /// Returns the decomposition, in double precision. For each column, divides the cells below the diagonal, and
-    /// subtracts their product with the row from all cells to the right and below.
+    /// Returns the decomposition, in double precision. For each column, divides the cells below the diagonal by the
+    /// pivot, and subtracts their products with the pivot's row from all cells to the right and below.
     fn decomposed(&self) -> Vec<f64> {
         let side = self.side as usize;
         let mut matrix: Vec<f64> = self.matrix.iter().copied().map(f64::from).collect();

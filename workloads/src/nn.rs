@@ -12,7 +12,7 @@ const THREADS: u32 = 256;
 /// (2^-22) of the hardware's reciprocal square root, and one more rounding. The sum is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
-/// Records in the unit square.
+/// Records and query points in the unit square.
 #[derive(Debug)]
 pub(crate) struct Nn {
     /// x and y of each record.
