@@ -114,7 +114,8 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
+    /// Returns a flag for each of the `count` frames starting at `first`, which is true if the domain has memory at
+    /// this frame.
     ///
     /// # Errors
     /// Returns an error if the domain no longer exists.

@@ -45,7 +45,7 @@ impl XenServer {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain each time it exists, until `stop` is set. `device` must have been created with a clone of
+    /// Serves the domain whenever it exists, until `stop` is set. `device` must have been created with a clone of
     /// `link`.
     ///
     /// # Errors

@@ -81,8 +81,8 @@ pub trait Store: Send + fmt::Debug {
     /// Returns an error if the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
-    /// false, permits both again.
+    /// Makes the toolstack refuse to save or migrate a domain before the toolstack asks the domain to suspend. If
+    /// `refused` is false, permits both again.
     ///
     /// # Errors
     /// Returns an error if xenstore rejects the change, or the domain no longer exists.
