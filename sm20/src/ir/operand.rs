@@ -109,7 +109,7 @@ pub struct ConstAddress {
 /// A floating-point operand with its modifiers. The absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
-    /// The value. Most first operands must be registers.
+    /// The value. In most operations, the first operand must be a register.
     pub source: Source,
     /// True for `-`.
     pub negate: bool,
@@ -124,7 +124,8 @@ pub struct Address {
     pub base: Register,
     /// Displacement in bytes.
     pub offset: i32,
-    /// True for `.E`: the address is 64 bits wide, and `base` is a register pair. Only for global and generic accesses.
+    /// True for `.E`: the address is 64 bits wide, and `base` is a register pair. Valid only for global and generic
+    /// accesses.
     pub wide: bool,
 }
 
