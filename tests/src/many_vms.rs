@@ -1,4 +1,4 @@
-//! VMs with stock guests that compete for the time of one software card.
+//! VMs that compete for the time of one software card.
 //!
 //! A time model determines the duration of the card's work: a 32x32 `madd` takes half a millisecond, according to the
 //! memory traffic of its rounds. The software card computes it in a fifth of this time, so that the charges match the

@@ -1,4 +1,4 @@
-//! Malicious guests with stock drivers, alongside other guests with a steady load.
+//! Malicious guests, alongside other guests with a steady load.
 
 use std::time::Duration;
 
