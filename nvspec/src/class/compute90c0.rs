@@ -200,7 +200,7 @@ pub mod limit {
     pub const SM_WARPS: u32 = 48;
     /// Maximum shared memory per block in bytes.
     pub const SHARED_BYTES: u32 = 0xc000;
-    /// Maximum local memory per thread in bytes, both parts combined.
+    /// Maximum local memory per thread in bytes, low and high parts combined.
     pub const LOCAL_BYTES: u32 = 512 << 10;
     /// Maximum number of barriers per block.
     pub const BARRIERS: u32 = 16;
