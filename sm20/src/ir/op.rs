@@ -99,10 +99,10 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits are used.
+    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits of the count are used.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but saturate
-    /// to all sign bits.
+    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but if
+    /// `signed` is true, counts above 31 result in copies of the sign bit.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
