@@ -135,7 +135,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes of a region that is never mapped. Returns errors to the caller.
+    /// Reads bytes from a region that is never mapped. Returns errors to the caller.
     pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if !self.holds(offset, N) {
@@ -145,7 +145,7 @@ impl Bar {
         Ok(bytes)
     }
 
-    /// Writes bytes of a region that is never mapped. Returns errors to the caller.
+    /// Writes bytes to a region that is never mapped. Returns errors to the caller.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if !self.holds(offset, data.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
