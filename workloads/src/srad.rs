@@ -5,7 +5,7 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Fraction of its differences to the four adjacent pixels by which a pixel changes per iteration.
+/// Weight of the sum of a pixel's scaled differences from the four adjacent pixels, in each iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
 /// Number of threads in a one-dimensional block.
 const THREADS: u32 = 256;
