@@ -17,7 +17,7 @@ use crate::recipe::RECIPE_VERSION;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
-/// Path of the init in the guest.
+/// Path of our init in the initramfs, without a leading slash.
 pub const INIT: &str = "init";
 
 /// A program for the guests.

@@ -27,7 +27,7 @@ pub struct Unpacked {
 }
 
 impl Unpacked {
-    /// Returns true if the kernel has the module.
+    /// Returns true if the unpacked modules include `module`.
     fn has(&self, module: &str) -> bool {
         let name = modinfo::normal(module);
         self.modules.iter().any(|path| path.file_stem().is_some_and(|stem| stem == name.as_str()))

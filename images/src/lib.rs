@@ -89,7 +89,7 @@ pub struct Kernel {
 /// Name of the system with cluster software, in the record of created items.
 const FLEET: &str = "fleet";
 
-/// Everything that a guest needs to boot.
+/// The VMM and the kernels that guests need.
 #[derive(Clone, Debug)]
 pub struct Images {
     /// The VMM.
@@ -119,8 +119,8 @@ pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Calls [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in the
-/// cache.
+/// Works like [`ensure`], but resolves the package versions again if `refresh` is true, even if older versions are in
+/// the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -140,7 +140,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep an existing paravirtual kernel. Otherwise, every run with the stock kernel would remove it.
+        // Keep the initramfs of an existing paravirtual kernel. Otherwise, every run for the stock kernel would remove
+        // it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -198,7 +199,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Creates the missing files as [`ensure_with`] does, but only the programs of a monitoring host.
+/// Creates the missing programs of a monitoring host, with `refresh` as in [`ensure_with`].
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -84,7 +84,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// Returns the URI of the security archive. By convention, mirrors have it next to the main archive.
+/// Returns the URI of the security archive. By convention, it is the main archive's URI with the suffix `-security`.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }

@@ -50,13 +50,13 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Returns the suite from which the package is taken.
+    /// Returns the name of the suite from which packages are fetched.
     pub fn target(&self) -> &str {
         self.suite.as_deref().unwrap_or(&self.base)
     }
 }
 
-/// The sources of QEMU.
+/// Requirements for QEMU, and its packages.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuRecipe {
@@ -130,12 +130,12 @@ pub struct SystemRecipe {
 pub struct TreeRecipe {
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Files and folders of the packages to omit.
+    /// Paths of files and folders to omit from the packages.
     pub without: Vec<String>,
     /// Dependencies that are not fetched.
     #[serde(default)]
     pub unneeded: Vec<String>,
-    /// Units that must not start.
+    /// systemd units to mask.
     #[serde(default)]
     pub masked: Vec<String>,
     /// Suites to try, in order.
@@ -224,7 +224,7 @@ pub struct Record {
     /// QEMU, or `None` if the host's QEMU is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qemu: Option<Made>,
-    /// The kernels by name, including the kernel with VFIO.
+    /// The kernels, by entry name, including those with modules other than the card's driver.
     #[serde(default, rename = "kernel")]
     pub kernels: BTreeMap<String, Made>,
     /// The paravirtual modules, by kernel name.

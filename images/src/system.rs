@@ -1,4 +1,4 @@
-//! A Debian system with systemd. As on an operator's host, the Debian package is installed on it.
+//! A Debian system with systemd. Tests install our Debian package on it, as an operator would.
 //!
 //! The root file system is the initramfs. The packages are unpacked but not configured. This module replaces the
 //! necessary parts of their maintainer scripts: it creates users and groups, the merged `/usr`, and dpkg's database.
@@ -36,7 +36,7 @@ const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 const AGENT: &str = "usr/sbin/tests-agent";
 /// Unit that starts the agent after booting, so that the agent's first message indicates that the system is up.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
-/// The folder of the administrator's units.
+/// Folder of the administrator's systemd units.
 const UNITS: &str = "etc/systemd/system";
 
 /// A system and its kernel.
@@ -88,10 +88,10 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Version of the C library. Programs linked against it run with this version and later versions.
+/// Version of the C library. Programs linked against one version also run with later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of the host's C library. The programs in the package are linked against this library.
+/// Returns the version of the host's C library. The programs in our Debian package are linked against this library.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

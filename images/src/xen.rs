@@ -178,7 +178,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for name in &recipe.programs {
         let path = root.join(name);
         add(name, 0o755, &read(&path)?);
-        // Busybox is statically linked.
+        // Skip busybox, which is statically linked.
         if !is_dynamic(&path)? {
             continue;
         }
@@ -200,7 +200,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // Link each name to the program.
+    // Link each command name to the `xenstore` program.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }

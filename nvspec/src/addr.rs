@@ -100,9 +100,9 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// An address in the guest's VRAM, without a bounds check.
+    /// An address in the guest's VRAM, not checked against the VRAM's size.
     Vram(GuestVramAddr),
-    /// An address in the guest's RAM, without a bounds check.
+    /// An address in the guest's RAM, not checked against the RAM's size.
     Ram(Gpa),
 }
 

@@ -9,7 +9,7 @@ pub const CHANNELS: u32 = 128;
 /// Number of subchannels per channel.
 pub const SUBCHANNELS: u32 = 8;
 
-/// Number of one of the physical card's 128 channels.
+/// Channel number of the physical card, less than 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChannelId(pub u8);
@@ -187,7 +187,7 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Number of data dwords after the header (11 bits), or the subdevice mask in bits 15:4 of the header.
+    /// Number of data dwords after the header. A header that sets the subdevice mask has the mask in bits 15:4 instead.
     #[bits(11)]
     pub count: u16,
     /// Opcode.

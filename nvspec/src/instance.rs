@@ -65,13 +65,13 @@ pub mod ramfc {
     pub const CE_TIMESLICE: u64 = 0x0ac;
     /// Host CRC control.
     pub const HCE_CTRL: u64 = 0x0b8;
-    /// Privilege and method configuration.
+    /// Privilege and method configuration, first dword.
     pub const CONFIG0: u64 = 0x0f8;
-    /// Privilege and method configuration.
+    /// Privilege and method configuration, second dword.
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// Values that a driver writes to constant dwords, each with its offset.
+    /// Constant dwords that a driver writes: the offset and value of each.
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -144,7 +144,7 @@ pub mod context {
 pub mod graph_image {
     /// Number of registers to write. The program clears this dword afterwards.
     pub const REGISTERS: u64 = 0;
-    /// Address of the register list in units of 256 bytes. This is one dword.
+    /// Address of the register list in units of 256 bytes, in one dword.
     pub const LIST: u64 = 4;
     /// Size of both dwords in bytes.
     pub const HEAD_BYTES: u64 = 8;

@@ -66,7 +66,7 @@ pub enum ReadError {
     Cut {
         /// Size of the file in bytes.
         at: usize,
-        /// Missing value.
+        /// Value within which the file ends.
         what: &'static str,
     },
     /// The file has more sections than permitted.
@@ -116,7 +116,7 @@ pub enum ReadError {
         /// Owner of the part.
         of: u32,
     },
-    /// A section is missing.
+    /// A section is missing, or was already read.
     #[error("section `{name}` of {of} is missing or was already read")]
     Missing {
         /// Name of the part.

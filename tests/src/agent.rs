@@ -21,7 +21,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still respond. If not, returns an error with the reason.
+/// Health check of a VM, which returns an error with the reason if the VM can no longer respond.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
@@ -116,7 +116,7 @@ impl Agent {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Calls [`Agent::run`] with time limit `limit`.
+    /// Runs one command like [`Agent::run`], but with time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
@@ -183,7 +183,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Calls [`Pending::wait`] with time limit `limit`.
+    /// Waits like [`Pending::wait`], but with time limit `limit`.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {

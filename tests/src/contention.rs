@@ -25,7 +25,7 @@ const LASTS_S: u64 = 600;
 pub struct Load {
     /// Index of the VM.
     pub vm: usize,
-    /// Arguments of `gpu-workloads`, without `--duration`.
+    /// Arguments of `gpu-workloads`, excluding `--duration`.
     pub words: String,
     /// Delay from the start of the first load to the start of this load.
     pub after: Duration,
@@ -43,7 +43,7 @@ impl Load {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Creates a load like [`Self::kernels`] for matrices of size `side`, which determines [the length of a
+    /// Creates a load like [`Self::kernels`] for matrices with side length `side`, which determines [the length of a
     /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
@@ -94,7 +94,7 @@ pub struct Contest {
 /// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads. All other fields list the VMs in this order.
+    /// The VMs of the loads. The other lists are in the same order.
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
@@ -311,7 +311,8 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted. Of all other kernels, only the part within an interval counts.
+        // Kernels that ended before the measurement are omitted. The time of each other kernel is split among the
+        // intervals.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -40,7 +40,7 @@ pub(crate) const NAMESPACES: [&str; 8] =
 /// Additional arguments of `unshare` for non-root users.
 pub(crate) const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// Script of the init process, which mounts a container's file systems and keeps running. Its argument is the new root
+/// Script of the init process, which mounts the host's file systems and keeps running. Its argument is the new root
 /// folder.
 const INIT: &str = r#"
 set -e

@@ -15,7 +15,7 @@ pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 /// Time limit for a counter to reach a value that the device already has.
 const COUNTER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the daemon's part of a configuration, and the table of a software card `card0` with `vram_mib` MiB.
+/// Returns a configuration's `[daemon]` table, and the table of a software card `card0` with `vram_mib` MiB of VRAM.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
         "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
@@ -125,7 +125,7 @@ pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
     show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
 }
 
-/// Waits until a counter of the virtual device fulfils a condition.
+/// Waits until a counter of the virtual device satisfies a condition.
 pub fn await_counter(daemon: &Daemon, name: &str, counter: &str, condition: impl Fn(u64) -> bool) -> Result<()> {
     let mut last = 0;
     wait::until(&format!("the counter {counter} of {name}"), COUNTER_LIMIT, || {

@@ -1,4 +1,4 @@
-//! VMs with stock guests that compete for the time of one software card.
+//! VMs that compete for the time of one software card.
 //!
 //! A time model determines the duration of the card's work: a 32x32 `madd` takes half a millisecond, according to the
 //! memory traffic of its rounds. The software card computes it in a fifth of this time, so that the charges match the
@@ -17,8 +17,8 @@ use crate::{Daemon, Vm, VmConfig};
 /// Size of a memory transaction of the card's shaders in bytes.
 const TRANSACTION: u64 = 128;
 
-/// Returns the duration of one round of a kernel with matrices of size `side`, in ns. Each element requires two word
-/// reads and one word write, in whole transactions.
+/// Returns the duration of one round of a kernel with matrices of side length `side`, in ns. Each element requires two
+/// word reads and one word write, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -29,7 +29,7 @@ pub const CARD: &str = "card0";
 /// Number of rows and columns of the matrices in the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Duration of one round of a kernel of size [`SIDE`], in ns.
+/// Duration of one round of a kernel with matrices of side length [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// Copy bandwidth of the card in MiB per second.
 pub const COPY_MIB_PER_S: u64 = 256;

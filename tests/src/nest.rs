@@ -36,13 +36,13 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs, which are those of one PCI card.
+/// Number of serial lines for VMs, all on one PCI card.
 pub const LINES: usize = 4;
 
 /// Description of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
+    /// VRAM size of the card in MiB. The mediator in the machine cannot use all of it.
     pub card_mib: u32,
     /// Additional keys for the card's table.
     pub card_keys: &'a str,
@@ -68,7 +68,7 @@ pub struct Nest {
     outer: Daemon,
     agents: Vec<Agent>,
     specs: Vec<InnerSpec>,
-    /// QEMU command line in the machine.
+    /// Command line that starts QEMU in the machine.
     qemu: Vec<String>,
     platform: String,
     began: Instant,
@@ -161,7 +161,8 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file there, and waits until the daemon is ready.
+    /// Starts `mediatord` in the machine with the configuration file at path `config`, and waits until the daemon is
+    /// ready.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;

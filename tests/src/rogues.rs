@@ -1,4 +1,4 @@
-//! Malicious guests with stock drivers, alongside other guests with a steady load.
+//! Malicious guests, alongside other guests with a steady load.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that toggle a channel through registers while the card executes its kernels.
+    /// Rogues that toggle a channel through registers while the card executes the channel's kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
@@ -82,7 +82,7 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys that all of these attacks need in the VMs' tables.
+    /// Keys that these attacks need in the VMs' tables.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
     /// Disables quarantine, so that a rogue can continue for the whole measurement. Strikes are still counted.

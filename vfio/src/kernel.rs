@@ -1,4 +1,4 @@
-//! The interface to the kernel, with one method per VFIO call and plain types.
+//! The interface to the kernel, with plain types, and one method per VFIO call.
 //!
 //! The calls have a fixed order. With a container, the group joins the container, the container's IOMMU type is set,
 //! and the group opens the device. A function that is opened through its own node is bound to an iommufd and attached

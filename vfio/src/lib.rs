@@ -1,5 +1,5 @@
-//! A card that is a PCI function bound to VFIO. Implements [`card::Card`] with mapped BARs, an IOMMU container, and
-//! eventfds.
+//! A card that is a PCI function bound to VFIO. Implements [`card::Card`] with mapped BARs, an IOMMU container or an
+//! iommufd, and eventfds.
 //!
 //! Modules:
 //! - [`VfioCard`]: this module

@@ -49,7 +49,7 @@ pub(crate) struct NodeFiles {
     iommufd: File,
     /// The address space ID, once created.
     space: OnceLock<u32>,
-    /// The function's IOMMU group, which determines the other functions in the group.
+    /// The function's IOMMU group, which `dependents` reports for all functions if this process owns them.
     group: u32,
 }
 

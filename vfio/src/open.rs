@@ -28,7 +28,7 @@ use crate::reset::{self, Reset};
 /// Valid sizes of an aperture in bytes.
 const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
-/// Host folders.
+/// Locations of sysfs and of VFIO's device files.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The kernel's view of devices.

@@ -74,7 +74,7 @@ impl Packet {
         self
     }
 
-    /// Stores the address of this structure's byte at offset `of` at `at`. The kernel then writes to that address.
+    /// Stores at `at` the address of this structure's byte at offset `of`. The kernel then writes to that address.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -118,19 +118,19 @@ impl Packet {
     }
 }
 
-/// Makes a call. Its argument is a number.
+/// Makes a VFIO call with a number as its argument.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
     // SAFETY: the calls made here take at most a number, and do not access this process's memory.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
-/// Makes a VFIO call. Its argument is a structure that starts with its own length.
+/// Makes a VFIO call with a structure that starts with its own length.
 pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Result<u32> {
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Issues an ioctl. Its argument is a structure that starts with its own length.
+/// Issues an ioctl with a structure that starts with its own length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());

@@ -54,7 +54,7 @@ impl Backprop {
         Self { inputs, weights, changes, output_weights, output_changes }
     }
 
-    /// Returns the number of inputs, not including the constant.
+    /// Returns the number of inputs, excluding the constant.
     fn count(&self) -> usize {
         self.inputs.len() - 1
     }

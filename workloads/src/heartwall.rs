@@ -22,9 +22,9 @@ const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
 /// Motion of the scene per frame, in pixels.
 const MOTION: [usize; 2] = [2, 1];
-/// Range of the pixel values.
+/// Number of different pixel values in the scene.
 const SHADES: u32 = 240;
-/// Range of the noise.
+/// Number of different noise values.
 const NOISE: u32 = 16;
 
 /// A film of a moving scene.

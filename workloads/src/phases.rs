@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the amount of data checked. The caller must close the device.
+/// Times of a run, and the amount of data checked. Excludes the time that the caller needs to close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each phase of [`Phase::ALL`].

@@ -48,7 +48,7 @@ impl Random {
         (0..count).map(|_| self.word()).collect()
     }
 
-    /// Returns `count` floats from 0 to 1.
+    /// Returns `count` floats from 0 (inclusive) to 1 (exclusive).
     pub fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
     }

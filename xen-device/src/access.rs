@@ -35,7 +35,7 @@ pub(crate) struct Accesses<'a> {
     pub link: &'a Link,
     pub function: &'a mut Function,
     pub device: &'a mut dyn Device,
-    /// Slot of the function.
+    /// PCI slot (device number) of the function.
     pub slot: u8,
     /// Number of malformed requests.
     pub malformed: &'a mut u64,

@@ -160,7 +160,7 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 
-/// Stops using an area's pages, because their location is unknown or some of them are missing.
+/// Stops using an area's pages, because they cannot follow the BAR.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
     tracing::warn!(%error, region = ?area.region, "the memory backing a BAR cannot be moved with it: from now on, \
         each access to it is a request");

@@ -31,7 +31,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without a direction, as all of Xen's ioctls are.
+/// Returns the number of an ioctl without direction bits, which Xen's ioctls do not use.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -182,8 +182,8 @@ impl Calls {
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
-        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, and all of them outlive
-        // the call.
+        // SAFETY: the structure refers to one 32-byte buffer, the size of `struct xen_dm_op`, and both outlive the
+        // call.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), DM_OP, &raw const call) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }

@@ -22,7 +22,8 @@ const TARGET_PIECES: u64 = 1024;
 /// Frames of a PC's VGA memory, which never contain RAM. A chunk with these frames would always have a hole, and would
 /// be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
-/// First frame below 4 GiB that is never RAM. The guest's firmware and Xen use the addresses from here to 4 GiB.
+/// First frame of the range below 4 GiB that never contains RAM. The guest's firmware and Xen use the addresses from
+/// here to 4 GiB.
 const LOW_END: u64 = 0xf_0000;
 /// Frame at 4 GiB.
 const FRAME_AT_4_GIB: u64 = 0x10_0000;

@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the byte whose low half contains the state. Its upper half contains flags: `data` is an address, the
-    /// access is a read, and the CPU's direction flag.
+    /// Offset of the byte whose low half contains the state. Its upper half contains three flags: `data` is an address,
+    /// the access is a read, and the CPU's direction flag is set.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -90,7 +90,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Encodes this request as a slot, without the port.
+    /// Encodes this request as a slot, excluding the port.
     #[cfg(feature = "fake")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];

@@ -83,7 +83,7 @@ impl<'a> Session<'a> {
         let mut cpus = Vec::new();
         for number in 0..SLOTS {
             match requests::port(target.requests(), number) {
-                // The ports are written when the server is enabled.
+                // Xen writes the ports when the server is enabled, so 0 means that no such virtual CPU exists.
                 0 => continue,
                 port => cpus.push(Cpu { number, port: target.bind(port)?, silent: false }),
             }
@@ -186,7 +186,7 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Returns true if a virtual CPU is waiting for an answer.
+    /// Returns true if any virtual CPU's request is ready.
     fn is_ready(&self) -> bool {
         self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
     }

@@ -10,9 +10,9 @@ use thiserror::Error;
 use crate::hypervisor::DomainId;
 use crate::wire::{Connection, DEVICE, kind};
 
-/// Maximum length of a domain name.
+/// Maximum length of a domain name in bytes.
 const MAX_NAME: usize = 255;
-/// First reserved domain ID, above all domains.
+/// First reserved domain ID, above the IDs of all domains.
 const RESERVED: DomainId = 0x7ff0;
 
 /// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
@@ -69,7 +69,7 @@ pub struct Found {
 
 /// A domain list that reports changes.
 pub trait Store: Send + fmt::Debug {
-    /// Finds an existing domain.
+    /// Returns the domain with the given name or ID, or `None` if it does not exist.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -81,8 +81,8 @@ pub trait Store: Send + fmt::Debug {
     /// Returns an error if the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
-    /// false, permits both again.
+    /// Makes the toolstack refuse to save or migrate a domain before the toolstack asks the domain to suspend. If
+    /// `refused` is false, permits both again.
     ///
     /// # Errors
     /// Returns an error if xenstore rejects the change, or the domain no longer exists.
@@ -145,7 +145,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // While a domain reboots, the old and the new domain may both exist for some time.
+        // While a domain reboots, the old and the new domain may both exist for some time, so try the highest ID first.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)

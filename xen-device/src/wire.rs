@@ -69,7 +69,7 @@ impl Connection {
         self.ask_with(kind, words, "")
     }
 
-    /// Calls [`Self::ask`] with an additional last word, which is not NUL-terminated.
+    /// Sends a request like [`Self::ask`], with an additional last word, which is not NUL-terminated.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();

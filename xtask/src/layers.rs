@@ -363,7 +363,7 @@ pub fn layers(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// Returns true if the manifest has a dependency that the layers cover.
+/// Returns true if the package depends on `name` outside its tests.
 fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }

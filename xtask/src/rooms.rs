@@ -236,7 +236,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Returns public items that neither another crate nor another public declaration in their crate names.
+/// Returns public items that are named neither by another crate nor by another public declaration in their own crate.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();

@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Ticks per second of CPU times in `/proc`. This is the same on every Linux.
+/// Number of ticks per second in the CPU times of `/proc`. This is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines repeated at the end for each panic or error.
@@ -285,7 +285,7 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line starts the reason for a failure. The first such line follows the name of the test.
+/// Returns true if a line starts the reason for a failure. The reason may follow the test's name on the same line.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
@@ -325,7 +325,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
 /// Returns the sum of the CPU times starting at field `first`: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Eleven fields precede the times after the program name, which may contain any characters.
+    // After the program name, which may contain any characters, eleven fields precede the times.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

@@ -86,7 +86,7 @@ fn number(digits: &str) -> Option<u8> {
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Returns true if a name can be defined, because it is neither a register nor a number.
+/// Returns true if a name can be defined: it is not a register, a reserved word or a number.
 pub(super) fn usable(name: &str) -> bool {
     let reserved = ["pc", "c", "C", "PR", "CC"].contains(&name);
     let starts_well = name.chars().next().is_some_and(|c| !c.is_ascii_digit());

@@ -35,16 +35,16 @@ pub(super) struct Row {
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
-    /// Encodes an operation without its guard. Returns `None` for other operations.
+    /// Encodes an operation, but not its guard. Returns `None` for other operations.
     pub encode: fn(&Op) -> Option<Result<u64, FieldError>>,
 }
 
-/// Returns the bits of all fields, and the bits that occur twice.
+/// Returns the bits of all fields, and the bits that occur more than once.
 pub(super) fn union(masks: &[u64]) -> (u64, u64) {
     masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
 }
 
-/// Returns a field's result, with its name in the error.
+/// Returns `result`, with the field's name in the error.
 pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
     result.map_err(|why| (field, why))
 }
@@ -101,7 +101,7 @@ macro_rules! group {
     };
 }
 
-/// Expands to the type of one reference's target, or of several targets as a tuple.
+/// Expands to the dereferenced value of one name, or of several names as a tuple.
 macro_rules! values {
     ($field:ident) => {
         *$field

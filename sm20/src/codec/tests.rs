@@ -72,8 +72,8 @@ fn every_row_is_the_same_in_both_directions() {
         let (fields, _) = (row.fields)();
         let free = covered(row) & !row.mask;
         assert_eq!(free & fields, fields);
-        // One word in sixteen is valid: eight of the 32 values of one field, and one of the four values of an adjacent
-        // field.
+        // In the sparsest row, one word in sixteen is valid: eight of the 32 values of one field, and one of the four
+        // values of an adjacent field.
         let valid = (0..4000).filter(|_| round_trip(row.value | random.u64(..) & free)).count();
         assert!(valid >= 50, "{}: only {valid} of 4000 words decode", row.name);
     }

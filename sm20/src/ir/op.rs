@@ -99,10 +99,10 @@ ops! {
     Lop "LOP" {
         dst: Register, write_cc: bool, a: Register, b: Source, logic: LogicOp, invert_a: bool, invert_b: bool, carry_in: bool,
     }
-    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits are used.
+    /// a << b. Shift counts above 31 result in zero. If `wrap` is true, only the low five bits of the count are used.
     Shl "SHL" { dst: Register, write_cc: bool, a: Register, b: Source, wrap: bool, carry_in: bool }
-    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but saturate
-    /// to all sign bits.
+    /// a >> b. If `reverse` is true, the bits of a are first reversed. Shift counts are treated as in SHL, but if
+    /// `signed` is true, counts above 31 result in copies of the sign bit.
     Shr "SHR" {
         dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, wrap: bool, reverse: bool, carry_in: bool,
     }
@@ -203,7 +203,7 @@ ops! {
 
     // Moves, selection, predicates.
 
-    /// b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
+    /// Copy of b. In each group of four lanes, only lanes with a set bit in `lanes` are written.
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` is true, or b otherwise.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }

@@ -1,4 +1,5 @@
-//! Syntax of moves, memory accesses and control instructions. Each function returns true if it handles the operation.
+//! Syntax of moves, memory accesses and control instructions. Each function visits only its own operations, and returns
+//! false for others.
 
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;

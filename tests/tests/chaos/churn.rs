@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM, with or without its driver, in seat `name` of the daemon's configuration.
+    /// Starts a VM in seat `name` of the daemon's configuration, with a driver if `drives` is true.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -44,7 +44,7 @@ impl Host {
         Ok(Seat { name, vm, drives })
     }
 
-    /// Waits until the VM has booted, and loads its driver if the seat has one.
+    /// Waits until the VM has booted, and loads and tests its driver if it has one.
     fn settle(seat: &Seat) -> Result<()> {
         seat.vm.wait_ready()?;
         if seat.drives {
@@ -116,8 +116,8 @@ impl Host {
         })
     }
 
-    /// Reads the daemon's resources from its own accounting and from the kernel. Reads the former first, because this
-    /// connection itself uses a descriptor.
+    /// Reads the daemon's resources from its own accounting and from the kernel. Reads the kernel's numbers first,
+    /// because the connection for the accounting uses a descriptor of the daemon.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;

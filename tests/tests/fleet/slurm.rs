@@ -54,7 +54,8 @@ fn start(host: &Debian) -> Result<()> {
     start_with(host, SLURM, GRES, "")
 }
 
-/// Calls [`start`] with other configurations of Slurm, and with additional tables in the daemons' configurations.
+/// Starts Slurm like [`start`], but with other Slurm configurations, and with additional tables in the daemons'
+/// configurations.
 fn start_with(host: &Debian, slurm: &str, gres: &str, tables: &str) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, slurm)?;
     host.write("/etc/slurm/gres.conf", 0o644, gres)?;
@@ -176,7 +177,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Checks that no node has leftovers of a job.
+/// Checks that no tenants, sockets or folders of jobs remain on the nodes.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -322,7 +323,7 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     Ok(())
 }
 
-/// Simulates a node that loses power while a job runs, and returns.
+/// Simulates a node that loses power while a job runs, and is later restarted.
 fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(

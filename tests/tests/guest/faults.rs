@@ -17,7 +17,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns such lines of the guest's kernel log, except for the first `before` ones.
+/// Returns the [`troubles`] in the guest's kernel log after the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }

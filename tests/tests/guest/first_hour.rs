@@ -27,7 +27,8 @@ const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
 /// Time limit of commands and waits. It only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Adds curl. Copies this machine's libraries to a separate folder, so that they do not replace the guest's libraries.
+/// Adds curl to the guest's files. Copies this machine's libraries to a separate folder, so that they do not replace
+/// the guest's libraries.
 fn add_curl(files: &mut Files) -> Result<()> {
     files.copy(Path::new(CURL), "opt/curl/curl", 0o755)?;
     let mut loader = None;

@@ -65,7 +65,7 @@ fn paravirtual_guests_of_both_kernels_run_with_a_stock_guest() -> Result<()> {
     for vm in &vms[..2] {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
-        // Unbind and rebind the driver. No tables may remain.
+        // Unbind the driver, after which no page tables may remain, and bind it again.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         guest::await_counter(&daemon, vm.name(), "pv_tables", |tables| tables == 0)?;
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;

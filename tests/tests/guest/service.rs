@@ -163,7 +163,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks the users, a card, and the permissions.
+/// Creates users and groups, configures a card, and checks the permissions.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;
@@ -284,7 +284,7 @@ fn is_stopped_and_started(host: &Host) -> Result<()> {
     host.ok("systemctl start gpu-mediator")?;
     assert_eq!(host.ok(folder)?, folders);
     assert_eq!(state(host)?, before);
-    // The container sees the new socket, and a VMM can use it.
+    // The container must see the new socket, and a VMM must be able to use it.
     let same = "test $(stat --format=%i /tmp/mounted/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
     host.ok(same)?;
     start(host, "pod", "root", &format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;

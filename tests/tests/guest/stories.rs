@@ -10,7 +10,7 @@ use tests::{Daemon, Vm, VmConfig, klog};
 /// channel, which Fermi lacks, and a display format, which a card without outputs lacks.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
-/// Starts one daemon and one VM with the given kernel, and loads nouveau.
+/// Starts one daemon and one VM with the given kernel, and waits until the guest has booted.
 fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, Vm)> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + more)?;
     let mut config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name));

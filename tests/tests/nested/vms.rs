@@ -11,11 +11,11 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 256;
-/// Size of the card in MiB as configured for the inner daemon.
+/// VRAM size of the card in MiB, as configured for the inner daemon.
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM in MiB. It is small, because each word zeroed by the daemon is a message to the outer daemon.
+/// VRAM size of a VM in MiB. It is small, because each word zeroed by the daemon is a message to the outer daemon.
 const VM_MIB: u32 = 32;
 /// Quota of a VM on the card in MiB.
 const QUOTA_MIB: u32 = 8;
@@ -57,7 +57,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Prints the number of requests to the outer daemon so far.
+/// Prints the outer daemon's counters for the machine.
 fn stage(nest: &Nest, what: &str) -> Result<()> {
     let shown = guest::show(nest.outer(), OUTER_VM)?;
     nest.say(&format!("-- {what}: {}", shown["counters"]));

@@ -9,9 +9,9 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
+/// VRAM size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
-/// Size of a VM's VRAM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u32 = 48;
 /// Memory of domain 0 in MiB, including its files and the software card.
 const DOM0_MIB: u32 = 1400;
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // The domain has state that cannot be saved, so an attempt to save it fails without affecting it.
+        // The domain has state that cannot be saved, so `xl save` must fail without affecting the domain.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 

@@ -1,7 +1,8 @@
-//! Binds a function to `vfio-pci`, or back to the driver selected by the kernel.
+//! Binds a function to `vfio-pci`, or back to another driver.
 //!
-//! Three sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
-//! unbinds the current driver, and `drivers_probe` makes the kernel search for a driver.
+//! Four sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
+//! unbinds the current driver, a driver's `bind` binds that driver, and `drivers_probe` makes the kernel search for a
+//! driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

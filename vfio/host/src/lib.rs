@@ -25,7 +25,7 @@ mod tests;
 
 pub use address::{Address, NoAddress};
 
-/// Driver through which processes use functions.
+/// Name of the driver through which processes use functions.
 pub const VFIO_PCI: &str = "vfio-pci";
 /// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
 const DISPLAY: u32 = 0x03;

@@ -120,7 +120,7 @@ impl Machine {
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Calls [`Self::new`] with a given card.
+    /// Creates a machine like [`Self::new`], but with a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());

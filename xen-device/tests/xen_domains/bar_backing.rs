@@ -32,7 +32,7 @@ fn pages_come_when_a_bar_answers_and_follow_it() {
     assert_eq!(domain.read(0, AREA_STARTS[1] + 8, 8), 0x1234);
     assert!(rig.take_accesses().is_empty(), "page accesses are not requests");
     assert_eq!(ask(&domain, AREA_STARTS[1] + 8), 0x1234, "a request returns the same data");
-    // The part before the area is still trapped.
+    // Accesses before the area must still be trapped.
     domain.write(0, PLACE1 + 8, 8, 7);
     assert_eq!(rig.take_accesses().len(), 2);
     // Move the BAR, with decoding on and off.

@@ -132,7 +132,7 @@ fn bars_that_lie_on_each_other_are_claimed_once() {
     assert_eq!(domain.ranges().len(), 1);
     domain.config_write(0x14, PLACE1 as u32);
     assert_eq!(domain.ranges().len(), 2);
-    // Accesses at the end of the address space do not wrap around.
+    // The addresses of a BAR at the end of the address space must not wrap around.
     domain.config_write(0x14, 0xffff_f000);
     domain.config_write(0x18, u32::MAX);
     assert!(domain.ranges().len() <= 2);
@@ -477,7 +477,7 @@ fn operator_disconnects_a_domain_for_good() {
     rig.link.disconnect();
     domain.wait_left();
     assert_eq!(rig.link.client(), None);
-    // Creating other domains does not cause the domain to be served again.
+    // Creating other domains must not cause the domain to be served again.
     rig.xen.create(FakeSpec::new(5, "other")).destroy();
     domain.destroy();
     let again = rig.domain(FakeSpec::new(6, "guest"));

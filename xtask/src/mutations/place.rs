@@ -11,7 +11,7 @@ struct Function {
     body: Range<usize>,
 }
 
-/// Returns the body of the innermost function that contains a location, without its braces.
+/// Returns the body of the innermost function that contains a location, excluding its braces.
 ///
 /// Returns `None` outside functions, and if the two bodies cannot be branches of an `if`. This applies to const
 /// functions, and to functions with an unnamed return type, where the branches would have different types.

@@ -14,7 +14,7 @@ use crate::rig::{Counts, Rig};
 
 /// Size of the memory for copies, in bytes.
 const BYTES: u64 = 3 << 20;
-/// Sizes of copies in bytes, around the limits.
+/// Copy sizes in bytes, around the library's limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
 /// Kernel that adds 1 to each word, with one thread per word.
 const SOURCE: &str = "
@@ -61,7 +61,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all sizes, with small copies through the aperture, and with and without overlap.
+/// Tests copies of all `SIZES` with three tunings, with and without overlap and direct writes.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -142,7 +142,7 @@ fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let again = other.reference(&shared)?;
     drop(shared);
     let mut verified = check(&mut same, here, 0, &bytes)? + check(&mut other, there, 0, &bytes)?;
-    // Free one of a file's two references, and then the owner's memory. The other reference must remain valid.
+    // Free the owner's memory and all references except `there`, which must remain valid.
     other.free(again)?;
     owner.free(memory)?;
     drop(owner);
@@ -224,7 +224,7 @@ fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts
     ])
 }
 
-/// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
+/// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`,
 /// which measures copies between the CPU and either VRAM or pinned RAM. `both` measures concurrent copies of pinned RAM
 /// in both directions, or sequential ones with `--serial`.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {

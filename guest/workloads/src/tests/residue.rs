@@ -1,5 +1,4 @@
-//! Searches for data that other VMs left in VRAM: fills all VRAM with a pattern, or searches newly allocated buffers
-//! for a pattern.
+//! Fills all VRAM with a pattern, or searches newly allocated buffers for a pattern that another VM left.
 
 use anyhow::{Result, bail};
 
@@ -98,7 +97,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     Ok(buffers)
 }
 
-/// Findings of a scan.
+/// Number of matches, of nonzero bytes and of all bytes in a scan.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Scan {
     hits: u64,

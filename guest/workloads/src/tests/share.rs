@@ -116,8 +116,8 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may be using it. Only that channel may be lost, and the other channel must
-    // continue.
+    // Detach the segment while the GPU may be using it. Only the first context's channel may be lost, and the second's
+    // must continue.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;

@@ -17,7 +17,8 @@ const SMALL_COPY_BYTES: u64 = 4096;
 /// Maximum number of channels per open file. The 6.1 kernel has space for 16 notifiers.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
-/// A workload: the function to repeat, and its default number of repetitions.
+/// A workload: its name, its default number of repetitions, and a function that returns the time of all repetitions in
+/// seconds.
 struct Workload {
     name: &'static str,
     count: u64,

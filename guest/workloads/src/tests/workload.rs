@@ -17,10 +17,10 @@ use crate::rig::{Counts, Rig};
 use gdev::nouveau::Device;
 use gdev::nouveau::Done;
 
-/// Maximum value of `--scale`, which is that of the `workloads` crate.
+/// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 
-/// Time and work of one run.
+/// Times and work of one run.
 struct Outcome {
     /// Times of the phases. The first phase, `init`, includes opening the device.
     report: Report,
@@ -143,7 +143,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.backend().done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, count only the work within it. The final run shows that the card can still compute.
+    // If the kernels were repeated, count only the repetitions. The final run shows that the card can still compute.
     let done = if looped.is_some() { done_in_loop } else { gpu.backend().done() };
     let began = Instant::now();
     drop(gpu);

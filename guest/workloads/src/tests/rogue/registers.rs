@@ -47,15 +47,15 @@ const BUS_MASTER: u16 = 1 << 2;
 /// Size of the VRAM range in which batches copy, in bytes.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
-/// Size of a copy operation in bytes.
+/// Size of an encoded copy operation in bytes.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
 /// Offset of a batch's header in the ring page, after the rings.
 const HEADER: usize = 0xc00;
-/// First word of each page in the arena, combined with the page number.
+/// Brand in the first word of each page of the arena, combined with the page number.
 const BRAND: u32 = 0xa2e4_0000;
 
-/// Function that changes a register so that a running channel may not run, and then restores the register.
+/// Function that stops a running channel through a register, and then restores the register.
 type Toggle = fn(&Card, u32);
 
 /// Toggles the channel's state register.
@@ -158,7 +158,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Sends batches that each copy gigabytes to the paravirtual interface, which the kernel driver does not use.
+/// Sends the paravirtual interface, which the kernel driver does not use, batches that each copy gigabytes.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -182,7 +182,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         for index in 1..=pages {
             queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
         }
-        // The replies need more than a page, and their buffers may overlap.
+        // The replies need more than a page, so list the same page several times.
         for index in pages + 1..=pages + 4 {
             let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
             queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
