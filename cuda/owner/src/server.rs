@@ -113,7 +113,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
-    /// The cards of each tenant with several cards.
+    /// Each multi-card tenant's cards, with the sockets of their owners.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
     /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
@@ -322,7 +322,7 @@ struct Serving {
     heard: BTreeMap<Cause, SessionId>,
     /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if unhandled notifications remain.
+    /// Set if unhandled notes remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,

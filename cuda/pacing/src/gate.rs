@@ -1,7 +1,7 @@
 //! The submission gate. It is closed while another tenant has the slice or chunks are relocated.
 //!
-//! A submission through the open gate costs two additions to a counter shared by few threads. Closing the gate waits
-//! until no thread is in the real driver's submit functions.
+//! A submission through the open gate costs two atomic updates of a counter that few threads share. Closing the gate
+//! waits until no thread is in the real driver's submit functions.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -291,7 +291,7 @@ impl RunAhead {
         pace.all_measured && pauses && pace.left_ns(now) <= lead.as_nanos() as f64
     }
 
-    /// Ends all groups and checks them. Returns the remaining time of the work in flight.
+    /// Ends all groups, and removes the completed ones. Returns the remaining time of the work in flight.
     pub fn left(&self, captures: &Captures) -> Left {
         let mut pace = self.lock();
         pace.close_groups(captures, |_| true);
@@ -305,7 +305,7 @@ impl RunAhead {
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns the time until the next expected completion of work in flight, or `None` if none is expected.
+    /// Returns the estimated time until all work in flight completes, or `None` if no work is in flight.
     pub fn next_end(&self) -> Option<Duration> {
         let pace = self.lock();
         let any = pace.groups.iter().any(|g| !g.keys.is_empty());

@@ -1,10 +1,11 @@
 //! Limits the work in flight of a program that is alone. Such work is not measured.
 //!
-//! The next tenant must wait for this backlog, and the program is killed if it exceeds the run limit. Therefore, an
-//! event (a *mark*) is recorded in a stream after every few submissions. A stream with `MAX_MARKS_PER_STREAM` marks in
-//! flight does not accept submissions until one of them completes. The number of submissions between two marks depends
-//! on their duration, so that about 0.1 s of work, or at least four submissions, can be in flight. The queue of a real
-//! card is also limited, but to a thousand submissions of any length.
+//! The next tenant must wait for this backlog, and the program is killed if the backlog exceeds the run limit.
+//! Therefore, an event (a *mark*) is recorded in a stream after every few submissions. A stream with
+//! `MAX_MARKS_PER_STREAM` marks in flight does not accept submissions until one of them completes. The number of
+//! submissions between two marks depends on the duration of the submissions, so that about 0.1 s of work, or at least
+//! four submissions, can be in flight. The queue of a real card is also limited, but to a thousand submissions of any
+//! length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -221,7 +222,7 @@ impl Marks {
         self.marks.iter().any(|mark| self.is_full(mark.stream))
     }
 
-    /// Returns the age of a stream's first mark.
+    /// Returns the age of a stream's oldest mark.
     fn age(&self, stream: Stream, now: Instant) -> Duration {
         let first = self.marks.iter().find(|mark| mark.stream == stream);
         first.map_or(Duration::ZERO, |mark| now.duration_since(mark.made))

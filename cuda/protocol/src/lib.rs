@@ -28,6 +28,7 @@
 //! tenant -> owner   Allocate { request, chunks }
 //! owner  -> tenant  Granted { request, .. } one or more, until `more` is false; or Refused { request, .. }
 //! tenant -> owner   Free { chunks }: unmapped and released; the IDs are invalid from here on
+//! ```
 //!
 //! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
 //! queue. If the request fails after some chunks have been granted, the tenant's side frees these chunks.
@@ -61,8 +62,8 @@
 //!
 //! Only one order is in progress at a time. `Redirect` can contain a chunk that the tenant's side freed after
 //! `Quiesce`. In this case, the tenant's side closes the descriptor and counts the chunk as moved. If `moved` is less
-//! than requested, the mappings of the remaining chunks do not change, and the owner keeps the old memory. Programs can
-//! allocate and free memory while an order is in progress.
+//! than the number of moves, the mappings of the remaining chunks do not change, and the owner keeps the old memory.
+//! Programs can allocate and free memory while an order is in progress.
 //!
 //! # Turns
 //!
@@ -109,7 +110,8 @@
 //! of the process's card. If no owner serves it in time, it maps its chunks on that card, and runs without an owner.
 //!
 //! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
-//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` has the result.
+//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` reports the
+//! result.
 //!
 //! # Ends
 //!
@@ -190,7 +192,7 @@ pub const VERSION_MOVES: u16 = 8;
 /// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
 pub const VERSION_VISIBLE_CARDS: u16 = 9;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
-/// answers.
+/// replies.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;

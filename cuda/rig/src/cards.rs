@@ -410,7 +410,7 @@ pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<Strin
     Ok(format!("met {rounds}"))
 }
 
-/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and exits. A
+/// Runs the workload on each device, and forks while it runs. Each child calls the driver for each device, and exits. A
 /// child has no context, so its calls must fail. Returns the checksums.
 #[allow(unsafe_code, reason = "forks")]
 pub fn fork(cuda: Cuda, mib: u64, rounds: u64) -> Result<String> {

@@ -31,7 +31,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Raises the process's descriptor limit to the maximum that the system allows, because each chunk needs a
-    /// descriptor, and divides this limit.
+    /// descriptor. Divides the limit between connections and pieces.
     pub(super) fn raise() -> Self {
         let limit = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

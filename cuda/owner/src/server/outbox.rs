@@ -174,7 +174,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns true if a message with this many descriptors may be sent.
+    /// Returns true if a message with `count` descriptors may be sent.
     fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
         if connection.unread > 0 && is_read(connection.link.as_fd()) {
             self.forget(connection);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     impl Sides {
-        /// Creates connections of the tenants with these numbers.
+        /// Creates one connection for each of these tenant numbers.
         fn new(tenants: &[u32]) -> Self {
             let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
             for (at, &tenant) in tenants.iter().enumerate() {

@@ -278,7 +278,7 @@ fn client(clients: &Mutex<Clients>, limit: usize, mut stream: UnixStream) -> Res
     Ok(())
 }
 
-/// Reads a client's messages until it exits.
+/// Reads a client's messages until the client exits.
 fn attached(clients: &Mutex<Clients>, reader: BufReader<UnixStream>) {
     for line in reader.lines().map_while(Result::ok) {
         if line == "fault" {

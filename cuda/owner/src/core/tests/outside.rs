@@ -1,4 +1,4 @@
-//! Tests memory and processes that the owner does not move: fixed, shared, and unaccounted memory.
+//! Tests memory that the owner does not move (fixed, shared, and unaccounted), and processes that it does not manage.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Tests accounts that the next owner of a card continues.
+//! Tests that the next owner of a card restores the accounts.
 
 use super::world::*;
 use super::*;
@@ -7,7 +7,7 @@ use vram::Limits;
 
 const IDENTITY: [u8; 16] = [7; 16];
 
-/// Creates a card with tenants of these names, which continues with `file`.
+/// Creates a card that restores `file` and has tenants with these names.
 fn continued(file: &[u8], names: &[&str]) -> World {
     let mut world = World::new(64, 64);
     world.core.restore(file).expect("the file is valid");

@@ -399,7 +399,7 @@ fn stopped_member_delays_its_group_for_moments() {
     world.programs.get_mut(&one).expect("there").stopped = true;
     let gap = longest_gap(&mut world, two, &[two, three], 3_000);
     assert!(gap <= 150, "{gap} ms");
-    // It returns its turn when it runs again, and gets its share.
+    // The member returns its turn when it runs again, and then gets its share.
     let charged = world.core.view(0).charged_ns(0);
     world.programs.get_mut(&one).expect("it is not killed").stopped = false;
     world.settle();

@@ -9,7 +9,7 @@ fn resize(world: &mut World, name: &str, chunks: u64) {
     world.settle();
 }
 
-/// Frees the first chunks of a program.
+/// Frees the first `count` chunks of a program.
 fn free(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     let chunks: Vec<_> = program.chunks.keys().copied().take(count).collect();
