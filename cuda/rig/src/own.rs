@@ -26,7 +26,7 @@ struct Buffer {
     handle: u64,
     bytes: u64,
     at: u64,
-    /// A second address, which may be read-only.
+    /// Address of the second mapping, which may be read-only.
     other: u64,
     writes: bool,
     /// Set while the handle is mapped at the first address.

@@ -1,5 +1,5 @@
-//! Tests that the CUDA devices of VMs survive their daemon. `mediatord`, the owner and the workers are separate
-//! processes on the fake driver; this process acts as the guest's driver.
+//! Tests that the CUDA devices of VMs survive restarts of their daemon. `mediatord`, the owner and the workers are
+//! separate processes on the fake driver; this process acts as the guest's driver.
 
 mod support;
 

@@ -33,7 +33,7 @@ fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
     rig
 }
 
-/// Returns the tables of the gangs `a` and `b`, with this much memory on each card.
+/// Returns the tables of the gangs `a` and `b`, with `vram_mib` MiB of memory on each card.
 fn gangs(vram_mib: u32) -> String {
     let gang = |name: &str, weight: u32| {
         format!(
@@ -55,7 +55,7 @@ impl Ranks {
         Self::start_with(rig, tenant, 0)
     }
 
-    /// Starts the processes with this much card memory each.
+    /// Starts the processes with `mib` MiB of card memory each.
     fn start_with(rig: &Rig, tenant: &str, mib: u64) -> Self {
         let words = rig.folder.path().join(format!("{tenant}.words"));
         let _ = std::fs::remove_file(&words);

@@ -122,7 +122,7 @@ fn worker_opens_no_files_of_others() {
         (format!("257 -100 text:/proc/{}/mem 2", std::process::id()), DENIED),
         (format!("257 -100 text:/proc/{}/environ 0", std::process::id()), DENIED),
         (format!("87 text:{secret}"), REFUSED),
-        // Creating a process.
+        // These calls create processes.
         ("57".to_owned(), REFUSED),
         ("56 17 0 0 0 0".to_owned(), REFUSED),
     ] {

@@ -282,7 +282,7 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds without the owner, and leaves it in flight.
+    /// Launches a kernel of `ms` milliseconds bypassing the owner, and leaves it in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");

@@ -23,7 +23,7 @@ use crate::link::Terms;
 use crate::log::report;
 use program_cards::identities;
 
-/// Interval at which a program that has left its card looks for an owner.
+/// Interval between a program's attempts to connect to an owner after it has left its card.
 // TIMEOUT: the daemon passes a tenant on within milliseconds, and the program waits meanwhile.
 const LEFT_RETRY: Duration = Duration::from_millis(5);
 /// Time without an owner after which a program that has left its card continues there.
@@ -43,7 +43,7 @@ pub(super) struct Departure {
     asked_on: Option<[u8; 16]>,
     /// Time until which a program that could not move stays on its card.
     stays_until: Option<Instant>,
-    /// Card on which the program is but cannot import its chunks.
+    /// Card to which the driver has moved the program, but on which the program cannot import its chunks.
     unusable: Option<[u8; 16]>,
 }
 
