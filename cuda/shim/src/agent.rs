@@ -576,7 +576,7 @@ impl Agent {
                 |sample| {
                     let is_here = journey.is_none_or(|target| self.wait_for_driver(&connection, target, sample));
                     if is_here {
-                        // Not earlier: the driver may have stopped the calls of this process.
+                        // Do not do this earlier: the driver may have stopped the calls of this process.
                         card.contexts.bind();
                         card.link.reconnect(&connection);
                     }

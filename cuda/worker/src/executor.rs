@@ -96,7 +96,7 @@ pub struct Executor {
     pub(crate) captures: u64,
     /// Object log that lets another worker continue the program.
     pub(crate) log: Log,
-    /// Result of the last call.
+    /// Result code of the last call.
     pub(crate) last_code: i32,
     /// Set while steps of a log are executed, without replies.
     pub(crate) is_replaying: bool,
@@ -468,7 +468,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true once the guest has started to make calls.
+    /// Returns true once the guest has started with matching versions.
     pub fn is_started(&self) -> bool {
         self.started
     }

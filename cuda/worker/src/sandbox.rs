@@ -41,7 +41,7 @@ const MAX_CAPABILITY: u32 = 63;
 /// A worker's individual restrictions.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group that the worker switches to, if permitted.
+    /// User ID and group ID that the worker switches to, if permitted.
     pub user: Option<(u32, u32)>,
     /// Additional files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
@@ -78,7 +78,7 @@ pub enum SandboxError {
 #[derive(Debug)]
 pub struct Sandbox {
     addresses: Addresses,
-    /// Keeps the inodes that the rules are bound to in the kernel's cache.
+    /// Keeps in the kernel's cache the inodes to which the rules are bound.
     _files: Option<files::Files>,
 }
 

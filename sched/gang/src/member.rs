@@ -434,7 +434,7 @@ impl GangTurns {
         }
     }
 
-    /// Abandons gathers with homes that do not respond, and stops waiting for work that does not end.
+    /// Abandons gathers whose homes do not respond, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();

@@ -80,7 +80,7 @@ pub enum Command {
     Compete,
     /// Make the card available for the gang.
     Gather {
-        /// Lamport timestamp of the gang's request. A smaller value is older.
+        /// Lamport timestamp of the gang's request. A request with a smaller timestamp is older.
         age: u64,
     },
     /// Open the gate.

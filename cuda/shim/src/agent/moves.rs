@@ -135,8 +135,9 @@ impl Agent {
         identities::uuid(i32::try_from(ordinal).ok()?)
     }
 
-    /// Leaves for the card of a new owner, unless the program is there. Returns the UUID of that card if the owner now
-    /// makes the driver move the program, and `None` if this is not possible; the connection is then of no use.
+    /// Leaves the current card for a new owner's card, unless the program is already there. Returns the UUID of that
+    /// card if the owner now makes the driver move the program, `Some(None)` if no move is needed, and `None` if the
+    /// connection is of no use.
     pub(super) fn set_out(&mut self, connection: &Connection, welcome: &Welcome) -> Option<Option<[u8; 16]>> {
         let (Some(target), true) = (welcome.cards.first(), self.shim.is_single()) else { return Some(None) };
         if self.departure.asked_on.is_none() {

@@ -166,7 +166,7 @@ impl Region {
         self.away.extend(numbers);
     }
 
-    /// Imports a descriptor and maps it at an unmapped chunk.
+    /// Imports a descriptor, and maps its memory at the address of an unmapped chunk.
     fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &ChunkDescriptor) -> Option<Handle> {
         let handle = pages.import(descriptor.as_fd())?;
         if pages.map(self.address(number), self.chunk_bytes, handle) == SUCCESS {
