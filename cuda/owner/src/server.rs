@@ -388,7 +388,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Without a free descriptor for a connection, the listeners would stay readable.
+        // Do not poll the listeners: without a free descriptor for a connection, they would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());

@@ -140,8 +140,8 @@ impl Gate {
         self.steps.load(Ordering::SeqCst)
     }
 
-    /// Lets one blocked submission pass while the gate remains closed. Returns when a submission has passed, or after
-    /// `limit` if no submission is blocked or the gate is also closed for another reason.
+    /// Lets one blocked submission pass while the gate remains closed. Returns when a submission has passed,
+    /// immediately if none is blocked, or after `limit` if the gate is also closed for another reason.
     pub fn step(&self, limit: Duration) {
         {
             let _guard = self.lock();

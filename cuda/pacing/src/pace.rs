@@ -258,7 +258,7 @@ impl RunAhead {
         }
     }
 
-    /// Removes a stream that the program is about to destroy.
+    /// Ends the groups of a stream that the program is about to destroy.
     pub fn forget(&self, captures: &Captures, stream: u64) {
         if self.is_active() {
             let mut pace = self.lock();
@@ -488,7 +488,7 @@ impl Pace {
             };
             let met = CONFIRMING_RATIOS.contains(&off);
             if !met && length.steady >= 2 * MIN_CONFIRMING_GROUPS && DISTURBED.contains(&off) {
-                // A third consecutive deviation is not an outlier.
+                // The third consecutive deviation, at the latest, changes the duration.
                 length.steady /= 2;
                 continue;
             }

@@ -35,7 +35,7 @@ const NARROW_ABOVE: Duration = Duration::from_millis(100);
 // TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
 // longer launches already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of events kept for further marks.
+/// Maximum number of unused events kept for later marks.
 const MAX_SPARE_EVENTS: usize = 64;
 
 #[derive(Debug)]

@@ -126,7 +126,7 @@ pub fn names_devices(index: usize) -> bool {
 /// Returns the result for a call that names a hidden device, or `None` if the call names none.
 ///
 /// # Safety
-/// The arguments must be those of a call of the function.
+/// `call` must contain the arguments of a call to the function.
 #[must_use]
 pub unsafe fn refusal(index: usize, call: Arguments) -> Option<c_int> {
     let is_hidden_at = |place: [c_int; 2]| place[0] == ON_DEVICE && is_hidden(place[1]);

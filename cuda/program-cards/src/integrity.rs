@@ -2,7 +2,7 @@
 //!
 //! The answer covers the identity of each device ([decision 143](../../../docs/decisions/143-integrity-answer.md)). The
 //! driver would include the hidden devices, which the runtime does not find, so that each runtime call would fail with
-//! 103. The answer therefore comes from `cuda-exports`.
+//! error 103. The answer therefore comes from `cuda-exports`.
 //!
 //! UNSAFETY: calls the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,7 +17,7 @@ use crate::calls::shown;
 /// The attributes of a device's PCI domain, bus and device.
 const ADDRESS: [c_int; 3] = [50, 33, 34];
 
-/// The driver with the devices that the program sees.
+/// The driver, restricted to the devices that the program sees.
 struct Shown;
 
 /// Converts a `CUresult` to a `Result`.

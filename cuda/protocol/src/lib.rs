@@ -9,7 +9,7 @@
 //! ```text
 //! tenant -> owner   Hello
 //! owner  -> tenant  Welcome or WelcomeAmong, or Goodbye
-//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialised
+//! tenant -> owner   Sees, only after WelcomeAmong, once the driver is initialized
 //! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
 //! ```
 //!
@@ -32,7 +32,7 @@
 //!
 //! The owner sends chunks as they become available. The reply may be delayed if the tenant's exhaustion policy is to
 //! queue. If the request fails after some chunks have been granted, the tenant's side frees these chunks.
-//! [`FromTenant::Fix`] reserves memory that cannot be in chunks (arrays, exported memory, memory allocated by the
+//! [`FromTenant::Fix`] reserves memory that chunks cannot back (arrays, exported memory, memory allocated by the
 //! driver, registered host memory). The owner replies with [`FromOwner::Fixed`] or `Refused`, and [`FromTenant::Unfix`]
 //! returns the memory.
 //!
@@ -107,7 +107,8 @@
 //! ```
 //!
 //! The tenant's side compares the card of each [`Welcome`] with the driver's card, and reports chunks only to the owner
-//! of the process's card. If no owner serves it in time, it maps its chunks on that card, and runs without an owner.
+//! of the process's card. If no owner serves the process in time, it maps its chunks on that card, and runs without an
+//! owner.
 //!
 //! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
 //! names the cards that the library makes visible to the driver and hides from the program, and `Sees` reports the

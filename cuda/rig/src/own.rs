@@ -65,7 +65,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Maps the memory at its first address and sets its access.
+    /// Maps the memory at its first address and sets the access permissions.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;

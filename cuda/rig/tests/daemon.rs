@@ -163,7 +163,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
     assert_eq!(holder.line(), "holds");
     let pid = holder.child.id().to_string();
-    // A stopped program cannot quiesce, so its memory does not move until it continues.
+    // A stopped program cannot quiesce, so its memory does not move until the program is resumed.
     signal("-STOP", &pid);
     let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
     std::thread::sleep(Duration::from_millis(500));

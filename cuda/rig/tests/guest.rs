@@ -1,7 +1,7 @@
 //! Tests programs with the guest library, whose workers are tenant programs. All programs are real processes on the
 //! fake driver.
 //!
-//! The tests compare a program's output with its output directly on the driver.
+//! The tests compare a program's output with that of a run directly on the driver.
 
 mod support;
 

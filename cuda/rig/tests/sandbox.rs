@@ -13,7 +13,7 @@ use support::{PROGRAM, Program, Rig, owner};
 /// User ID of the workers in tests with a separate user.
 const USER: u32 = 54_321;
 
-/// System calls that end the worker: each has the name in the worker's report, and the words for `cuda-program
+/// System calls that end the worker: each with its name in the worker's report, and the words for `cuda-program
 /// syscalls`. The owner's socket address is at 65536.
 const FORBIDDEN: [(&str, &str); 35] = [
     ("execve", "59 text:/bin/sh 0 0"),

@@ -72,7 +72,7 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // Until the other program starts, this one is alone on the card and submits as much as the library allows.
+    // Until the other program starts, the first one is alone on the card and submits as much as the library allows.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];

@@ -39,10 +39,10 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards
+/// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
-    // A child cannot initialise the driver if its parent forked while doing so.
+    // A child cannot initialize the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());

@@ -110,7 +110,7 @@ pub struct Executor {
     effects: Vec<Effect>,
     current: Option<u32>,
     mode: u16,
-    /// Failures that have already been reported, as pairs of message and error.
+    /// Failures that have already been reported, as pairs of message type and error code.
     reported: BTreeSet<(u16, i32)>,
 }
 

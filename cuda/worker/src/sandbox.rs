@@ -129,7 +129,7 @@ pub(crate) fn report_at(link: BorrowedFd<'_>) {
     violation::set_link(link);
 }
 
-/// Changes the user and group, and removes all supplementary groups.
+/// Changes the user ID and the group ID, and removes all supplementary groups.
 fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     let step = |name| move |error| SandboxError::Step(name, error);
     rustix::thread::set_thread_groups(&[]).map_err(step("the removal of groups"))?;

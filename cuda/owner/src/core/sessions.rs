@@ -120,8 +120,8 @@ impl Session {
 }
 
 impl Core {
-    /// Adds processes of a previous owner. Other processes do not get memory until these processes have reconnected, or
-    /// until `within_ns` has passed.
+    /// Registers processes that a previous owner served. Other processes do not get memory until these processes have
+    /// reconnected, or until `within_ns` has passed.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);
@@ -212,7 +212,7 @@ impl Core {
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
         if session.stuck {
-            // The process has lost its memory, and gets no more.
+            // The process has lost its memory, and does not get more.
             return self.drop_all(pieces);
         }
         let Some(tenant) = session.tenant else {

@@ -126,7 +126,7 @@ impl Outboxes {
         if too_many { Err(LinkError::WouldBlock) } else { Ok(()) }
     }
 
-    /// Sends the messages that a process may receive now.
+    /// Sends queued messages until a limit is reached or the socket is full.
     fn flush(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,

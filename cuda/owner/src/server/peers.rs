@@ -1,7 +1,7 @@
 //! Peer processes of connections: their identity, their state, and signals to them.
 //!
 //! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
-//! already revoked its turn and memory. A failed signal is reported and retried for a while.
+//! already revoked its turn and memory. A failed signal is reported, and retried at later polls.
 //!
 //! UNSAFETY: queries the peer of a socket with system options that no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

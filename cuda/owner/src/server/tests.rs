@@ -145,7 +145,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
     }
 }
 
-/// Waits for a condition.
+/// Waits until `done` returns true.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     // TIMEOUT: each condition takes less than a second on an idle host. A minute allows for busy hosts.
     let limit = Instant::now() + Duration::from_secs(60);

@@ -106,7 +106,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // Use a high limit on work, so that it does not end the turn.
+    // Use a high limit on work, so that the limit does not end the turn.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
@@ -372,7 +372,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 fn unsuspendable_program_does_not_block_other_suspensions() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
-    // Disable idle turn ends, which could end a program's turn before it stalls on a busy host.
+    // Keep turns from ending while a program is idle, because a turn could end before the program stalls on a busy
+    // host.
     let mut serving = owner(&rig, 64, &[&limits[..], &NEVER_IDLE].concat());
     let stuck = |tenant| {
         let mut program = rig.program(tenant, &["stall", "--mib", "8"]);

@@ -243,7 +243,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts a process. If `uid` is set, it runs as that user, which requires root.
+    /// Starts a process. If `uid` is set, the process runs as that user, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());

@@ -28,7 +28,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts a daemon with a VM, and with a tenant on a card.
+    /// Starts a daemon with a VM and a tenant on one card.
     pub fn start(orphan_timeout_s: u64) -> Self {
         Self::start_with(orphan_timeout_s, "")
     }

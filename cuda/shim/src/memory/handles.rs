@@ -16,8 +16,8 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First handle number of this library, outside the addresses that the driver uses as handles. The bits from [`CARD`]
-/// on contain the card's number.
+/// First handle number of this library, outside the addresses that the driver uses as handles. The bits starting at
+/// [`CARD`] contain the card's number.
 const FIRST: Handle = 0x6d65_6400_0000_0000;
 /// Bit position of the card number in a handle.
 const CARD: u32 = 32;

@@ -62,7 +62,7 @@ impl Region {
         Self { access, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Returns the driver device.
+    /// Returns the card's driver device.
     pub fn device(&self) -> c_int {
         self.access.first().copied().unwrap_or(-1)
     }

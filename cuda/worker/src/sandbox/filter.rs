@@ -194,7 +194,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// Rules by call. A call matches if one of its rules matches, or if it has no rules.
+/// Rules, keyed by system call. A call matches if one of its rules matches, or if it has no rules.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// A condition: argument index, comparison and value.

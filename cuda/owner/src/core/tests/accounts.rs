@@ -59,7 +59,7 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     let one = world.connect("one");
     let pid = pid(&world, one);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
-    // NVML does not attribute managed memory to the process, so managed memory cannot explain other memory.
+    // NVML does not attribute managed memory to the process, so a managed allocation cannot account for other memory.
     world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3), "the account plus the margin");

@@ -53,7 +53,7 @@ fn strikes_and_use_outlive_the_owner() {
     assert!(used(&before, "one") > 0);
     let file = before.core.save(IDENTITY).expect("encoded");
     assert_eq!(before.core.strikes_and_use().0, u64::from(strikes(&before, "one").0));
-    // The operator's order of tenants may have changed.
+    // The order of the tenants in the configuration may have changed.
     let mut after = continued(&file, &["three", "two", "one"]);
     assert_eq!(strikes(&after, "one"), strikes(&before, "one"));
     assert!(used(&after, "one") >= used(&before, "one"));

@@ -92,7 +92,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open concurrently.
+    // `World::check` fails if the gates of the group and of the other tenant are open concurrently.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
@@ -215,7 +215,7 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // Libraries with an older protocol version do not get requests to yield.
+    // Shims with an older protocol version do not get requests to yield.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));

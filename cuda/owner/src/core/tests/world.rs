@@ -151,7 +151,7 @@ impl World {
         world
     }
 
-    /// Connects a program of a tenant, and serves it until it is idle.
+    /// Connects a program of a tenant, and executes steps until none is possible.
     pub(super) fn connect(&mut self, tenant: &str) -> SessionId {
         let session = self.connect_as(tenant, 1000, false);
         self.settle();

@@ -25,7 +25,7 @@ struct Pending {
 struct Program {
     link: Arc<Link>,
     pending: Option<Pending>,
-    /// Channel for the reply to a restart, until the new worker has restored the program.
+    /// Channel for the result of a restart, present until the new worker has restored the program.
     restoring: Option<Sender<Restarted>>,
 }
 
