@@ -31,7 +31,7 @@ const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
 /// A wait for a mark that takes longer than this narrows the interval.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
-/// Time without a completed mark after which a stream can have twice as many marks.
+/// Time without a completed mark after which streams can have twice as many marks.
 // TIMEOUT: a stream may wait for the thread that waits here, so the thread must eventually continue. A program with
 // longer launches already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,7 +52,7 @@ struct Marks {
     spare: Vec<(u64, Event)>,
     /// Number of submissions between two marks.
     every: u32,
-    /// Maximum number of marks of a stream.
+    /// Maximum number of marks per stream.
     most: usize,
 }
 
@@ -172,8 +172,8 @@ impl Marks {
         }
     }
 
-    /// Checks the marks of a waiting stream. `since` is the time when the last mark completed. Returns true if the
-    /// stream can accept submissions.
+    /// Checks the marks of a waiting stream. `since` is the time from which the mark timeout is measured, or `None` at
+    /// the start of the wait. Returns true if the stream can accept submissions.
     fn look(
         &mut self,
         now: Instant,

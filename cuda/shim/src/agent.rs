@@ -288,7 +288,8 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the next check of the slice. Returns true if one has arrived.
+    /// Waits for a message, at most until the next check of the slice or of requested chunks. Returns true if one has
+    /// arrived.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {

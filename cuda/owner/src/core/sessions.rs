@@ -331,7 +331,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Frees a process's memory.
+    /// Releases a process's memory, and cancels its requests for memory.
     fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
         self.abandon_relocation(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };

@@ -248,7 +248,7 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Removes exited processes, and kills those that are still running without a connection. `adopts` returns true if
+    /// Removes exited processes, and kills those that run without a connection for too long. `adopts` returns true if
     /// the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {

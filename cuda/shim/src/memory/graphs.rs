@@ -133,7 +133,7 @@ impl Operations<'_> {
         self.any_graphs() && self.memory.graphs.allocating().contains(&(graph as u64))
     }
 
-    /// Records a new executable graph.
+    /// Records whether a new executable graph allocates memory.
     pub fn add_graph(self, graph: Object, allocates: bool) {
         let mut graphs = self.memory.graphs.allocating();
         if allocates {

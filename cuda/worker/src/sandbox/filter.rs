@@ -237,7 +237,8 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Allow signals to the process itself, including those about descriptors.
+    // Allow signals only to the process itself. Reject commands and requests that let the kernel send signals to a
+    // chosen process or simulate input.
     let commands = SIGNAL_COMMANDS.map(|command| (1, Ne, command as u64));
     rules.insert(libc::SYS_fcntl, vec![short_rule(&commands)?]);
     let requests = SIGNAL_REQUESTS.map(|request| (1, Ne, request as u64));
