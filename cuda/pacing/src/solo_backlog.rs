@@ -19,7 +19,7 @@ use crate::gate::Gate;
 use crate::pace::RunAhead;
 use crate::streams::Stream;
 
-/// Maximum number of marks in flight per stream.
+/// Initial maximum number of marks in flight per stream.
 const MAX_MARKS_PER_STREAM: usize = 4;
 /// Initial number of submissions between two marks. An event costs the card 2 to 4 us.
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;

@@ -27,7 +27,7 @@ use crate::{gate, process};
 use program_cards::calls::show;
 use program_cards::identities;
 
-/// Time that empty chunks remain cached, unless the owner requests them.
+/// Minimum interval between returns of empty chunks that the owner has not requested.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
@@ -211,7 +211,7 @@ struct Agent {
     shim: &'static Shim,
     card: &'static Card,
     connection: Arc<Connection>,
-    /// Time of the last return of empty chunks.
+    /// Time of the last attempt to return empty chunks.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Protocol version.

@@ -19,7 +19,7 @@ use crate::driver;
 use crate::log::report;
 use crate::settings::Settings;
 
-/// Maximum time that an allocation waits for an absent owner.
+/// Maximum time to wait for an absent owner, or for a tenant's move to another card.
 // TIMEOUT: a service restarts within seconds; if the owner stays absent, the program must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Chunk size in bytes that is assumed until the owner reports it.

@@ -33,7 +33,7 @@ const MAX_PRIVATE_BYTES: u64 = 8 << 30;
 const MAX_OWN_THREADS: u64 = 4096;
 /// Maximum number of threads of the daemon's user, including the daemon's own threads.
 const MAX_SHARED_THREADS: u64 = 32_768;
-/// OOM score of workers. If the host runs out of memory, the kernel kills workers before other processes.
+/// OOM score adjustment of workers. If the host runs out of memory, the kernel kills workers before other processes.
 const OOM_SCORE: &str = "1000";
 /// Highest capability number that a kernel may define.
 const MAX_CAPABILITY: u32 = 63;

@@ -46,7 +46,7 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Tenant whose socket the process connected to. The socket's access rights protect that tenant.
+    /// Tenant whose socket the process connected to. The socket's permissions control access to that tenant.
     pub(super) bound: Option<TenantId>,
     /// Version of the protocol.
     pub(super) version: u16,

@@ -10,24 +10,24 @@ use std::collections::BTreeMap;
 use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
-/// Maximum time that the owner polls before a turn ends, in microseconds. This also limits the cost of a program that
-/// announces the end of its turns falsely.
+/// Maximum time that the owner polls before the announced end of a turn, in microseconds. This also limits the cost of
+/// a program that announces the end of its turns falsely.
 const ATTENDED_US: u32 = 1000;
 
-/// Limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit reduces the
-/// card time spent on events, and draining the work is cheap compared with a change of quanta.
+/// Minimum limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit
+/// reduces the card time spent on events, and draining the work is cheap compared with a change of quanta.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is long for
-/// a program with work, but short compared with the change of quanta that idleness can cause.
+/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is
+/// long for a program with work, but short compared with the change of quanta that idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 /// Interval in microseconds at which a group member's program reports its use. It is much shorter than the lead in work
 /// that makes a member wait for others.
 const REPORT_INTERVAL_US: u32 = 2000;
 
-/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. It
-/// exceeds the pause of a program that reads a result and submits its next work.
+/// Maximum idle time after which a member's turn ends while members of a worse latency class wait for it, in
+/// microseconds. It exceeds the pause of a program that reads a result and submits its next work.
 const IDLE_PREFERRED_US: u32 = 150;
 
 impl Core {
@@ -319,7 +319,7 @@ impl Core {
         // A program that waits for memory is not idle.
         let is_working = |tenant: &TenantId| self.turns.is_busy(*tenant) || self.waits_for_memory(*tenant);
         let working = self.tenants.keys().copied().filter(is_working).collect();
-        // The driver does not count the reads of kernels over the link.
+        // The driver does not count kernels' reads over the link.
         let running = self.tenants.keys().copied().filter(|tenant| self.turns.turns().has_turn(*tenant)).collect();
         let (traffic, scheduler) = (Traffic::Assumed(running), self.turns.turns().scheduler());
         let report = Report { working, traffic, scheduler, counts_work: false };

@@ -12,7 +12,7 @@ const CONNECTIONS_MOST: usize = 2048;
 // TIMEOUT: the shim sends `Hello` immediately, but a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time in ns during which no connections are accepted after descriptors have run out.
-// TIMEOUT: other connections may be closed in this time. Connecting programs only wait slightly longer.
+// TIMEOUT: other connections may be closed in this time. Connecting programs wait only slightly longer.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Number of descriptors reserved for logs, sockets and the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
-/// messages with descriptors.
+/// Maximum number of messages without descriptors, and of messages about turns, that wait for one process. The
+/// process's chunks limit the number of messages with descriptors.
 const WAITING_MOST: usize = 256;
 /// Maximum number of unread descriptors per connection. At this limit, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;

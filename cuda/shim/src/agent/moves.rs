@@ -26,7 +26,7 @@ use program_cards::identities;
 /// Interval between a program's attempts to connect to an owner after it has left its card.
 // TIMEOUT: the daemon hands a tenant over within milliseconds, and the program waits meanwhile.
 const LEFT_RETRY: Duration = Duration::from_millis(5);
-/// Time without an owner after which a program that has left its card continues there.
+/// Time without an owner after which a program that has left its card continues on that card.
 // TIMEOUT: the daemon abandons a move earlier, and the first owner then serves the program again.
 const LEFT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the work in flight of a program that runs without an owner and must leave its card.

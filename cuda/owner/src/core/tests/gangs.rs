@@ -56,7 +56,7 @@ struct Host {
     cores: Vec<Core>,
     /// Cards without an owner.
     dead: BTreeSet<usize>,
-    /// Cards whose owners are stopped: they handle no events, and messages to them wait.
+    /// Cards whose owners are stopped: they handle no events, and messages to them are queued.
     stopped: BTreeSet<usize>,
     /// Messages that the stopped owner has not read.
     unread: Vec<(SessionId, FromTenant)>,

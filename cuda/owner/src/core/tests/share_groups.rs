@@ -336,7 +336,7 @@ fn submission_longer_than_report_interval_counts_in_full() {
     let (one, _two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one]);
     let busy = |world: &World| world.core.view(0).tenants[0].busy_ns;
-    // Submissions of 3 ms end 1 ms after the first report and at the time of the third.
+    // In each round, two submissions of 3 ms end: 1 ms after the first report, and at the time of the third.
     for round in 1..=20 {
         for busy_ns in [0, 3 * MS, 3 * MS] {
             world.pass(2 * MS);

@@ -37,7 +37,8 @@ pub(super) struct Program {
     pub(super) mute: bool,
     /// Set if the program does not reply because it is stopped.
     pub(super) stopped: bool,
-    /// Set if the program declines orders: `false` for orders to quiesce, `true` for orders to redirect chunks.
+    /// Kind of orders that the program declines, if any: `false` for orders to quiesce, `true` for orders to redirect
+    /// chunks.
     pub(super) declines: Option<bool>,
     /// Set once the program's driver rejects all calls.
     pub(super) ends: bool,
@@ -454,7 +455,7 @@ impl World {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Like [`Self::restart`], but runs `at_once` for each program before the new owner maps its chunks.
+    /// Like [`Self::restart`], but runs `at_once` for each program before the new owner maps the program's chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();
