@@ -49,7 +49,7 @@ pub struct Gate {
     told: AtomicBool,
     /// Set while one submission may pass outside the slice.
     steps: AtomicBool,
-    /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
+    /// Time until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
     /// Set while a thread spins for the next slice.
     looks: AtomicBool,

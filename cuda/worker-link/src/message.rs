@@ -78,7 +78,7 @@ pub enum Reason {
     Driver,
     /// The addresses that the guest and the worker must share are in use.
     Addresses,
-    /// The ring contains an unknown operation or a malformed message.
+    /// A ring contains an unknown or malformed message, or a blob is invalid.
     Malformed,
     /// The guest exceeds a limit: blobs, handles or bytes.
     Limit,

@@ -38,7 +38,7 @@ pub enum ServeError {
     /// The window cannot be used.
     #[error(transparent)]
     Window(#[from] WindowError),
-    /// A message was invalid.
+    /// A message was invalid or exceeded a limit.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
     /// The program of another worker cannot continue in this one.

@@ -46,7 +46,7 @@ pub(super) struct Connection {
     plain: usize,
     /// Upper bound on the number of descriptors that the process has not read.
     unread: usize,
-    /// Number of failed attempts to send.
+    /// Number of consecutive failed attempts to send.
     tries: u32,
     /// Time of the next attempt, in ns.
     again: u64,

@@ -65,9 +65,9 @@ pub struct Piece {
 pub struct Freed {
     pub card: u8,
     pub chunks: Vec<ChunkId>,
-    /// Size of the driver allocations in bytes.
+    /// Size of the driver allocations that were not exported, in bytes.
     pub fixed: u64,
-    /// Part of `fixed` that may have been exported, in bytes.
+    /// Size of the driver allocations that may have been exported, in bytes.
     pub exported: u64,
 }
 
@@ -113,7 +113,7 @@ pub enum Cover {
     None,
     /// The range contains only complete mappings.
     Whole,
-    /// The range contains only part of a mapping.
+    /// The range contains a part of a mapping.
     Part,
 }
 
