@@ -118,11 +118,12 @@
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
 //! connection is closed without a `Goodbye`, the owner considers the process dead, and the tenant's side considers the
-//! owner absent. The tenant's side then opens its gate, keeps its memory, rejects allocations in chunks, and tries to
-//! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
-//! indefinitely for the other, and the owner never blocks when it sends a message ([`Link::try_send`]). Messages wait
-//! while the queue of their connection is full, or while the connection, its tenant or all tenants together have the
-//! maximum number of unread descriptors. The owner closes a connection only if its process does not read its messages.
+//! owner absent. The tenant's side then opens its gate, keeps its memory, lets allocations in chunks wait for a limited
+//! time, and tries to reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set.
+//! Neither side waits indefinitely for the other, and the owner never blocks when it sends a message
+//! ([`Link::try_send`]). Messages wait while the queue of their connection is full, or while the connection, its tenant
+//! or all tenants together have the maximum number of unread descriptors. A full queue makes the owner close a
+//! connection only if the process does not read replies that it has requested.
 //!
 //! # Bounds
 //!

@@ -1,4 +1,4 @@
-//! An open render node whose context uses our capability set.
+//! An open render node whose context uses the CUDA capability set.
 //!
 //! UNSAFETY: calls `ioctl` and maps memory at addresses chosen by the caller. [`Request`] associates each argument type
 //! with its request number. Arguments with addresses are built next to the calls.

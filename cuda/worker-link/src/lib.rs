@@ -1,8 +1,8 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
 //! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
-//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker receives both of its descriptors
-//! as arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
+//! bytes, little-endian, without descriptors except in `Save` and `Hold`. The worker receives its descriptors as
+//! arguments: `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are
 //! described in `cuda-ring`.
 //!
 //! ```text

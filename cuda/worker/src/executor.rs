@@ -45,7 +45,7 @@ enum Effect {
     Reserves,
     /// The call changes the driver's current context.
     ChangesContext,
-    /// Releases the primary context of the device in the first argument.
+    /// Releases or resets the primary context of the device in the first argument.
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,

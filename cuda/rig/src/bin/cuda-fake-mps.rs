@@ -111,7 +111,7 @@ fn control(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replies to one line.
+/// Executes a command, and sends the reply.
 fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream) -> Result<()> {
     let mut line = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut line)?;

@@ -337,8 +337,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // A kernel takes longer than a slice. An event recorded by another thread would complete before it and end the turn
-    // too early.
+    // A kernel takes longer than a slice. An event recorded by another thread would complete before the kernel, and end
+    // the turn too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -346,8 +346,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     };
     us(&mut program);
     let mut shares = Vec::new();
-    // If the host runs the program late after a kernel, it requests its next turn late, and the neighbour works
-    // meanwhile.
+    // If the host runs the program late after a kernel, the program requests its next turn late, and the neighbour
+    // works meanwhile.
     let is_fair = (0..ROUNDS).any(|_| {
         let (before, used_before) = (accounts(&mut serving), us(&mut program));
         neighbour.during(Duration::from_secs(2));

@@ -1,8 +1,8 @@
 //! The worker's system call filter.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
-//! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
-//! for all others.
+//! libraries try but do not need, and one returns `ENOSYS` for `clone3`. Another filter allows a list of calls, some of
+//! them conditionally, and sends `SIGSYS` for all others.
 
 use std::collections::BTreeMap;
 
