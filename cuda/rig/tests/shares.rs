@@ -25,7 +25,7 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
 
 /// Like [`parts`], for `work_us` microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // The reply shows that each program has had a turn.
+    // The replies show that each program has had a turn.
     let before = counts(programs);
     loop {
         let now = counts(programs);

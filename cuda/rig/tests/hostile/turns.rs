@@ -233,7 +233,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     neighbour.works();
-    // The attacker then occupies the card for longer than its limit.
+    // The neighbour works for longer than the stopped program's limit.
     let charged = account(&accounts(&mut serving), 1, "charged_ns");
     until_accounts(&mut serving, "the neighbour works", |view| {
         account(view, 1, "charged_ns") > charged + 4_000_000_000

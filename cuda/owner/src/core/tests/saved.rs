@@ -38,7 +38,7 @@ fn struck() -> World {
     world.say(one, FromTenant::Waiting { card: 0 });
     world.pass(40 * MS);
     let (id, now) = (world.core.tenant("one").expect("a tenant"), world.core.now());
-    // Several strikes in one slice count once.
+    // Several strikes in one slice count once, so end the slice first.
     world.core.turns.ended(id, now, false, now);
     for _ in 0..world.core.config().time.strikes {
         world.core.turns.with_turns(now, |turns| turns.strike(id, now));
