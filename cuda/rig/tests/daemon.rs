@@ -88,7 +88,7 @@ fn an_owner_that_is_killed_is_started_again() {
 fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
-    // The socket determines the tenant, regardless of the name that the program sends.
+    // The socket determines the tenant, so the owner rejects the name of another tenant.
     let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =

@@ -18,9 +18,9 @@ use vram::TenantId;
 const MEMBER_INTERVAL_NS: u64 = 10_000_000;
 
 impl Core {
-    /// Requests a check of each share group member that makes its group's turn overrun. Other tenants run during the
-    /// overrun, but the other members do not, so the turn of a stopped member ends although its work may still be in
-    /// flight.
+    /// Requests a check of each running process of a share group member whose turn overruns. Other tenants run during
+    /// the overrun, but the other members do not, so the turn of a stopped member ends although its work may still be
+    /// in flight.
     pub(super) fn look_at_overrunning_members(&mut self) {
         let (turns, clock) = (self.turns.turns(), self.clock);
         let delays_group = |tenant: TenantId| turns.is_joined(tenant) && turns.overruns(tenant);
