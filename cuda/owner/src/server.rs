@@ -113,7 +113,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
-    /// The cards of each tenant with several cards.
+    /// Each multi-card tenant's cards, with the sockets of their owners.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
     /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
@@ -322,7 +322,7 @@ struct Serving {
     heard: BTreeMap<Cause, SessionId>,
     /// Earliest time at which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if unhandled notifications remain.
+    /// Set if unhandled notes remain.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -388,7 +388,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Without a free descriptor for a connection, the listeners would stay readable.
+        // Do not poll the listeners: without a free descriptor for a connection, they would stay readable.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());

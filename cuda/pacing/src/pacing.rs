@@ -10,7 +10,7 @@ use crate::pace::{Left, RunAhead};
 use crate::solo_backlog::SoloBacklog;
 use crate::streams::Stream;
 
-/// Limits of the program's work in flight.
+/// Limits on the program's work in flight.
 #[derive(Debug)]
 pub struct Pacing {
     /// Limits while other tenants have work.

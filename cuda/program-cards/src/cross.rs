@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct Replacements {
     /// Set once work on a card may use another card's memory.
     possible: bool,
-    /// Number of replacements in progress on each card that quiesce only that card.
+    /// For each card, number of replacements in progress that quiesce only that card.
     alone: [u32; cuda_pacing::gate::MAX_CARDS],
 }
 
@@ -87,7 +87,7 @@ mod tests {
         assert!(!cross.begin(1), "no other card uses the memory");
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| cross.allow(|| assert!(cross.lock().possible, "moves now need all cards")));
-            // By then, the other thread is waiting or about to wait.
+            // The other thread is waiting, or is about to wait.
             for _ in 0..1000 {
                 std::thread::yield_now();
                 assert!(!cross.is_ready() && !cross.lock().possible);

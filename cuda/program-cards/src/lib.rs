@@ -4,9 +4,9 @@
 //! therefore sees the tenant's cards, followed by the other cards to which the program could move, and the library in
 //! front of the driver hides the latter.
 //!
-//! - [`list`]: the value of `CUDA_VISIBLE_DEVICES` for the driver's initialisation;
+//! - [`list`]: the value of `CUDA_VISIBLE_DEVICES` for the driver's initialization;
 //! - [`files`]: the cards whose device files the program can reach;
-//! - [`calls`]: the functions that name devices, and the refusal of hidden ones;
+//! - [`calls`]: functions whose arguments name devices, and the rejection of calls that name hidden devices;
 //! - [`identities`]: the UUIDs of the devices that the driver sees;
 //! - [`integrity`]: the answer to the query of NVIDIA's runtime about the devices;
 //! - [`peers`]: pairs of contexts with peer access;

@@ -37,7 +37,7 @@ pub struct Hello {
 /// A card that the tenant can use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardInfo {
-    /// `cuDeviceGetUuid` of the card.
+    /// UUID of the card (`cuDeviceGetUuid`).
     pub uuid: [u8; 16],
     /// Memory size that `cuDeviceTotalMem` reports to this tenant, in bytes.
     pub total_bytes: u64,
@@ -268,7 +268,7 @@ pub enum FromTenant {
         /// Set if a submission is waiting at the gate.
         waiting: bool,
     },
-    /// Usage within a turn.
+    /// Reports usage during a turn.
     Used {
         /// Index of the card.
         card: u8,
@@ -326,16 +326,16 @@ pub enum FromTenant {
         /// Reason why the process stays, or `None` if its gate is closed and it has unmapped all chunks.
         obstacle: Option<Obstacle>,
     },
-    /// Reports that the process is on a different card than the owner's, with all chunks unmapped. The owner replies
-    /// with `Fetched`, or closes the connection. Since version 8.
+    /// Reports that the process is on a card other than the owner's, with all chunks unmapped. The owner replies with
+    /// `Fetched`, or closes the connection. Since version 8.
     Elsewhere {
-        /// `cuDeviceGetUuid` of the process's card.
+        /// UUID of the process's card.
         uuid: [u8; 16],
     },
     /// Reports the cards that the process's driver sees, including those that the library hides from the program.
     /// Since version 9.
     Sees {
-        /// `cuDeviceGetUuid` of each card, at most [`crate::MAX_SEEN`].
+        /// UUIDs of the cards, at most [`crate::MAX_SEEN`].
         uuids: Vec<[u8; 16]>,
     },
     /// Reports that the process cannot import its chunks on the owner's card, to which the driver has moved it. The
@@ -466,9 +466,9 @@ pub enum FromOwner {
     Fetched,
     /// Reply to `Hello`, like `Welcome`, for a process that may move to another card later. Since version 9.
     WelcomeAmong {
-        /// The owner's terms.
+        /// Same as in `Welcome`.
         welcome: Welcome,
-        /// `cuDeviceGetUuid` of the other cards to which the process could move, at most [`crate::MAX_SEEN`].
+        /// UUIDs of the other cards to which the process could move, at most [`crate::MAX_SEEN`].
         others: Vec<[u8; 16]>,
     },
 }
@@ -479,7 +479,7 @@ pub enum Malformed {
     /// The bytes are not a message of this version.
     #[error("a packet of {bytes} bytes is not a message")]
     Encoding {
-        /// Length of the packet.
+        /// Length of the packet in bytes.
         bytes: usize,
     },
     /// A list or name is too long.

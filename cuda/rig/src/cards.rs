@@ -69,7 +69,7 @@ impl Work {
         Ok(Self { cuda, stream, buffers, kernels, graph, result, rounds: 0 })
     }
 
-    /// Increments each word, with launches and with a graph, and makes a stream-ordered allocation.
+    /// Increments each word, alternately through the graph and through launches, and makes a stream-ordered allocation.
     pub fn step(&mut self) -> Result<()> {
         let (cuda, stream) = (self.cuda, self.stream);
         cuda.enter()?;
@@ -389,7 +389,7 @@ pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
 pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<String> {
     let cards = all(cuda)?;
     let ranks = cards.len() as u64;
-    // The round of each device, which kernels read and write. It lives until the process exits.
+    // Round number of each device, which kernels read and write. The memory is never freed.
     let words: &'static [AtomicU64] = Box::leak((0..ranks).map(|_| AtomicU64::new(0)).collect());
     let address = words.as_ptr() as u64;
     let work = move |(rank, on): (u64, Cuda)| -> Result<u64> {
@@ -410,7 +410,7 @@ pub fn meet(cuda: Cuda, rounds: u64, kernel_us: u64, ahead: u64) -> Result<Strin
     Ok(format!("met {rounds}"))
 }
 
-/// Runs the workload on each device, and forks meanwhile. Each child calls the driver for each device, and exits. A
+/// Runs the workload on each device, and forks while it runs. Each child calls the driver for each device, and exits. A
 /// child has no context, so its calls must fail. Returns the checksums.
 #[allow(unsafe_code, reason = "forks")]
 pub fn fork(cuda: Cuda, mib: u64, rounds: u64) -> Result<String> {

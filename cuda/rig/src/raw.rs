@@ -166,7 +166,7 @@ pub fn serve(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Changes this process's user.
+/// Sets this process's user and group IDs to `uid`.
 pub fn become_user(uid: u32) -> Result<()> {
     // SAFETY: the only pointer is the null pointer of an empty list.
     let done = unsafe {

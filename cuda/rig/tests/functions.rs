@@ -1,5 +1,5 @@
-//! Tests that the CUDA devices of VMs survive their daemon. `mediatord`, the owner and the workers are separate
-//! processes on the fake driver; this process acts as the guest's driver.
+//! Tests that the CUDA devices of VMs survive restarts of their daemon. `mediatord`, the owner and the workers are
+//! separate processes on the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -81,7 +81,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     for death in 1..=3 {
         service.until_kept();
         service.kill();
-        // No process serves this command yet.
+        // No daemon is running, so the next one reads this command.
         driver.offer(6, &doorbell(1));
         service.restart();
         assert_eq!(driver.answer(), (6, 0x1100), "{}", service.log());

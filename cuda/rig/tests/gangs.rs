@@ -33,7 +33,7 @@ fn two_cards(tables: impl Fn(&Rig, usize) -> String) -> Rig {
     rig
 }
 
-/// Returns the tables of the gangs `a` and `b`, with this much memory on each card.
+/// Returns the tables of the gangs `a` and `b`, with `vram_mib` MiB of memory on each card.
 fn gangs(vram_mib: u32) -> String {
     let gang = |name: &str, weight: u32| {
         format!(
@@ -55,7 +55,7 @@ impl Ranks {
         Self::start_with(rig, tenant, 0)
     }
 
-    /// Starts the processes with this much card memory each.
+    /// Starts the processes with `mib` MiB of card memory each.
     fn start_with(rig: &Rig, tenant: &str, mib: u64) -> Self {
         let words = rig.folder.path().join(format!("{tenant}.words"));
         let _ = std::fs::remove_file(&words);
@@ -165,7 +165,8 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
 
 #[test]
 fn gangs_that_do_not_fit_have_quanta_on_both_cards_together() {
-    // On a host with a load average of 15, a gang's program failed to reply to an order within 10 s in one of ten runs.
+    // On a host with a load average of 15, a gang's program failed to reply to an order within 10 s in one of ten runs,
+    // so this test runs only at full scale.
     if std::env::var_os("GPU_MEDIATOR_FULL").is_none() {
         return;
     }

@@ -109,7 +109,7 @@ fn runs(pid: &str) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
-/// Waits for a server of a group other than `old`. Returns its process ID.
+/// Waits for a group's server other than `old`. Returns its process ID.
 fn server(rig: &Rig, group: &str, old: &str) -> String {
     let pipes = folder(rig, group).join("pipes");
     let found = || {
@@ -126,7 +126,7 @@ fn control(rig: &Rig, group: &str) -> String {
     record.split(' ').next().expect("a number").to_owned()
 }
 
-/// Waits for events of a kind about the card.
+/// Waits for `count` events of a kind, and returns their texts.
 fn events(rig: &Rig, kind: &str, count: usize) -> Vec<String> {
     awaited(kind, || {
         let page = json(rig, &["events", "--kind", kind]);

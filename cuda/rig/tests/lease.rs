@@ -53,7 +53,7 @@ fn run_limits_of_killed_program_are_restored() {
     let text = last["text"].as_str().expect("a text");
     assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has exited"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
-    // The limits are not restored by the next daemon.
+    // The next daemon does not apply the run's limits again.
     daemon.kill();
     let _next = Daemon::start(&rig);
     assert_eq!(limits(&json(&rig, &["tenant", "show", "a"])), before);

@@ -170,7 +170,7 @@ fn vm_that_cannot_move_is_refused_by_name_and_continues() {
     refused(4, "old", "two", "is of kind = \"cuda\"");
     let text = bad(&service.rig, 4, &["tenant", "move", "vm", "--card", "two"]);
     assert!(text.contains("it is a VM: `mediatorctl vm move` moves it"), "{text}");
-    // The guarantee of the other card's tenant leaves no room for another guarantee.
+    // The guarantee of the other card's tenant leaves no memory for another guarantee.
     good(&service.rig, &["tenant", "set", "vm", "--guarantee-mib", "16"]);
     refused(4, "vm", "two", "memory.guarantee_mib");
     good(&service.rig, &["tenant", "set", "vm", "--guarantee-mib", "0"]);
@@ -226,7 +226,7 @@ fn killed_process_during_a_move_leaves_one_card() {
         let to = if from == "one" { "two" } else { "one" };
         service.until_kept();
         let known = workers(&service.rig);
-        // Times from the request to the end of the move.
+        // Delays after the request, up to the end of the move.
         let delay = Duration::from_millis([5, 15, 30, 60][round % 4]);
         let mut command = ctl_command(&service.rig, &["vm", "move", "vm", "--card", to]);
         let mut moving = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");

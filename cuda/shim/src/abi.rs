@@ -30,13 +30,13 @@ fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
 
-/// Returns the program's memory on the current context's card.
+/// Returns the memory operations for the current context's card.
 fn memory() -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.current())
 }
 
-/// Returns the program's memory on the card that an address belongs to.
+/// Returns the memory operations for the card that an address belongs to.
 fn memory_at(address: Address) -> Operations<'static> {
     let shim = shim();
     shim.memory(shim.of_address(address))

@@ -27,7 +27,7 @@ use crate::{gate, process};
 use program_cards::calls::show;
 use program_cards::identities;
 
-/// Time that empty chunks remain cached, unless the owner requests them.
+/// Minimum interval between returns of empty chunks that the owner has not requested.
 // TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
 // slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
@@ -39,10 +39,10 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // limit of 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owners on the first call, and initialises the driver with `init`, which receives the tenant's cards
+/// Connects to the owners on the first call, and initializes the driver with `init`, which receives the tenant's cards
 /// and those to which the program could move. Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) -> c_int) -> c_int {
-    // A child cannot initialise the driver if its parent forked while doing so.
+    // A child cannot initialize the driver if its parent forked while doing so.
     let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
     if *state == Start::Connected {
         let terms = shim.cards().filter_map(|card| card.link.terms());
@@ -211,7 +211,7 @@ struct Agent {
     shim: &'static Shim,
     card: &'static Card,
     connection: Arc<Connection>,
-    /// Time of the last return of empty chunks.
+    /// Time of the last attempt to return empty chunks.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Protocol version.
@@ -288,7 +288,8 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the next check of the slice. Returns true if one has arrived.
+    /// Waits for a message, at most until the next check of the slice or of requested chunks. Returns true if one has
+    /// arrived.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -581,7 +582,7 @@ impl Agent {
                         self.wait_for_driver(&connection, target, sample) && connection.send(&end, &[]).is_ok()
                     });
                     if is_here {
-                        // Not earlier: the driver may have stopped the calls of this process.
+                        // Do not do this earlier: the driver may have stopped the calls of this process.
                         card.contexts.bind();
                         card.link.reconnect(&connection);
                     }

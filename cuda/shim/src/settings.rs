@@ -28,7 +28,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings. Called while the library is loaded, before any of its threads run.
+    /// Reads the settings. Called before any of the library's threads run.
     pub fn read() -> Self {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
         let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();

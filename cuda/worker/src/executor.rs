@@ -45,7 +45,7 @@ enum Effect {
     Reserves,
     /// The call changes the driver's current context.
     ChangesContext,
-    /// Releases the primary context of the device in the first argument.
+    /// Releases or resets the primary context of the device in the first argument.
     EndsPrimary,
     /// The results are a list of processes.
     ListsProcesses,
@@ -96,7 +96,7 @@ pub struct Executor {
     pub(crate) captures: u64,
     /// Object log that lets another worker continue the program.
     pub(crate) log: Log,
-    /// Result of the last call.
+    /// Result code of the last call.
     pub(crate) last_code: i32,
     /// Set while steps of a log are executed, without replies.
     pub(crate) is_replaying: bool,
@@ -110,7 +110,7 @@ pub struct Executor {
     effects: Vec<Effect>,
     current: Option<u32>,
     mode: u16,
-    /// Failures that have already been reported, as pairs of message and error.
+    /// Failures that have already been reported, as pairs of message type and error code.
     reported: BTreeSet<(u16, i32)>,
 }
 
@@ -468,7 +468,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true once the guest has started to make calls.
+    /// Returns true once the guest has started with matching versions.
     pub fn is_started(&self) -> bool {
         self.started
     }

@@ -26,13 +26,13 @@ struct Callbacks {
 /// after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks. `posted` is the number of callbacks run in the program's previous workers. `notify` wakes
+/// Prepares callbacks. `posted` is the number of callbacks that the program's previous workers posted. `notify` wakes
 /// sleeping guest threads.
 pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
 }
 
-/// Returns the number of callbacks that have run.
+/// Returns the number of callbacks posted to the guest.
 pub(crate) fn posted() -> u64 {
     CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }

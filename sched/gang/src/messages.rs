@@ -74,13 +74,13 @@ pub enum CardState {
 pub enum Command {
     /// Requests a report of the gang's state.
     Report,
-    /// The gang has no work. It must not compete for a turn.
+    /// The gang must not compete for a turn, because it has no work, or one of its cards has not stopped in time.
     Rest,
-    /// The gang has work on one of its cards. It must compete for a turn.
+    /// The gang must compete for a turn, because it has work on one of its cards.
     Compete,
     /// Make the card available for the gang.
     Gather {
-        /// Lamport timestamp of the gang's request. A smaller value is older.
+        /// Lamport timestamp of the gang's request. A request with a smaller timestamp is older.
         age: u64,
     },
     /// Open the gate.

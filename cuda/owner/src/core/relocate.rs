@@ -36,7 +36,7 @@ type Chunk = relocation::Chunk<PieceId>;
 /// State machine of a card's memory, with processes as users.
 pub(super) type Machine = tenancy::Machine<SessionId, PieceId>;
 
-/// Returns the state of an unused card's memory.
+/// Creates the state machine for the memory of an unused card.
 pub(super) fn machine(config: &CardConfig) -> Machine {
     let residency = Residency::new(config.balance, config.quanta);
     let batch_chunks = (BATCH_BYTES / config.chunk_bytes).clamp(1, MAX_CHUNKS as u64) as usize;
@@ -84,13 +84,14 @@ impl Core {
             // Memory evicted for a guarantee must not move back before the guarantee is granted.
             guarantee: promise,
             only_requests: false,
-            // If a tenant is alone, its moves do not delay other tenants.
+            // A single tenant's moves cannot delay other tenants.
             is_undisturbed: tenants.len() < 2,
         };
         self.machine.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step by reserving its destination, unless it is already reserved or cannot be reserved now.
+    /// Starts the move for a step, if that is possible now. If the memory is already at its destination, only updates
+    /// the accounts.
     fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
@@ -165,7 +166,7 @@ impl Core {
         self.machine.relocations.submit(&self.table, self.clock);
     }
 
-    /// Like [`vram::ChunkTable::start`], but first scrubs the places that need it.
+    /// Calls [`vram::ChunkTable::start`], and retries it after a scrub if the destination must be scrubbed first.
     fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
         match self.table.start(step) {
             Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
@@ -173,7 +174,7 @@ impl Core {
         }
     }
 
-    /// Executes the steps of all relocations.
+    /// Executes the pending actions of all relocations.
     pub(super) fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
@@ -299,7 +300,7 @@ impl Core {
         self.pieces.let_go(chunk.from, &mut self.actions);
     }
 
-    /// Records that a piece could not be moved to the memory of its chunk's place. The move is retried later.
+    /// Records that a piece could not be moved to the memory assigned to its chunk. The move is retried later.
     fn stays_misplaced(&mut self, chunk: &Chunk) {
         let at = (chunk.tenant, chunk.index);
         let is_it = self.where_is(at.0, at.1).is_some_and(|(piece, _)| piece == chunk.from);

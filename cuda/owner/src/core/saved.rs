@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use tenancy::{Deadline, ReadError, RestoredAccounts, SavedAccounts, WriteError};
 use vram::TenantId;
 
-/// Time for which the accounts of tenants of an earlier owner are kept until the tenants are added, in ns.
+/// Time in ns for which an earlier owner's accounts are kept for tenants that have not been added yet.
 // TIMEOUT: the daemon adds its tenants immediately after the owner has started.
 const UNCLAIMED_NS: u64 = 60_000_000_000;
 
@@ -22,8 +22,8 @@ impl Core {
         saved.to_file(identity)
     }
 
-    /// Continues with the accounts of an earlier owner, and with its clock. No tenant may exist. Changes nothing if the
-    /// file is damaged, or is of an unsupported version.
+    /// Restores the accounts and the clock of an earlier owner. Must be called before tenants are added. Changes
+    /// nothing if the file is damaged, or is of an unsupported version.
     pub(crate) fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
         let RestoredAccounts { clock_ns, names, scheduler, quanta, begun } = RestoredAccounts::from_file(file)?;
         self.clock = clock_ns;
@@ -36,7 +36,7 @@ impl Core {
         Ok(())
     }
 
-    /// Returns two values that change with the accounts: the number of strikes, and the used time in ns.
+    /// Returns the total number of strikes and the total used time in ns, which change with the accounts.
     pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
         self.turns.turns().scheduler().strikes_and_use()
     }

@@ -1,4 +1,4 @@
-//! Processes that use the card without the owner, because they bypass the library or do not belong to a tenant.
+//! Processes that use the card unmanaged, because they bypass the shim or do not belong to a tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ const MIN_POLLS_PRESENT: u32 = 2;
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 
 impl Core {
-    /// Handles NVML's list of the processes that use the card, without the owner.
+    /// Handles NVML's list of the processes that use the card, excluding the owner.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
@@ -36,7 +36,7 @@ impl Core {
         }
     }
 
-    /// Returns the processes that use the card without the owner.
+    /// Returns the unmanaged processes that enough polls have listed.
     pub fn strangers(&self) -> impl Iterator<Item = &UnmanagedProcess> {
         self.strangers.0.values().filter(|(_, looks)| *looks >= MIN_POLLS_PRESENT).map(|(stranger, _)| stranger)
     }

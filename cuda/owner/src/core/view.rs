@@ -24,7 +24,7 @@ pub struct TenantView {
     pub busy_ns: u64,
     /// Part of `busy_ns` during which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Number of submissions. They are not counted while the tenant is alone.
+    /// Number of submissions, excluding those made while the tenant was alone.
     pub launches: u64,
     /// Number of the tenant's programs that were killed, mostly because they did not reply.
     pub killed: u64,

@@ -1,7 +1,7 @@
 //! Peer processes of connections: their identity, their state, and signals to them.
 //!
 //! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
-//! already revoked its turn and memory. A failed signal is reported and retried for a while.
+//! already revoked its turn and memory. A failed signal is reported, and retried at later polls.
 //!
 //! UNSAFETY: queries the peer of a socket with system options that no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -71,7 +71,7 @@ struct Left {
     failed: bool,
 }
 
-/// Change of a process that was abandoned or has left.
+/// State change of a process that was abandoned or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// SIGKILL was sent to a process of the tenant or, if the flag is unset, could not be sent.
@@ -80,7 +80,7 @@ pub(super) enum News {
     Ended(u32),
 }
 
-/// All processes, including running processes without a connection.
+/// Connected processes, and processes that have left or are expected to connect.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -188,9 +188,9 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills an abandoned process, and closes its connection. With `waits`, the kill follows after a poll interval:
-    /// killing a client during its work terminates all clients of its MPS server, so the server terminates this work
-    /// first.
+    /// Kills an abandoned process, and keeps it among the processes without a connection. If `waits` is set, the kill
+    /// is delayed by a poll interval: killing a client during its work terminates all clients of its MPS server, so the
+    /// server terminates this work first.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId, waits: bool) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -248,7 +248,7 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Removes exited processes, and kills those that are still running without a connection. `adopts` returns true if
+    /// Removes exited processes, and kills those that run without a connection for too long. `adopts` returns true if
     /// the process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
@@ -321,7 +321,7 @@ impl Left {
     }
 }
 
-/// Kills the process with a process ID that was just read.
+/// Kills a process by its ID, which must be recent, because IDs are reused.
 pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));

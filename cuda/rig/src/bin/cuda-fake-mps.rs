@@ -111,7 +111,7 @@ fn control(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replies to one line.
+/// Executes a command, and sends the reply.
 fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream) -> Result<()> {
     let mut line = String::new();
     BufReader::new(stream.try_clone()?).read_line(&mut line)?;
@@ -278,7 +278,7 @@ fn client(clients: &Mutex<Clients>, limit: usize, mut stream: UnixStream) -> Res
     Ok(())
 }
 
-/// Reads a client's messages until it exits.
+/// Reads a client's messages until the client exits.
 fn attached(clients: &Mutex<Clients>, reader: BufReader<UnixStream>) {
     for line in reader.lines().map_while(Result::ok) {
         if line == "fault" {

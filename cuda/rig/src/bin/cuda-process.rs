@@ -71,7 +71,7 @@ enum What {
     Unload,
 }
 
-/// Time limit for a child.
+/// Time limit for a child, in seconds.
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 

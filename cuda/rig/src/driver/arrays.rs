@@ -92,7 +92,7 @@ impl End2d {
 }
 
 impl End3d {
-    /// Creates an end in linear memory with rows and layers of this size.
+    /// Creates an end in linear memory, with the given pitch in bytes and number of rows per layer.
     fn linear(kind: u32, address: u64, pitch: usize, rows: usize) -> Self {
         let (host, device) = if kind == HOST { (address, 0) } else { (0, address) };
         Self { kind, host, device, pitch, rows, ..Self::default() }
@@ -340,7 +340,7 @@ impl Cuda {
             let none = std::ptr::null();
             check("cuTexObjectCreate", texture_of(&raw mut texture, &raw const resource, &raw const settings, none))?;
             check("cuSurfObjectCreate", surface_of(&raw mut surface, &raw const resource))?;
-            // `CU_RESOURCE_TYPE_LINEAR` on the bytes of the result.
+            // A `CU_RESOURCE_TYPE_LINEAR` that covers the memory of the result.
             let mut linear = [0u64; 18];
             linear[..4].copy_from_slice(&[2, result, 1 | 1 << 32, 4096]);
             check("cuTexObjectCreate", texture_of(&raw mut line, &raw const linear, &raw const settings, none))?;

@@ -39,7 +39,7 @@ pub struct Objects {
     add: u64,
     /// An executable graph, which adds to the first buffer and calls a host function.
     exec: u64,
-    /// The graph's node that adds.
+    /// The kernel node in the graph of `exec`.
     node: u64,
     /// An executable graph from a capture, which adds 3 to the second buffer and calls a host function.
     captured: u64,

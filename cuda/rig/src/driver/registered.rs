@@ -12,7 +12,7 @@ use super::{Cuda, Failed, check};
 pub struct Registration {
     /// Results in the order of the calls.
     pub codes: Vec<c_int>,
-    /// Results of `cuPointerGetAttribute` and memory types, during the registration and afterwards.
+    /// Result code and memory type of `cuPointerGetAttribute`, during the registration and after it.
     pub kinds: Vec<(c_int, u32)>,
     /// Set if the memory was copied to the card and back correctly.
     pub is_equal: bool,

@@ -243,7 +243,7 @@ pub struct Raw {
 }
 
 impl Raw {
-    /// Starts a process. If `uid` is set, it runs as that user, which requires root.
+    /// Starts a process. If `uid` is set, the process runs as that user, which requires root.
     pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
         let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
         command.arg("--socket").arg(rig.socket());
@@ -282,7 +282,7 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds without the owner, and leaves it in flight.
+    /// Launches a kernel of `ms` milliseconds bypassing the owner, and leaves it in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");

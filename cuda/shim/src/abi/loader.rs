@@ -57,8 +57,8 @@ fn load(settings: &Settings) {
     }
 }
 
-/// Loads the library from the path `named` or else by its name `name`, and records its functions for `symbols`. Returns
-/// true if the library was found.
+/// Loads the library from the path `named`, or else searches for the file `name`, and records its functions for
+/// `symbols`. Returns true if the library was found.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {

@@ -125,8 +125,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Chunks that `take` returns go back
-    /// to the owner.
+    /// Requests chunks on a card, and passes the chunks or the rejection to `take`. Chunks that `take` returns are
+    /// returned to the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -176,7 +176,7 @@ impl<'a> Operations<'a> {
         work(&mut self.lock())
     }
 
-    /// Runs `attempt`, and repeats it if it runs out of memory but some can be freed without the owner.
+    /// Runs `attempt`, and repeats it if it runs out of memory and memory can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
         // First free the memory that does not wait for work.

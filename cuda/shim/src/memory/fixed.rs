@@ -199,7 +199,7 @@ impl Operations<'_> {
         self.memory.fixed.handles().bind(target, handle);
     }
 
-    /// Removes all memory bindings of a target.
+    /// Removes all memory bindings of the targets that match `is_it`.
     pub fn unbound_fixed(self, is_it: impl Fn(Target) -> bool) {
         let ended = self.memory.fixed.handles().unbind(is_it);
         self.return_counted(ended);

@@ -16,8 +16,8 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First handle number of this library, outside the addresses that the driver uses as handles. The bits from [`CARD`]
-/// on contain the card's number.
+/// First handle number of this library, outside the addresses that the driver uses as handles. The bits starting at
+/// [`CARD`] contain the card's number.
 const FIRST: Handle = 0x6d65_6400_0000_0000;
 /// Bit position of the card number in a handle.
 const CARD: u32 = 32;
@@ -65,9 +65,9 @@ pub struct Piece {
 pub struct Freed {
     pub card: u8,
     pub chunks: Vec<ChunkId>,
-    /// Size of the driver allocations in bytes.
+    /// Size of the driver allocations that were not exported, in bytes.
     pub fixed: u64,
-    /// Part of `fixed` that may have been exported, in bytes.
+    /// Size of the driver allocations that may have been exported, in bytes.
     pub exported: u64,
 }
 
@@ -113,7 +113,7 @@ pub enum Cover {
     None,
     /// The range contains only complete mappings.
     Whole,
-    /// The range contains only part of a mapping.
+    /// The range contains a part of a mapping.
     Part,
 }
 

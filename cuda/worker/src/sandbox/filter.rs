@@ -1,8 +1,8 @@
 //! The worker's system call filter.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
-//! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
-//! for all others.
+//! libraries try but do not need, and one returns `ENOSYS` for `clone3`. Another filter allows a list of calls, some of
+//! them conditionally, and sends `SIGSYS` for all others.
 
 use std::collections::BTreeMap;
 
@@ -194,7 +194,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// Rules by call. A call matches if one of its rules matches, or if it has no rules.
+/// Rules, keyed by system call. A call matches if one of its rules matches, or if it has no rules.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// A condition: argument index, comparison and value.
@@ -237,7 +237,8 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Allow signals to the process itself, including those about descriptors.
+    // Allow signals only to the process itself. Reject commands and requests that let the kernel send signals to a
+    // chosen process or simulate input.
     let commands = SIGNAL_COMMANDS.map(|command| (1, Ne, command as u64));
     rules.insert(libc::SYS_fcntl, vec![short_rule(&commands)?]);
     let requests = SIGNAL_REQUESTS.map(|request| (1, Ne, request as u64));

@@ -244,7 +244,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 - 100 });
     bare.settle();
     let chunks = bare.chunks(one);
-    // Create the maximum number of tokens, each with the maximum number of chunks.
+    // Create tokens with the maximum number of chunks until a limit on tokens is reached.
     for start in 0..400 {
         let chunks = chunks[start..start + MAX_EXPORTED].to_vec();
         bare.say(one, FromTenant::Export { request: 2, chunks });

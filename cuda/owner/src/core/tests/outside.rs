@@ -1,4 +1,4 @@
-//! Tests memory and processes that the owner does not move: fixed, shared, and unaccounted memory.
+//! Tests memory that the owner does not move (fixed, shared, and unaccounted), and processes that it does not manage.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program knows the numbers but not the keys.
+        // The other program knows the share's number but not its key.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;

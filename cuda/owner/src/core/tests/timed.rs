@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size in bytes that the following times apply to.
+/// Chunk size in bytes, to which the following times apply.
 const CHUNK: u64 = 16 << 20;
 /// Time to allocate a piece on the card, in ns, like all times here.
 const MAKE: u64 = 130 * US;
@@ -219,7 +219,7 @@ impl Timed {
     }
 }
 
-/// Creates two tenants with programs that have work, and turns of one second. `ready` is the number of host pieces
+/// Creates two tenants whose programs have work, and memory quanta of one second. `ready` is the number of host pieces
 /// pinned in advance.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);

@@ -59,7 +59,7 @@ fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     card.link.card(device).map(|number| (card, number))
 }
 
-/// Returns the program's memory on a card.
+/// Returns the memory operations for a card.
 fn of(card: &'static Card) -> Operations<'static> {
     shim().memory(card)
 }
