@@ -18,7 +18,7 @@ const ROUNDS: usize = 7;
 const DOORBELLS: usize = 20_000;
 /// Number of doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
-/// Size of the card and the VM in MiB.
+/// VRAM size of the VM in MiB. The card has twice as much memory.
 const MIB: u64 = 32;
 
 /// Result of one round.

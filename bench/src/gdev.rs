@@ -37,7 +37,7 @@ const SMALL_COUNT: u64 = 50;
 /// Limit on the aperture's time as a multiple of the copy engine's time. After the first size that exceeds it, no
 /// larger sizes are measured. Each word through the aperture is a message, so a copy of 256 KiB takes a second.
 const HOPELESS: f64 = 8.0;
-/// Both directions.
+/// Directions of copies.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
 /// Number of runs of a workload with each driver per round, for the median.
 const RUNS: u64 = 8;

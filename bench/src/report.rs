@@ -27,7 +27,7 @@ pub enum Target {
 pub struct Metric {
     /// Name. Its parts are separated by dots.
     pub name: String,
-    /// Value.
+    /// Measured or modelled value.
     pub value: f64,
     /// Unit of value and baseline.
     pub unit: Cow<'static, str>,
@@ -148,7 +148,7 @@ impl Metric {
     }
 }
 
-/// Prints the table.
+/// Prints the metrics as a table.
 pub fn print(metrics: &[Metric]) {
     println!(
         "{:44} {:>14} {:8} {:>14} {:>8} {:>15} {:>10}  met  what others report",

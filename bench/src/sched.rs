@@ -421,7 +421,7 @@ fn rogues() -> Result<Vec<Metric>> {
             let outcome = play(config, 20, guests, 1)?;
             let part = |vm| outcome.used(vm, Engine::Compute, WARM_UP_NS, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
-            // For a share of 25 %, the target corresponds to one percent of the total time.
+            // For a share of 25 %, the target permits a loss of one percent of the total time.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };
             metrics.push(percent(format!("sched.rogue.{rogue}.{name}.neighbours"), least / 0.25).target(target));
         }

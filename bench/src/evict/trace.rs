@@ -25,8 +25,8 @@ const VM: TenantId = TenantId(0);
 /// Size of the VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
 
-/// Bytes of a chunk that are used. Both numbers are 0 if only the mediator observed the use (code, constants, and the
-/// driver's rings).
+/// Numbers of bytes read and written in a chunk. Both are 0 if only the mediator observed the use (code, constants, and
+/// the driver's rings).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,

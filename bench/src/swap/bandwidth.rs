@@ -84,8 +84,7 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Returns the speed of moving chunks in bytes per second, and the time for which the VM is suspended in
-    /// milliseconds.
+    /// Returns the speed of moving chunks in bytes per second, and the VM's suspension time in milliseconds.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: TenantId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -114,7 +113,7 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Speeds in both directions. Each one was measured in alternation with its baseline.
+/// Speeds in both directions, in bytes per second. Each one was measured in alternation with its baseline.
 struct Rates {
     /// Speeds if the target is unused host memory, which the host must first allocate: the relocation speed, the
     /// suspension time in milliseconds, and the plain copy speed.

@@ -1,6 +1,5 @@
-//! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the suspension time of those
-//! VMs. Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk
-//! size.
+//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the suspension time of those VMs.
+//! Both are relative to the time for copying the evicted bytes, and are measured by request size and by chunk size.
 
 use std::time::Instant;
 
