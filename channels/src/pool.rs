@@ -542,8 +542,8 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs with a last runlist that has taken effect since [`Self::submit_runlist`] reported that it had
-    /// not. Call this periodically, and when the card reports an accepted runlist.
+    /// Returns the VMs whose last runlist has taken effect since [`Self::submit_runlist`] reported that it had not.
+    /// Call this periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();

@@ -236,7 +236,7 @@ pub struct Stall {
     pub vm: TenantId,
     /// Guest channel number.
     pub channel: VirtualChannelId,
-    /// GPU virtual address that the card would fetch next.
+    /// GPU virtual address from which the card would fetch next.
     pub at: GpuVa,
 }
 
