@@ -450,7 +450,7 @@ impl State {
         Ok(())
     }
 
-    /// Marks the channels that the mediator reports as hung as lost. The mediator reports them until they are unbound.
+    /// Marks channels as lost if the mediator reports them as hung. The mediator reports them until they are unbound.
     fn handle_hangs(&mut self) -> Result<()> {
         for engine in 0..pfifo::ENGINE_STATUS::COUNT {
             let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;
