@@ -172,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may lend different memory by now.
+            // The client may lend different memory than before.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval at which a thread polls for the VM to become quiescent.
+/// Interval between attempts to save a VM while operations are in progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM on its old card, without the VM's memory.
@@ -99,7 +99,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may lend different memory by now.
+        // The client may lend different memory than before.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;
@@ -221,7 +221,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel that the guest has bound is on the card or was rejected.
+/// Checks that the guest has bound exactly the channels that are on the card or were rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

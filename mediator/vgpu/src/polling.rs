@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Poll interval while polls find doorbells.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// Poll interval after polls have found no doorbells for a long time. nouveau maps a channel's doorbell page in the
-/// mapped part of an aperture, but rings the doorbell elsewhere.
+/// Maximum poll interval. The interval doubles with each poll that finds no doorbell. nouveau maps a channel's doorbell
+/// page in the mapped part of an aperture, but rings the doorbell elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {

@@ -134,7 +134,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The work may bind objects that are not known here.
+            // The work is not parsed, so it may bind any objects.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -223,7 +223,7 @@ impl Memory {
         flush_card(shadows, touched, &mut view)
     }
 
-    /// Handles guest memory that the VMM lends.
+    /// Maps lent guest memory for the card.
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
@@ -239,7 +239,7 @@ impl Memory {
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
+    /// Unmaps withdrawn guest memory. After this call, the card cannot access the memory.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
@@ -280,9 +280,9 @@ impl Memory {
         self.bar_ram(!enabled)
     }
 
-    /// Prevents the card's access to the guest's RAM, or permits it again. After prevention, the card cannot access any
-    /// of this RAM. The cost per address space is that of one directory, regardless of the number of tables. The card's
-    /// lock is released between the parts of a directory.
+    /// Prevents the card's access to the guest's RAM, or permits it again. If `barred` is true, the card cannot access
+    /// any of this RAM after the call. The cost per address space is that of one directory, regardless of the number of
+    /// tables. The card's lock is released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -334,8 +334,8 @@ impl Memory {
         guard.vram_mut().pool_changed(*vm, pool);
     }
 
-    /// Frees all shadows and the VM's pool. The VM must have no bound channels. Keeps the shadows of channels that are
-    /// still on the card. Returns true if no shadows are left.
+    /// Frees all shadows, except those of channels that are still on the card. The VM must have no bound channels. If
+    /// no shadows are left, also frees the VM's pool, and returns true.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;

@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has executed work, so its directory was the last one flushed.
+/// Returns a driver, a channel that has executed work, and the channel's directory, which was the last one flushed.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);

@@ -1,5 +1,5 @@
 //! Tries to exploit each of the nineteen holes found in the reference code of an earlier GPU mediator, and similar
-//! attacks on registers that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! attacks on registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
 //! Each attempt runs next to two VMs. One of them works, and its copies must stay correct. The other one is idle, and
 //! must not even receive an interrupt. After each attempt, [`Scene::check`] checks both VMs and the page tables that
@@ -240,13 +240,13 @@ impl Scene {
         data
     }
 
-    /// Returns the VRAM address of an address in a VM's VRAM.
+    /// Returns the card's VRAM address for an address in a VM's VRAM.
     fn on_card(&self, vm: TenantId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("the chunk is on the card").0
     }
 
-    /// Returns the card's instance block for a VM's channel.
+    /// Returns the VRAM address of the card's instance block for a VM's channel.
     fn card_instance(&self, vm: TenantId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
@@ -404,14 +404,14 @@ fn born(rig: &Rig, vm: TenantId) -> Driver {
     Driver::new(guest)
 }
 
-/// Installs a large-page table for the first 128 MiB of a channel's address space.
+/// Installs a large-page table for the first 128 MiB of a channel's address space. Returns the table's address.
 fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
     let table = driver.vram(2);
     driver.guest.poke(channel.space.directory, ((table >> 12) << 4) as u32 | 1);
     table
 }
 
-/// Returns a valid entry for VRAM (0), another card (1), or host memory (2 or 3).
+/// Returns a valid page table entry. `aperture` is 0 for VRAM, 1 for another card, and 2 or 3 for host memory.
 fn entry(at: u64, aperture: u64) -> u64 {
     (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
 }

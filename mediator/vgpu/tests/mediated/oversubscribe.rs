@@ -60,8 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
-/// pattern.
+/// Maps buffers of 64 pages, one in each chunk from chunk 4 on, at contiguous addresses from `A` on, and fills them
+/// with a pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -76,7 +76,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Makes the GPU copy each buffer to the next one, starting with the last, and verifies all bytes.
+/// Makes the GPU copy each buffer to the next one, in descending order, and verifies all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -549,8 +549,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With this quota, the first VM leaves enough memory for the other one. Quanta would not help it, so it must
-        // not have to wait.
+        // With this quota, the first VM leaves enough memory for the other one. Quanta would not help the first VM, so
+        // the VMs must not take turns.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);

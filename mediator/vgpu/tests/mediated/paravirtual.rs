@@ -18,7 +18,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// RAM address of the interface's structures, beyond the RAM that the driver lends at address 0.
+/// RAM address of the interface's structures, at the end of the RAM that the client lends.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {
@@ -48,7 +48,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Appends operations that map a driver's channel in a table.
+/// Appends operations that map a channel's memory in a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -349,7 +349,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets up the interface again with fewer features.
+/// Sets up the interface again, and accepts only `features`.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }

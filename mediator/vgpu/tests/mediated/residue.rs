@@ -257,7 +257,7 @@ fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// A VM that is measured while another VM works. Only one of its channels can use PGRAPH.
+/// A VM that is measured while another VM works. Only one of the measured VM's channels can use PGRAPH.
 struct Pair {
     one: Driver,
     /// Channels of the measured VM.
@@ -412,7 +412,7 @@ fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Makes a copy engine hang in one or two submissions while a neighbour uses PGRAPH.
+/// Makes a copy engine hang in `works`, one or two submissions, while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
