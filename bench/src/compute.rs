@@ -285,7 +285,7 @@ fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Resu
     Ok([rate(&rounds[0])?, rate(&rounds[1])?])
 }
 
-/// Returns the metrics of one loop.
+/// Returns the metrics of one kernel or loop.
 fn metrics(name: &str, [one, two]: [Rate; 2], first: Target, second: Target) -> [Metric; 3] {
     let one_core = Metric::plain(format!("compute.{name}.one_core"), one.millions, "M/s");
     [

@@ -120,7 +120,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or only those with a name that contains `only`.
+/// Measures all parts, or only those whose name contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

@@ -22,7 +22,7 @@ pub enum Target {
     None,
 }
 
-/// One figure.
+/// A figure of a benchmark.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
     /// Name. Its parts are separated by dots.

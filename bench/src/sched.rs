@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or only those with a name that contains `only`.
+/// Measures all parts, or only those whose name contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {

@@ -37,7 +37,7 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Returns the names of files in a folder that end with `ending`.
+/// Returns the file names in a folder that end with `ending`.
 fn files(folder: &str, ending: &str) -> BTreeSet<String> {
     let names = fs::read_dir(root(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(ending)).collect()

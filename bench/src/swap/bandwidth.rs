@@ -41,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // Prevent the mover from moving chunks back, even if a busy host gives it enough time.
+        // Prevent the mover from moving chunks back, even if a busy host delays this benchmark.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -115,8 +115,8 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Speeds in both directions, in bytes per second. Each one was measured in alternation with its baseline.
 struct Rates {
-    /// Speeds if the target is unused host memory, which the host must first allocate: the relocation speed, the
-    /// suspension time in milliseconds, and the plain copy speed.
+    /// Relocation speed, and suspension time in milliseconds, if the target is unused host memory, which the host must
+    /// first allocate.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

@@ -37,7 +37,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time and uses it on the GPU, then holds all chunks, and finally verifies them.
+/// Allocates one chunk at a time and uses it on the GPU, then keeps all chunks, and finally verifies them.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
