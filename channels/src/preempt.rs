@@ -83,7 +83,7 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Starts removing a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
+    /// Starts removing a physical channel, bound or [stuck](crate::RunState::Stuck), from its engines, and polls a few
     /// times until it has left. If the channel is bound, enabled and listed, the card may schedule it again
     /// immediately.
     ///

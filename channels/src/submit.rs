@@ -40,8 +40,8 @@ impl Channels {
     }
 
     /// Returns the channel whose USERD contains a guest VRAM address, and the address's byte offset in the USERD. This
-    /// function must be called for every trapped access to guest VRAM, on any path. If several channels share the page,
-    /// returns the lowest bound channel, or the lowest rejected one if none is bound.
+    /// function must be called for every trapped access to guest VRAM, on any path. If several channels share the USERD
+    /// page, returns the lowest bound channel, or the lowest rejected one if none is bound.
     #[must_use]
     pub fn userd_at(&self, vm: TenantId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();

@@ -32,12 +32,12 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore, in bytes.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of dwords in a record's push buffer. It is less than the stride, so that the end of one range is not the
-/// start of the next one.
+/// Number of dwords in a record's push buffer. The push buffer is shorter than [`PUSH_STRIDE`], so that the end of one
+/// range is not the start of the next one.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
-/// Subchannel of the records' methods. The host unit executes these on any subchannel.
+/// Subchannel of the records' methods. The host unit executes these methods on any subchannel.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
