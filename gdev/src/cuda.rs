@@ -25,7 +25,7 @@ use library::Library;
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 64 << 10, direct_read_bytes: 64 << 10, piece_bytes: 4 << 20, overlap: true };
 
-/// Maximum number of operations in flight. The next operation then waits for the oldest one.
+/// Maximum number of operations in flight. If the maximum is reached, the next operation waits for the oldest one.
 const MAX_IN_FLIGHT: usize = 256;
 /// `CU_STREAM_NON_BLOCKING`.
 const STREAM_NON_BLOCKING: u32 = 1;

@@ -163,7 +163,7 @@ impl Device {
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
-    /// channel does not leave its engine. Its memory must then not be reused.
+    /// channel does not leave its engine. The channel's memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
