@@ -70,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration. Called once the client has reset the device or disconnected, and the VM was cleaned. Returns
-    /// true if the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration. Called once the client has reset the device or disconnected, and the VM has been cleaned.
+    /// Returns true if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();

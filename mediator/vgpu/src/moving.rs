@@ -24,7 +24,7 @@ use vram::TenantId;
 /// Interval between attempts to save a VM while operations are in progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// State of a VM on its old card, without the VM's memory.
+/// State of a VM on its old card, excluding the VM's memory.
 #[derive(Debug)]
 pub(super) struct Migrating {
     pub(super) gpu: SavedVGpu,
@@ -63,7 +63,7 @@ pub struct Parts {
 }
 
 impl<'a> Left<'a> {
-    /// Creates the value for a VM that was replaced. Its work is stopped.
+    /// Creates the value for a replaced VM, whose work is stopped.
     pub(super) fn for_vm(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }

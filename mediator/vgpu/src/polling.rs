@@ -30,7 +30,8 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it is not running.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any such doorbells and the thread is
+    /// not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

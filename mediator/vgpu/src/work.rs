@@ -121,7 +121,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel that has not left the card yet, with its address space.
+    /// Records an unbound channel that has not left the card yet.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }

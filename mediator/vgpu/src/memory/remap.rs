@@ -34,7 +34,7 @@ use vmm_glue::{Mapping, MmapArea, RegionIndex};
 /// Size in bytes of the trapped start of BAR1, a multiple of 2 MiB. nouveau places all doorbells (512 KiB) there.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
-/// A part of a BAR that shows guest VRAM and can be mapped by a client.
+/// A part of a BAR that shows guest VRAM and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedWindow {
     /// BAR1, beyond the trapped part.
@@ -179,7 +179,7 @@ impl Remap {
     /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 of the given sizes.
     ///
     /// # Errors
-    /// Returns an error if no memory or no I/O addresses are available.
+    /// Returns an error if memory or I/O addresses are exhausted.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -373,8 +373,7 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if its target in the guest's tables has changed. `vram_bytes` is the VRAM
-    /// size.
+    /// Returns a page and its new target, if the target has changed. `vram_bytes` is the size of guest VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,

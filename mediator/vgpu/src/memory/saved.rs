@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register contains it.
+            // Saved as a register.
             pramin: _,
             // Statistics restart at 0.
             report: _,

@@ -36,9 +36,9 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no other address spaces.
-    /// They do not map guest memory until [`Self::prepare`] is called. Returns the old and the new address of each
-    /// directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no other address spaces. The
+    /// adopted ones do not map guest memory until [`Self::prepare`] is called. Returns the old and the new address of
+    /// each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -73,8 +73,8 @@ impl Memory {
         self.shadows.granted();
     }
 
-    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the card
-    /// nor its TLBs contain permissions that the guest has revoked.
+    /// Handles the guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the
+    /// card's tables nor its TLBs permit accesses that the guest has revoked.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
@@ -89,7 +89,8 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Do not sync for tables in mapped memory. They seldom change, and each doorbell would read all of them again.
+        // Do not sync because of tables in mapped memory. They seldom change, and each doorbell would read all of them
+        // again.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -163,7 +164,7 @@ impl Memory {
     /// Unmaps pages from the reserved part of an address space. The channel that used them must have left the card.
     ///
     /// # Errors
-    /// Returns an error if the card does not respond. In this case, its TLBs may still contain the pages.
+    /// Returns an error if the card does not respond. In this case, its TLBs may still map the pages.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -254,7 +255,7 @@ impl Memory {
         }
     }
 
-    /// Withdraws a region that is not guest RAM.
+    /// Withdraws a region that is private to the client, in which the card would read zeros.
     pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
         if let Some(size) = self.grants.ram_mut().size_at(gpa) {
             self.withdraw(gpa, size);

@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Saved form of work that waits for memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels with doorbells that wait, and their GP_PUT values.
+    /// Channels whose doorbells wait, and their GP_PUT values.
     rung: Vec<(u8, u32)>,
     /// Last runlist that the guest submitted.
     listed: Vec<u8>,

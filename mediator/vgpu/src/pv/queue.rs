@@ -104,7 +104,7 @@ impl Interface {
         vmm_glue::worth_logging(self.complaints)
     }
 
-    /// Removes the queue from the interface while it is served.
+    /// Takes the queue out of the interface, so that it can be served.
     pub(crate) fn take_queue(&mut self) -> Option<Queue> {
         self.queue.take()
     }

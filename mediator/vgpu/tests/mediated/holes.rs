@@ -227,7 +227,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects a new client to the attacker's VM and initializes the VM again. Its memory must contain zeros.
+    /// Connects a new client to the attacker's VM and initializes the VM again. The VM's memory must contain zeros.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -300,7 +300,8 @@ impl Scene {
         ]
     }
 
-    /// Makes a copy engine read or write through a page table entry. The access must fault at exactly this address.
+    /// Makes a copy engine read or write through a page table entry. The access must fault at exactly the accessed
+    /// address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);

@@ -31,7 +31,7 @@ pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig 
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Returns settings with almost no delay between moves.
+/// Returns settings without quanta, and with almost no delay between moves.
 pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);

@@ -56,8 +56,8 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// Creates a channel whose address space the mediator keeps. `handle` is the handle of its directory, and `handle + 1`
-/// the handle of its small-page table.
+/// Creates a channel in an address space whose tables the mediator keeps. `handle` is the handle of the directory, and
+/// `handle + 1` the handle of the small-page table.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -254,7 +254,7 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The progress of the last batch must not delay the next one. Each flush uses its own critical section.
+    // The progress of the last batch must not carry over to the next one. Each flush uses its own critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);

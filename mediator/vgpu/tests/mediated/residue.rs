@@ -201,7 +201,7 @@ fn waiting_channel_off_pgraph_resumes_on_semaphore_release() {
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other VM is idle, so it cannot force the VM that waits back onto the engine.
+        // The other VM is idle, so it cannot force the waiting VM back onto the engine.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -280,8 +280,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Submits `work` `times` times without a pause on one of the measured VM's channels, while the neighbour copies
-    /// with PGRAPH without interruption. Returns the number of the neighbour's copies.
+    /// Submits `work` back to back, `times` times, on one of the measured VM's channels, while the neighbour
+    /// continuously copies with PGRAPH. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -500,7 +500,7 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copy to B with a copy engine, from there with PGRAPH, and back with a copy engine.
+        // Copy to B with a copy engine, from there with PGRAPH, and from there with the other copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -378,7 +378,7 @@ fn overdue_submissions_report_awaited_cause() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // The card does not accept this much work from one VM while another one has work.
+    // The scheduler does not start this much work of one VM while another one has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");

@@ -1,4 +1,4 @@
-//! Tests zeroing of memory between owners with the copy engines.
+//! Tests that the copy engines zero memory between owners.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
