@@ -179,7 +179,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     Ok(found)
 }
 
-/// Measures exits and RAM mapping in a machine that has a card behind VFIO.
+/// Measures exits and RAM mapping in a machine whose daemon drives a passed-through card through VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
     let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;

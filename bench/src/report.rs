@@ -174,7 +174,7 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Formats a value. Small values get enough digits to distinguish them.
+/// Formats a value with one decimal place, or with three if its magnitude is less than 10.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }

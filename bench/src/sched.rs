@@ -290,7 +290,7 @@ fn unequal_copies() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures four equal VMs with four instances each, which start at intervals of 30 s.
+/// Measures four equal VMs, which start at intervals of 30 s and run four instances each.
 fn gdev_figure_16() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream =

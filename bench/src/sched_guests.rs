@@ -40,7 +40,8 @@ const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
 /// Offset between the starts of consecutive shorter windows in ns.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
+/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that the policies'
+/// results differ.
 const IN_FLIGHT: u32 = 16;
 /// Number of VMs to boot if only some of them compete.
 const VMS: usize = 16;

@@ -29,7 +29,7 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 /// Pictures in README.md that `cargo xtask docs` generates from code. Tests of `doc-pages` and `mediatorctl` compare
-/// them.
+/// them with newly generated ones.
 const PICTURES_FROM_CODE: [&str; 2] = ["architecture.svg", "top.svg"];
 
 /// Returns a path relative to the project's root folder.

@@ -39,7 +39,7 @@ pub(super) type Step = BTreeMap<u32, Use>;
 /// A submission or a transfer by the guest's CPU, with the chunks that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// Chunks with uses that the mediator had observed when it received the submission.
+    /// Chunks whose use the mediator had observed when it received the submission.
     pub(super) seen: BTreeSet<u32>,
     pub(super) steps: Vec<Step>,
 }

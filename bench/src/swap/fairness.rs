@@ -104,7 +104,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two VMs never competed for the card");
-    // Evaluate only the second half, because the next chunk of a growing VM always exceeds its share by one chunk.
+    // Evaluate only the second half, because a VM that is still growing exceeds its share by one chunk.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

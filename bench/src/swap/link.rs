@@ -26,7 +26,7 @@ const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];
 /// memory.
 const ROUNDS: usize = 10;
 
-/// Duration of an operation.
+/// Duration of an operation, in seconds.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
