@@ -123,7 +123,8 @@ impl Pending {
         true
     }
 
-    /// Queues work unless it is already queued. Returns `Some(true)` if it was added, or `None` after too long a wait.
+    /// Queues a channel's work, or replaces the doorbell of work that is already queued. Returns `Some(true)` if no
+    /// work of the channel was queued, or `None` after too long a wait.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -147,7 +148,8 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Requests a notification from the mover when memory becomes available, if any of the VM's work waits for memory.
+    /// Requests a notification from the mover when memory becomes available, or cancels the request if none of the VM's
+    /// work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

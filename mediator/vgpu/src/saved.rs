@@ -122,7 +122,7 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress, and the errors of
+    /// Returns [`ManagerError::Unsettled`] if any of the VM's work is in progress, and the errors of
     /// [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;

@@ -79,7 +79,8 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns its instance block if the channel was bound.
+    /// Removes a channel that the guest has unbound. Returns the location of its instance block, if the channel was
+    /// bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)

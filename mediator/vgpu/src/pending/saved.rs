@@ -27,7 +27,8 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
+    /// Restores an empty queue. Also returns the channels whose doorbells must be submitted again when the card
+    /// resumes, with the doorbells' GP_PUT values.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.

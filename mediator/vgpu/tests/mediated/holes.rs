@@ -170,8 +170,8 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has reported the completion of all work. The card updates its records only after the
-    /// fences that drivers read.
+    /// Waits until the mediator has noticed the completion of all work, and no interrupt is pending. The card writes
+    /// completion records only after the fences that drivers read.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -227,7 +227,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Connects a new client to the attacker's VM and initializes the VM again. The VM's memory must contain zeros.
+    /// Connects a new client to the attacker's VM, whose memory is then zero, and initializes the VM again.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));

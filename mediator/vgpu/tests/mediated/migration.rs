@@ -117,7 +117,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells were rung must wait, and other VMs' channels continue.
+    // Work whose doorbells were rung must wait, while other VMs' channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();

@@ -205,7 +205,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The VM requests the memory repeatedly, but the denial counts only once.
+    // The VM requests the memory repeatedly, but the denial is counted only once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }

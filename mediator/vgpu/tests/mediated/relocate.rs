@@ -13,7 +13,7 @@ use vram::{Limits, Step, TenantId, To};
 
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB. All of its memory fits on the card, and also in host memory.
+/// VRAM size of a VM in MiB. All of a VM's VRAM fits on the card, and also in host memory.
 const VM_MIB: u64 = 32;
 
 /// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not cause further

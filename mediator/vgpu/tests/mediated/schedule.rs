@@ -470,8 +470,8 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until the VM's total charge exceeds `more_than` ns, because completed work is charged later. Returns this
-/// charge.
+/// Waits until the VM's total charge exceeds `more_than` ns, because completed work is charged with a delay. Returns
+/// this charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {

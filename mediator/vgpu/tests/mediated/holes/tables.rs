@@ -246,7 +246,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.fresh();
         }
     }
-    // Let the channel map its own directory as a buffer, which a copy engine then fills.
+    // Map the channel's own directory as a buffer, which a copy engine then overwrites.
     let mut channel = scene.evil.channel(ID);
     scene.evil.map(channel.space, B, At::Vram(channel.space.directory), 16);
     scene.evil.buffer(&channel, A, 16, 0xabcd);

@@ -14,7 +14,7 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission. They take long enough for a guest to wait for their completion.
+/// Number of copies per submission. The copies take long enough that a guest would wait for their completion.
 const COPIES_PER_SUBMISSION: usize = 12;
 
 /// Maximum delay from the scheduler's detection of a completion to the notification of its guest. Tests repeat rounds
