@@ -63,7 +63,7 @@ pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
 
-/// Clears a channel's data in the host's part of VRAM.
+/// Clears a channel's instance block and USERD page.
 pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_write(layout.instance(channel), &[0; BLOCK]);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);

@@ -16,8 +16,8 @@ pub struct Layout {
     /// Address of the work areas of the 128 physical channels, a multiple of 4 KiB. Each work area has
     /// [`WORK_BYTES`](crate::WORK_BYTES) bytes.
     pub work: VramAddr,
-    /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. Two images are
-    /// [`Self::images_stride`] bytes apart.
+    /// Address of the context images of the 128 physical channels, a multiple of 4 KiB. The images of consecutive
+    /// channels are [`Self::images_stride`] bytes apart.
     pub images: VramAddr,
     /// Size of PGRAPH's context image in bytes, as reported by its firmware. At most
     /// [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
