@@ -1,7 +1,7 @@
 //! Admission of either all VMs or one VM at a time to PGRAPH.
 //!
 //! PGRAPH's multiprocessors retain data from kernels. To protect this residue from other VMs, a host clears it before
-//! admitting another VM's channels. A channel without a PGRAPH context always runs.
+//! admitting another VM's channels. A channel without a PGRAPH context needs no admission.
 
 use crate::card;
 use crate::image::image_vas;
