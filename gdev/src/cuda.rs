@@ -64,7 +64,7 @@ pub fn device_count() -> Result<i32> {
 /// Returns the size of a device's memory in bytes.
 ///
 /// # Errors
-/// Returns an error if the library is missing, or if it does not have the device.
+/// Returns an error if the library is missing, or if the device does not exist.
 pub(crate) fn memory_bytes(device: i32) -> Result<u64> {
     let library = Library::load()?;
     let mut bytes = 0;
