@@ -338,7 +338,7 @@ impl Remap {
         iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
 
-    /// Reads a page from byte `offset` on into `data`. The bytes must be within the page.
+    /// Fills `data` from byte `offset` of a page. The bytes must be within the page.
     pub(crate) fn read(&self, slot: Slot, offset: u64, data: &mut [u8]) {
         if let Some(memory) = self.memory(slot) {
             memory.read(slot.page, offset, data);

@@ -370,7 +370,7 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     assert!(charged.into_iter().any(|ns| ns >= took && ns - took < took / 50), "copies are charged for their duration");
 }
 
-/// Returns how many of VM 0's submissions have waited for a time slice on PGRAPH.
+/// Returns the number of VM 0's submissions that have arrived for PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
     state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived

@@ -103,7 +103,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to all registers, and to offsets between registers.
+/// Writes [`MARK`] to all registers, and to offsets between registers.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -117,7 +117,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills a channel's structures with the word, either before the channel is bound or while it runs.
+/// Fills a channel's structures with [`MARK`], either before the channel is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -138,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process the word as data, as an address, as an object, and as a table entry.
+/// Makes the card process [`MARK`] as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
