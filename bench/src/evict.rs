@@ -5,7 +5,7 @@
 //! so chunks are evicted and returned. The part `placed` models the mediator for guests on a card without page faults:
 //! chunks that do not fit remain in host memory for the whole run, and are accessed there.
 //!
-//! Chunks have 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which would leave little
+//! Chunks are 128 KiB. With 2 MiB chunks, these programs would have only three to six chunks, which would leave little
 //! choice.
 
 mod optimum;
@@ -120,7 +120,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or only those with a name that contains `only`.
+/// Measures all parts, or only those whose name contains `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

@@ -2,8 +2,8 @@
 //! aperture and with the copy engine. Also measures the library's cost with the papers' workloads, which run with the
 //! library and with a driver that issues the same ioctls without it.
 //!
-//! The link is modelled for copies. A copy engine is as fast as the guest's CPU, which is measured on a first machine.
-//! Both stages of a large copy therefore take the same time, as on the papers' hosts.
+//! The link is modelled for copies. A copy engine is as fast as the guest's CPU, which is measured first, on a separate
+//! machine. Both stages of a large copy therefore take the same time, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into chunks. They are reported as `link` in
 //! figure 3.
@@ -37,7 +37,7 @@ const SMALL_COUNT: u64 = 50;
 /// Limit on the aperture's time as a multiple of the copy engine's time. After the first size that exceeds it, no
 /// larger sizes are measured. Each word through the aperture is a message, so a copy of 256 KiB takes a second.
 const HOPELESS: f64 = 8.0;
-/// Both directions.
+/// Directions of copies.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
 /// Number of runs of a workload with each driver per round, for the median.
 const RUNS: u64 = 8;

@@ -24,7 +24,7 @@ use rig::in_process_vm::{CardConfig, guest, wait};
 const MIB: u64 = 1 << 20;
 /// Size of the card and of host memory in MiB.
 const CARD_MIB: u64 = 128;
-/// Size of a VM in MiB.
+/// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 32;
 /// Virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;

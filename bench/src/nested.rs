@@ -3,7 +3,7 @@
 //! and the cost of mapping guest RAM. Also measures the cost of clearing PGRAPH between VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
-//! as an exit. The machine is emulated, so its times are only meaningful in comparison with each other.
+//! as an exit. The machine is emulated, so its times are meaningful only in comparison with each other.
 
 use std::collections::BTreeMap;
 
@@ -179,7 +179,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
     Ok(found)
 }
 
-/// Measures exits and RAM mapping in a machine that has a card behind VFIO.
+/// Measures exits and RAM mapping in a machine whose daemon drives a passed-through card through VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
     let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;

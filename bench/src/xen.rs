@@ -50,7 +50,7 @@ impl Exits {
     }
 }
 
-/// Cost of a step: its number of exits and its duration in seconds by this host's clock.
+/// Cost of a step: its number of exits, and its duration in seconds according to this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,

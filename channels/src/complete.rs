@@ -178,8 +178,8 @@ fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(Te
 }
 
 /// Returns the number of oldest records that have certainly ended: all up to the newest one with a released semaphore.
-/// The card executes a channel's methods in order, so earlier records have ended even if their own release was
-/// swallowed.
+/// The card executes a channel's methods in order, so earlier records have ended even if the card did not execute their
+/// own release.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
     let mut newest = ring.records.iter().take(fetched).enumerate().rev();

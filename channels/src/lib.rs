@@ -25,7 +25,7 @@
 //! - [`RunState`]: the states of a channel, and their transitions;
 //! - [`Watchdog`]: detects engines without progress;
 //! - `gate`: controls access to PGRAPH ([`Channels::admit`]);
-//! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
+//! - the traits that the caller implements, on one object: [`Host`] for the card, [`GuestMemory`] for rereading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
 //! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and

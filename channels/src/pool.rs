@@ -256,7 +256,7 @@ impl Channels {
         kicked
     }
 
-    /// Permits or prevents the scheduling of the channel by the card. Returns `false` if the channel is not bound.
+    /// Lets the card schedule the channel, or prevents this. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -322,8 +322,8 @@ impl Channels {
         }
     }
 
-    /// Prevents the card from scheduling a VM's channels for the given reason, even if the guest enables them, or
-    /// removes this reason. Channels on an engine stay there until they are preempted or their work ends.
+    /// Adds a reason for pausing a VM's channels, or removes it. The card does not schedule paused channels, even if
+    /// the guest enables them. Channels on an engine stay there until they are preempted or their work ends.
     pub fn pause(&mut self, host: &mut impl Host, vm: TenantId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -333,8 +333,9 @@ impl Channels {
         }
     }
 
-    /// Prevents a physical channel from running, even if its guest enables it, or lets it run again. Work that it has
-    /// started is kept, and the channel leaves its engine as if its guest had requested a preemption.
+    /// Prevents a physical channel from running, or lets it run again. A withheld channel does not run even if its
+    /// guest enables it. Work that it has started is kept, and the channel leaves its engine as if its guest had
+    /// requested a preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -359,7 +360,7 @@ impl Channels {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns the channel with an instance block at a VRAM address, and the location of the guest's block, for MMU
+    /// Returns the channel whose instance block is at a VRAM address, and the location of the guest's block, for MMU
     /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(TenantId, VirtualChannelId, Place)> {
@@ -368,7 +369,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// Returns the guest channel with an instance block at `instance`, even if its bind was rejected.
+    /// Returns the guest channel whose instance block is at `instance`, even if its bind was rejected.
     #[must_use]
     pub fn by_guest_instance(&self, vm: TenantId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -542,8 +543,8 @@ impl Channels {
         }
     }
 
-    /// Returns the VMs with a last runlist that has taken effect since [`Self::submit_runlist`] reported that it had
-    /// not. Call this periodically, and when the card reports an accepted runlist.
+    /// Returns the VMs whose last runlist has taken effect since [`Self::submit_runlist`] reported that it had not.
+    /// Call this periodically, and when the card reports an accepted runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<TenantId> {
         let waiting: Vec<TenantId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();

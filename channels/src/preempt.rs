@@ -83,7 +83,7 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Starts removing a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
+    /// Starts removing a physical channel, bound or [stuck](crate::RunState::Stuck), from its engines, and polls a few
     /// times until it has left. If the channel is bound, enabled and listed, the card may schedule it again
     /// immediately.
     ///
@@ -93,8 +93,8 @@ impl Channels {
         card::kick(host, physical)
     }
 
-    /// Starts removing all of a VM's channels from the engines. The VM is paused, so no channel is scheduled again.
-    /// [`Self::vacating`] returns the remaining channels.
+    /// Starts removing all of a VM's channels from the engines. The VM must be paused, so that no channel is scheduled
+    /// again. [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
         // A channel without a PBDMA may still have its context on an engine. The engine saves this context, to the old

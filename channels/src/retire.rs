@@ -32,8 +32,8 @@ impl Channels {
         kicked
     }
 
-    /// Returns true if a channel was retired and has not been unbound since. Its state then belongs to this binding,
-    /// not to a later one with the same number.
+    /// Returns true if a channel was retired and has not been unbound since. The channel's state then belongs to this
+    /// binding, not to a later one with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)

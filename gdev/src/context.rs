@@ -207,7 +207,7 @@ impl<B: Backend + ?Sized> Context<B> {
                 result => return result,
             }
         }
-        // The last chunk submitted for copying to a bounce buffer.
+        // The last chunk whose copy to a bounce buffer was submitted.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
             let slot = self.take_bounce()?;

@@ -64,7 +64,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// Makes copies for the two VMs in alternation, and records the duration of each copy in microseconds.
+    /// Makes copies for the two VMs in alternation, and records their mean duration in microseconds.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..HANDOVERS_PER_MEASUREMENT / 2 {

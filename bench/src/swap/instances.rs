@@ -49,7 +49,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // The loss in excess of the minimum time that both engines need to copy these bytes.
+        // Compare the loss with the minimum time that both engines need to copy these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);

@@ -31,7 +31,7 @@ const RUNS: usize = 10;
 /// Number of runs on a card with spare memory, with and without relocation.
 const SPARE_MEMORY_RUNS: usize = 9;
 
-/// Result of two instances on a card.
+/// Result of running several instances on one card.
 pub(super) struct Outcome {
     /// Duration of the slower instance in seconds.
     pub(super) slower: f64,

@@ -27,7 +27,7 @@ const RESERVE_MIB: u64 = 10;
 /// Number of passes of a job over its memory.
 const PASSES: u32 = 2;
 
-/// Runs a job to completion in its own VM, and removes the VM.
+/// Runs a job to completion in its own VM, and removes the VM. Returns the job's duration in seconds.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     let guest = SharedGuest::new(rig, vm, mib + BESIDE_MIB, limits);
     let mut gpu = guest.start()?;
@@ -43,7 +43,7 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
 }
 
 /// Starts `jobs` small jobs at the same time, alongside the large job, which keeps its memory. Returns the time until
-/// all small jobs have finished, in seconds.
+/// all small jobs have finished, in seconds, and the large job's suspension time, in ns.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

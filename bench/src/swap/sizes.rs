@@ -11,7 +11,7 @@ use rig::in_process_vm::{CardConfig, MIB};
 
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536, on 100 MB.
 const CHUNK_SIZES_KIB: [u64; 5] = [128, 512, 2048, 4096, 8192];
-/// Size of the card in MiB. It does not exceed the memory of one instance of most programs.
+/// Size of the card in MiB. One instance of most programs needs at least as much memory.
 const CARD_MIB: u64 = 16;
 /// Number of runs per size. The sizes alternate.
 const RUNS: usize = 5;

@@ -19,11 +19,11 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// Contents of the image of a new PGRAPH context, without the first dwords.
+/// Contents of the image of a new PGRAPH context, except for the first dwords.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: TenantId = TenantId(1);
 pub(crate) const B: TenantId = TenantId(2);
-/// First virtual address for the host.
+/// First virtual address of the host's range.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -58,7 +58,7 @@ fn multiply(left: u8, right: u8) -> u8 {
 /// Returns the S-box and its inverse.
 fn substitutions() -> ([u8; 256], [u8; 256]) {
     let (mut forward, mut inverse) = ([0; 256], [0; 256]);
-    // 3 generates the field's multiplicative group, and 0xf6 is its inverse, so the product of each pair is 1.
+    // 3 generates the field's multiplicative group, and 0xf6 is the inverse of 3, so the product of each pair is 1.
     let (mut value, mut reciprocal) = (1u8, 1u8);
     let substitute = |of: u8| of ^ of.rotate_left(1) ^ of.rotate_left(2) ^ of.rotate_left(3) ^ of.rotate_left(4) ^ 0x63;
     for _ in 0..255 {

@@ -151,7 +151,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usi
 }
 first_name!(cuMemGetAddressRange, cuMemGetAddressRange_v2, (start: *mut u64, size: *mut usize, address: u64));
 
-/// Copies to the card.
+/// Copies to the card, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize) -> Status {
     status(with(|state| {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usi
 }
 first_name!(cuMemcpyHtoD, cuMemcpyHtoD_v2, (to: u64, from: *const c_void, size: usize));
 
-/// Copies from the card.
+/// Copies from the card, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -200,7 +200,7 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card. If the source is pinned, does not wait. Otherwise, calls [`cuMemcpyHtoD_v2`].
+/// Copies to the card. If the source is pinned, does not wait. Otherwise, returns once the source may be reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card. If the target is pinned, does not wait. Otherwise, calls [`cuMemcpyDtoH_v2`].
+/// Copies from the card. If the target is pinned, does not wait. Otherwise, waits like [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {

@@ -313,13 +313,13 @@ pub struct Use<'a> {
 }
 
 impl<'a> Use<'a> {
-    /// Creates a read of the buffer, in any domain.
+    /// Creates a read of the buffer, in any domain that the buffer allows.
     #[must_use]
     pub fn read(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: true, writes: false, place: buffer.domain }
     }
 
-    /// Creates a write of the buffer, in any domain.
+    /// Creates a write of the buffer, in any domain that the buffer allows.
     #[must_use]
     pub fn write(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: false, writes: true, place: buffer.domain }

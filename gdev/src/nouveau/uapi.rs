@@ -11,9 +11,9 @@ pub trait Request {
     const NAME: &'static str;
 }
 
-/// Set if the kernel reads the argument.
+/// Direction flag: the kernel reads the argument.
 pub const WRITE: u32 = 1;
-/// Set if the kernel writes the argument.
+/// Direction flag: the kernel writes the argument.
 pub const READ: u32 = 2;
 const DRM_COMMAND_BASE: u32 = 0x40;
 
@@ -275,9 +275,9 @@ pub struct GemPushbuf {
     pub gart_available: u64,
 }
 
-/// Return `EBUSY` instead of waiting.
+/// Flag: return `EBUSY` instead of waiting.
 pub const CPU_PREP_NOWAIT: u32 = 1;
-/// The CPU will write, so also wait for the GPU's reads.
+/// Flag: the CPU will write, so also wait for the GPU's reads.
 pub const CPU_PREP_WRITE: u32 = 4;
 
 /// `drm_nouveau_gem_cpu_prep`.

@@ -150,7 +150,7 @@ impl Device {
         lock(&self.state)
     }
 
-    /// Waits until the last submitted runlist is in effect.
+    /// Waits until the last submitted runlist is in effect, for at most [`MAX_POLLS`] polls.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -163,7 +163,7 @@ impl Device {
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
-    /// channel does not leave its engine. Its memory must then not be reused.
+    /// channel does not leave its engine. The channel's memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -450,7 +450,7 @@ impl State {
         Ok(())
     }
 
-    /// Marks the channels that the mediator reports as hung as lost. The mediator reports them until they are unbound.
+    /// Marks hung channels as lost, and unbinds them, because the mediator reports them until they are unbound.
     fn handle_hangs(&mut self) -> Result<()> {
         for engine in 0..pfifo::ENGINE_STATUS::COUNT {
             let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;

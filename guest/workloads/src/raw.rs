@@ -97,7 +97,7 @@ pub struct Raw {
     next_staging: usize,
     bank: Buffer,
     local: Option<Buffer>,
-    /// Closing the file frees all handles.
+    /// The render node. Closing the file frees all handles.
     file: File,
 }
 

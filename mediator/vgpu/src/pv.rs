@@ -212,7 +212,7 @@ impl Interface {
         self.channels.clear();
     }
 
-    /// Returns the operator's counters of the interface and of its `tables`.
+    /// Returns the counters of the interface and of its `tables`, for the operator.
     pub(super) fn counters(&self, tables: &Tables) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let tables = tables.counts();
         self.counts.named().chain([

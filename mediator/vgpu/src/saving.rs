@@ -31,7 +31,7 @@ pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
     chip: u32,
     vram_bytes: u64,
-    /// Size of BAR1 and of BAR3 in bytes.
+    /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
     /// Capability of the paravirtual interface, or empty if it is not offered.
     paravirtual: Vec<u8>,
@@ -94,8 +94,8 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave within `limit` are
-    /// killed.
+    /// Halts the VM, which must not be served, and starts saving it. Channels that do not leave their engines within
+    /// `limit` are killed.
     ///
     /// # Errors
     /// Returns the errors of [`Self::check_movable`], or an error if the VM does not quiesce.

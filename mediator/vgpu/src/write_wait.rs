@@ -11,7 +11,7 @@ use vram::TenantId;
 
 /// Maximum time that a write may wait while the mover's scans fail.
 const MAX_WAIT: Duration = Duration::from_secs(1);
-/// Multiple of the wait limit for which later writes do not wait after a failed wait, unless memory was found. A guest
+/// After a failed wait, later writes do not wait for this multiple of the wait limit, unless memory is found. A guest
 /// that fills memory writes only eight bytes at a time.
 const BACKOFF_FACTOR: u32 = 10;
 /// Interval between attempts.

@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Lowest address at which no test guest has RAM, nor at any higher address.
+/// Start of the address range in which no test guest has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords read from each page.
 const READS: u64 = 4;
@@ -222,7 +222,7 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
     point_at_own(ground);
 }
 
-/// Writes values outside the share to all other registers that contain an address or a channel.
+/// Writes addresses outside the share to all other registers that contain an address or a channel.
 fn pointers(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(PAGE, probes) {
         let id = ground.random.below(CHANNELS.into()) as u32;

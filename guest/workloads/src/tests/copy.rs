@@ -124,7 +124,7 @@ impl Case {
     }
 }
 
-/// Chooses an engine for a helper while `tested` is under test.
+/// Returns a present engine other than `tested`, or `tested` if there is none.
 pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }

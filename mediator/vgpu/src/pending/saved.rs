@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Saved form of work that waits for memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPending {
-    /// Channels with doorbells that wait, and their GP_PUT values.
+    /// Channels whose doorbells wait, and their GP_PUT values.
     rung: Vec<(u8, u32)>,
     /// Last runlist that the guest submitted.
     listed: Vec<u8>,
@@ -27,7 +27,8 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
+    /// Restores an empty queue. Also returns the channels whose doorbells must be submitted again when the card
+    /// resumes, with the doorbells' GP_PUT values.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.

@@ -89,7 +89,8 @@ struct SavedAttachment {
 
 /// Context for restoring attachments.
 pub(crate) struct Around<'a> {
-    /// Mapped segments in the card's records: number of address spaces, VRAM address, and size in bytes, by segment.
+    /// Mapped segments in the card's records: the number of address spaces that map each, its VRAM address, and its
+    /// size in bytes, by segment.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
     /// Returns the address space with the given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,

@@ -1,4 +1,4 @@
-//! The interface's registers.
+//! Registers of the paravirtual interface.
 
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};

@@ -1,4 +1,5 @@
-//! Saved form of a guest's channels. The card's saved channels show which are on the card, and their address spaces.
+//! Saved form of a guest's channels. The saved state of the card's channels shows which of them are on the card, and
+//! their address spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;

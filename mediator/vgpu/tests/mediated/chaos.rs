@@ -17,7 +17,7 @@ use vram::{Limits, TenantId, To};
 /// Time limit for each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Creates a card on which memory moves once per `every` submissions.
+/// Creates a card whose memory moves once per `chaos.every` submissions.
 fn rig_with(chunk_bytes: u64, card_mib: u32, host_mib: u64, chaos: Chaos) -> Rig {
     let division = Division { chaos, ..Division::default() };
     let reserve_bytes = (16 * MIB).max(2 * chunk_bytes);

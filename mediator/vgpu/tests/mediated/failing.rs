@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has executed work, so its directory was the last one flushed.
+/// Returns a driver, a channel that has executed work, and the channel's directory, which was the last one flushed.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -106,7 +106,7 @@ fn vacated_chunks_are_quarantined_if_tlb_flush_fails() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Moved chunks without an entry were not in the TLB.
+    // Moved chunks that no entry mapped were not in the TLB, so they are not quarantined.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 

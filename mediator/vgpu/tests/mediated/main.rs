@@ -78,7 +78,7 @@ fn finds(guest: &Guest, byte: u8) -> usize {
     (0..guest.vram_bytes / MIB).map(in_mib).sum()
 }
 
-/// Returns the number of free chunks (scrubbed or not), of the mediator's chunks, of VMs' chunks, of channels, and of
+/// Returns the numbers of free chunks (scrubbed or not), of the mediator's chunks, of VMs' chunks, of channels, and of
 /// I/O address ranges.
 fn usage(rig: &Rig) -> (u32, u32, u32, u32, usize) {
     let (chunks, channels, iova) = rig.usage();

@@ -45,7 +45,7 @@ impl Traveller {
         Self { driver, channels, places: [0; 2], seed: 0 }
     }
 
-    /// Submits work to both channels, of which some will be in progress and some queued.
+    /// Submits work to both channels. Some of it will be in progress, and some will be queued.
     pub(crate) fn begin(&mut self, seed: u32) {
         self.seed = seed;
         let Self { driver, channels, places, .. } = self;
@@ -69,7 +69,7 @@ impl Traveller {
     }
 }
 
-/// Writes all VRAM that the VM's driver does not use.
+/// Writes to each MiB of VRAM that the VM's driver does not use.
 pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }

@@ -13,7 +13,7 @@ use vram::{Limits, Step, TenantId, To};
 
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64;
-/// Size of a VM in MiB. All of its memory fits on the card, and also in host memory.
+/// VRAM size of a VM in MiB. All of a VM's VRAM fits on the card, and also in host memory.
 const VM_MIB: u64 = 32;
 
 /// Returns settings that disable automatic returns and exchanges between VMs, so that slow tests do not cause further
@@ -57,8 +57,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the number of host slots in use while no move is in progress. A move occupies its destination until it
-/// completes, even if its VM is removed in the meantime.
+/// Waits until no move is in progress, and returns the number of host slots in use. A move occupies its destination
+/// until it completes, even if its VM is removed in the meantime.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)

@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: a released engine reaches its next fault before its owner does anything else.
+/// A fast card: a released engine reaches its next fault before the mediator does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -227,7 +227,7 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault was not handled");
         std::thread::yield_now();
     }
-    // All effects of the report are complete when the lock is released.
+    // Once this lock has been acquired, all effects of the report are complete.
     drop(rig.host.lock());
     assert_eq!(works_for(), before, "the other channel's work is still in progress");
 }

@@ -1,4 +1,4 @@
-//! Tests zeroing of memory between owners with the copy engines.
+//! Tests that the copy engines zero memory between owners.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
@@ -33,7 +33,7 @@ fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
 
 #[test]
 fn next_vm_finds_nothing_where_engines_have_zeroed() {
-    // Without host memory, the mediator's channels are only used for zeroing.
+    // Without host memory, the mediator's channels are used only for zeroing.
     let rig = rig_with(0, None);
     for round in 0..4 {
         let before = zeroed_by_engines(&rig);

@@ -87,7 +87,7 @@ pub struct RamPage {
     pub gpa: u64,
 }
 
-/// A page directory with a small-page table for its first 16 MiB.
+/// A page directory with a small-page table for the first 16 MiB of the address space.
 #[derive(Clone, Copy)]
 pub struct Space {
     /// Guest VRAM address of the directory.
@@ -179,7 +179,7 @@ impl Verdict {
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// Records a condition that must hold before and after an attempt.
+    /// Checks a condition that must hold before or after an attempt. A violation counts as an open hole.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -446,7 +446,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Calls `run` with a short wait, because the work should have no effect.
+    /// Same as [`Self::run`], but waits only briefly, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);

@@ -119,7 +119,7 @@ impl<'a> Queue<'a> {
         self.send_with(batch, PAGE as u32)
     }
 
-    /// Calls [`Self::send`] with `room` bytes for the reply.
+    /// Same as [`Self::send`], but with `room` bytes for the reply.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
         // This read completes after all work that the doorbell started.

@@ -73,7 +73,7 @@ fn poke(lab: &Lab<'_>, bar: usize, offset: u64, value: u32) {
     lab.bars[bar].store(offset as usize, Width::Dword, value.into());
 }
 
-/// Reads an offset at which no data may be visible.
+/// Reads an offset at which no data may be visible, before and after a write.
 fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, offset: u64) {
     let before = peek(lab, bar, offset);
     poke(lab, bar, offset, BRAND);

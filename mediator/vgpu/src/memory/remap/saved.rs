@@ -19,7 +19,7 @@ pub(crate) struct SavedRemap {
     pages: Vec<SavedPage>,
     /// Slots that map guest RAM.
     ram: Vec<SavedSlot>,
-    /// Set if the card's TLBs may still contain memory that no table maps.
+    /// Set if the card's TLBs may still map memory that no table maps.
     stale: bool,
 }
 
@@ -180,7 +180,7 @@ mod tests {
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
     const VRAM: u64 = 1 << 20;
 
-    /// Creates apertures that show VRAM pages, including one that is mapped twice, and in which RAM is mapped.
+    /// Creates apertures that map VRAM pages, some of them twice, and guest RAM.
     fn apertures(rig: &Rig) -> Remap {
         let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use vmm_glue::RegionIndex::{Bar0, Bar3};
 
-/// Moves the window to a multiple of 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses BAR0 offsets.
+/// Moves the window to `at`, rounded down to 64 KiB. Returns the offset of `at` in PRAMIN's file, which uses BAR0
+/// offsets.
 fn in_window(driver: &mut Driver, at: u64) -> u64 {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
     u64::from(pramin::BASE) + (at & 0xffff)

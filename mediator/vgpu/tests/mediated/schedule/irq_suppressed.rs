@@ -1,4 +1,4 @@
-//! Tests completions for which no VM waits, and interrupts for another VM.
+//! Tests completions that no VM awaits, and interrupts for another VM.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,11 +14,11 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission, which is enough for the guest to wait for their completion.
+/// Number of copies per submission. The copies take long enough that a guest would wait for their completion.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum delay between the scheduler noticing a completion and its guest being notified. Tests repeat rounds in which
-/// the host was slower.
+/// Maximum delay from the scheduler's detection of a completion to the notification of its guest. Tests repeat rounds
+/// in which the host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
@@ -43,7 +43,7 @@ fn ended(rig: &Rig, vm: u32) -> u64 {
     accounts.map(|account| account.completed).sum()
 }
 
-/// Waits until `count` submissions have ended.
+/// Waits until the scheduler has noticed the completion of `count` submissions of a VM.
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
