@@ -2,7 +2,7 @@
 //! other parties.
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
-//! consists of the members of a share group with programs that can run concurrently. A group competes with the total
+//! consists of those members of a share group whose programs can run concurrently. A group competes with the total
 //! weight and guarantee of its active members. While the group has the turn, the gates of all its members are open.
 //! Three kinds of tenants take turns separately: tenants without a group, members with a program that cannot run
 //! concurrently, and all members of a group in `turns` mode.
@@ -34,8 +34,8 @@ use trial::Trial;
 const ENGINE: Engine = Engine::Compute;
 /// Bit in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time after a member's last work for which its weight still counts for its group, in ns. This is longer than typical
-/// pauses between submissions.
+/// Time after a member's last work during which the weight of its group still includes the member's weight, in ns. This
+/// is longer than typical pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
 /// Number of a group.
@@ -263,7 +263,7 @@ impl GroupTurns {
         self.turns.continue_from(scheduler, now);
     }
 
-    /// Discards the accounts of an earlier owner's tenant, unless the tenant was added.
+    /// Discards the accounts of a tenant of an earlier owner, unless the tenant has been added since.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.forget(tenant, now);
     }
@@ -294,7 +294,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Makes a tenant compete with `params`, or with its own parameters again if `params` is `None`.
+    /// Replaces the parameters that determine a tenant's share of the card by `params`, or restores the tenant's own
+    /// parameters if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.competes = params;
@@ -483,7 +484,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Reports the members that have not returned the card to their group within their limits.
+    /// Reports the members that have not returned the card to their group within their run time limits.
     fn report_overdue(&mut self, now: Nanos) {
         for (&tenant, member) in &mut self.members {
             let Gate::Closing { since, overdue: false } = member.gate else { continue };

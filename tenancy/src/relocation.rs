@@ -79,7 +79,7 @@ pub struct Chunk<P> {
 pub enum Reason {
     /// The user did not respond in time.
     Silent,
-    /// The user declined every order.
+    /// The user declined too many orders.
     Declines,
 }
 
@@ -129,7 +129,7 @@ pub enum Action<U, P> {
     },
     /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
     Ended {
-        /// Chunks with moves that have ended.
+        /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
         /// True if the chunks are now at their destinations.
         moved: bool,
@@ -200,7 +200,7 @@ struct Order<P> {
 }
 
 impl<P> Order<P> {
-    /// Number of batches in progress.
+    /// Returns the number of batches in progress.
     fn batches(&self) -> usize {
         self.batches.len() + self.remapping.len()
     }
@@ -211,7 +211,7 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of orders completed since then.
+    /// Number of declined orders minus the number of completed orders, but at least 0.
     declines: u32,
     /// Time since which this number has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,
@@ -404,7 +404,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a copy has finished (successfully or not) after `ns`.
+    /// Records that a copy has finished (successfully or not) after `ns` ns.
     pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
         if let Some(chunks) = self.orphans.remove(&number) {
             return self.end(chunks, false);
@@ -556,7 +556,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Handles a user that has declined an order or a part of it. The user gets no orders for some time. A user that
-    /// declines every order is abandoned.
+    /// declines too many orders is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

@@ -1,4 +1,4 @@
-//! Queries of turns with groups.
+//! Queries of [`GroupTurns`].
 
 use super::{Account, Engine, MemoryMove, VgpuParams};
 use super::{Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by half the
-    /// difference for which it must wait.
+    /// Returns true if a tenant should reduce its work in flight, because it is ahead of another member by at least
+    /// half the difference at which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| {

@@ -31,7 +31,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns each VM's share of the engine's time, without the first second.
+/// Returns each VM's share of the use of the compute engine, excluding the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -227,7 +227,7 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less if it does not wait for long kernels.
+    // The guest with short kernels waits less with BAND than with FIFO.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }

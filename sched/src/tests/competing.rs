@@ -56,7 +56,8 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns sets of competitors as kernel lengths and weights. Half of the kernels are short, and half are long.
+/// Returns sets of competitors as kernel lengths and weights. Half of the competitors run short kernels, and half run
+/// long ones.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
