@@ -101,7 +101,7 @@ impl Fifo {
         }
     }
 
-    /// Lets the scheduler use engines again that have stopped on an error. Each of them must still be reset.
+    /// Lets the scheduler use engines again after an error has stopped them. Each of them must still be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);

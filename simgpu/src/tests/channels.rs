@@ -222,7 +222,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
     driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
-    // The writer maps the other channel's USERD page, and releases a semaphore to its GP_PUT.
+    // The writer maps the other channel's USERD page, and releases a semaphore at the page's GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));

@@ -40,7 +40,7 @@ struct Barrier {
     fails: u32,
 }
 
-/// A worker's caches and its share of the card's resources.
+/// A worker's instruction and constant caches.
 #[derive(Debug)]
 pub(crate) struct Caches {
     pub(crate) code: Code,

@@ -21,9 +21,9 @@ const ELEMENTS_AT_ONCE: usize = 64;
 /// Source of one byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// A byte of the source element.
+    /// The byte with this index in the source element.
     Source(u8),
-    /// A constant.
+    /// This constant.
     Constant(u8),
 }
 

@@ -120,7 +120,7 @@ pub(super) const BANKS: u64 = DATA + 0x10_0000;
 pub(super) const PC: u32 = 0x1238;
 pub(super) const CLOCK_NS: u64 = 0x12_3456_789a;
 
-/// A warp (the second of a block) and its threads.
+/// A warp (the second of a block), and the memories and constants that it accesses.
 pub(super) struct Bench {
     pub(super) rig: Rig,
     pub(super) launch: Launch,

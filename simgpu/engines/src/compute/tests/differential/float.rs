@@ -194,7 +194,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
             let (from, to) = (format(from), format(to));
             let bits = match from.value(bits) {
                 value if integer && value.is_finite() => {
-                    // Handles conversions within a type: integers close to a float are exact in its type.
+                    // Round to an integer of the same type: the integers next to a float are exact in its type.
                     exact::convert(integral(value, rounding).to_bits(), DOUBLE, to, Rounding::Nearest)
                 }
                 _ => exact::convert(bits, from, to, rounding),
@@ -221,8 +221,8 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
 /// Maximum MUFU error in ULPs: half a ULP, plus the error of the reference.
 const UNITS: f64 = 0.501;
 
-/// Returns true if `result` is within MUFU's permitted error for the argument. The reference uses repeated squaring,
-/// square roots and a series.
+/// Returns true if `result` is within MUFU's permitted error for the argument. The reference uses double-precision host
+/// arithmetic and series.
 pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool, result: u32) -> bool {
     let x = SINGLE.value(SINGLE.flushed(argument));
     let double = |bits: u32| f64::from_bits(u64::from(bits) << 32);
@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: the exponent, followed by the fraction bits, each found by squaring.
+/// Returns the binary logarithm: the exponent plus the logarithm of the fraction, which a series computes.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;
@@ -295,7 +295,7 @@ fn power_of_two(x: f64) -> f64 {
     (1..30).rev().fold(1.0, |sum, n| 1.0 + sum * rest / f64::from(n)) * 2f64.powi(whole as i32)
 }
 
-/// Returns the sine of a small argument.
+/// Returns the sine, which is accurate only for small arguments.
 fn sine(x: f64) -> f64 {
     if !x.is_finite() {
         return f64::NAN;

@@ -160,7 +160,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
                 Extended::Whole | Extended::High => own,
                 Extended::Middle | Extended::Low => upper.then(own),
             };
-            // Derive `less` and `equal` from the same ordering, so that the intermediate flags can be derived.
+            // The intermediate flags require `less` and `equal` to describe the same ordering.
             let (less, equal) = (order.is_lt(), order.is_eq());
             let value = if less == least { a } else { b };
             let cc = match extended {

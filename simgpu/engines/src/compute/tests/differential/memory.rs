@@ -1,4 +1,4 @@
-//! Memory instructions on byte arrays with the same contents, executed one thread at a time.
+//! Memory instructions on byte arrays with the same contents as the warp's memory, executed one thread at a time.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
