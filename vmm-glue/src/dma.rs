@@ -222,8 +222,7 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the IDs of messages to which the client may still reply, and for which threads of this process are
-    /// waiting.
+    /// Returns the IDs of all messages to which the client may still reply.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();

@@ -41,7 +41,7 @@ commands! {
     DMA_MAP = 2;
     /// Unmaps client memory from the device.
     DMA_UNMAP = 3;
-    /// Queries the number of regions and interrupt types.
+    /// Queries the numbers of regions and of interrupt types.
     DEVICE_GET_INFO = 4;
     /// Queries the size and access rights of a region.
     DEVICE_GET_REGION_INFO = 5;
@@ -63,7 +63,7 @@ commands! {
     DEVICE_RESET = 13;
     /// Dirty page request of older editions. Not supported.
     DIRTY_PAGES = 14;
-    /// Makes several small region writes in one message.
+    /// Performs several small region writes in one message.
     REGION_WRITE_MULTI = 15;
     /// Queries or sets a device feature. All features concern migration.
     DEVICE_FEATURE = 16;

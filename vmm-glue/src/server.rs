@@ -121,8 +121,8 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Calls [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state of these
-    /// clients' device.
+    /// Serves clients like [`Self::run`], but first resumes the `parked` clients, if any. `device` must be in the state
+    /// of these clients' device.
     ///
     /// After [`StopHandle::park`], stops serving the clients and returns them. None of their requests is then partially
     /// executed.
