@@ -113,9 +113,9 @@ pub trait Backend {
     /// Handles the guest binding an aperture to an instance block, or unbinding it if `instance` is `None`.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. Necessary
-    /// only if memory is mapped into the window. For trapped accesses, the vGPU calls [`Self::vram_read`] and
-    /// [`Self::vram_write`] with the VRAM address.
+    /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. The default
+    /// implementation suffices unless memory is mapped into the window. For trapped accesses, the vGPU calls
+    /// [`Self::vram_read`] and [`Self::vram_write`] with the VRAM address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
     /// Handles a guest TLB flush for one page directory, or for all directories if `directory` is `None`.

@@ -14,7 +14,7 @@ const PORTS: usize = 8;
 /// Data memory of a falcon, and its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Contents. The vector grows on demand.
+    /// Contents, up to the last written dword.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -85,7 +85,7 @@ impl Dmem {
 /// Code memory of a falcon, which drivers write. The code is not executed, but identifies the guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Contents. The vector grows on demand.
+    /// Contents, up to the last written dword.
     dwords: Vec<u32>,
     control: u32,
 }
