@@ -31,7 +31,7 @@ pub(crate) struct EngineState {
     last_end: Nanos,
     /// Engine's total busy time, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` charged to vGPUs that have been removed since then, in ns.
+    /// Part of `busy` charged to vGPUs that have since been removed, in ns.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the run time limit of the first submission, unless it has already started.
+    /// Starts the first submission's run time limit, unless the limit is already running.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {

@@ -70,7 +70,7 @@ impl Member {
     }
 }
 
-/// Token bucket that enforces a cap. It fills at the rate of the cap and is emptied by use.
+/// Token bucket that enforces a cap. It fills at the rate of the cap, and use drains it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Bucket {
     /// Fill level, in thousandths of a nanosecond.

@@ -74,7 +74,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns true if a deserialized scheduler is valid.
+    /// Returns true if a deserialized scheduler has valid settings, and lanes that match them.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()

@@ -1,8 +1,8 @@
 //! Records of a scheduler's events and decisions, with one JSON line per event. A record of a real run can be replayed
 //! through the same state machine, which must make the same decisions.
 //!
-//! The first line contains the format and the initial state of the scheduler without its accounts, so that a record can
-//! start at any time. Each further line contains either an event with its time and decisions, or a memory move.
+//! The first line contains the format and the initial state of the scheduler, excluding its accounts, so that a record
+//! can start at any time. Each further line contains either an event with its time and decisions, or a memory move.
 //!
 //! [`Trace::replay`] checks that the decisions are the same, and [`Trace::under`] computes the effect of other
 //! settings.

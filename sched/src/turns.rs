@@ -19,7 +19,7 @@
 //! A tenant with several cards is *offered* turns, which start only after they have been *reserved* (`reserved`), so
 //! that no card starts them by itself.
 //!
-//! This module has no I/O and no threads. Callers pass the time.
+//! This module performs no I/O and has no threads. Callers pass the time.
 
 mod filling;
 mod reserved;
@@ -177,7 +177,7 @@ pub struct Turns {
     config: TurnsConfig,
     members: BTreeMap<TenantId, Member>,
     next_ticket: u64,
-    /// Number of turns granted so far.
+    /// Number of granted turns.
     switches: u64,
     /// Time up to which overrunning turns have been charged.
     charged_until: Nanos,
@@ -242,7 +242,7 @@ impl Turns {
         &self.scheduler
     }
 
-    /// Returns the number of turns granted so far.
+    /// Returns the number of granted turns.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
@@ -260,8 +260,8 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn. These are all tenants with turns that overrun, and at most one other
-    /// tenant if the policy limits submissions in flight.
+    /// Returns the tenants that have a turn. These are all tenants whose turns overrun, and at most one other tenant if
+    /// the policy limits submissions in flight.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }

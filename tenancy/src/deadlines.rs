@@ -29,7 +29,7 @@ pub enum Deadline<U> {
 }
 
 impl<U> Deadline<U> {
-    /// Returns true if the core must be called at this time. The other deadlines only permit more actions at later
+    /// Returns true if the core must be called at this deadline. The other deadlines only permit more actions at later
     /// events.
     const fn wakes(&self) -> bool {
         match self {

@@ -64,7 +64,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Self { residency, relocations: Relocations::new(limits), holds: Holds::new() }
     }
 
-    /// Begins a round. Records which tenants take part, and starts, changes or ends memory quanta.
+    /// Begins a round. Records the tenants that have work and their bus traffic, and starts, changes or ends memory
+    /// quanta.
     pub fn begin_round(&mut self, table: &ChunkTable, now: u64, report: &Report<'_>) {
         // The holder of a quantum cannot work while its own memory is moving, but keeps its quantum.
         let loading =

@@ -28,7 +28,7 @@ pub struct Demand {
 pub struct Planned {
     /// The moves, in order.
     pub steps: Vec<Step>,
-    /// Tenants with denied requests that the moves serve.
+    /// Tenants whose denied requests the moves serve.
     pub served: BTreeSet<TenantId>,
 }
 
@@ -150,7 +150,7 @@ impl Residency {
     }
 
     /// Follows the other cards of tenants with several cards. `leads` contains the tenants for which another card
-    /// decides about quanta, and `unready` contains the tenants with memory that is not ready on another card.
+    /// decides on quanta, and `unready` contains the tenants whose memory is not ready on another card.
     pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
         self.quanta.set_leads(leads);
         self.quanta.set_unready(unready);

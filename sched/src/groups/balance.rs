@@ -28,7 +28,8 @@ const MIN_MEASURED_NS: u64 = 15_000_000;
 /// Number of reports, after the first one, with the same mean submission length that complete a measurement. Most
 /// programs then repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// The same number for a measurement that differs from the previous one, because a phase of the program may be short.
+/// Like `STEADY_REPORTS`, for a measurement that differs from the previous one, because a phase of the program may be
+/// short.
 const STEADY_DIFFERENT_REPORTS: u32 = 7;
 /// Maximum time in ns between two reports of a measurement.
 const MAX_REPORT_GAP_NS: u64 = 200_000_000;
@@ -63,7 +64,7 @@ pub(super) struct Balance {
     /// Last complete measurement for which the member had the card to itself: the time in flight in ns, and the number
     /// of submissions.
     alone: (u64, u64),
-    /// Time in flight and number of submissions of the measurement in progress.
+    /// Time in flight in ns, and number of submissions, of the measurement in progress.
     measuring: (u64, u64),
     /// The same values for the latest reports with the same mean length. `steady` is the number of these reports after
     /// the first one.
@@ -74,8 +75,8 @@ pub(super) struct Balance {
     /// Start of the period without concurrent work in which the member has already reported once. The first report may
     /// include work from before the period, but later reports do not.
     clean_since: Option<Nanos>,
-    /// Time in flight and number of submissions while other members also had work, since the last comparison with
-    /// `usual`.
+    /// Time in flight in ns, and number of submissions, while other members also had work, since the last comparison
+    /// with `usual`.
     beside: (u64, u64),
     /// Mean time in flight of a submission while other members also had work, in ns, as first computed after the last
     /// measurement.
@@ -382,8 +383,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait. These are members that are ahead of another member, and members of a worse
-    /// latency class than a member with a lag that is at least as large.
+    /// Returns the members that must wait. These are members that are ahead of another member, and members whose
+    /// latency class is worse than that of a member whose lag is at least as large.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =

@@ -302,8 +302,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns a guest that always has work queued, with a driver that sends a short submission after each kernel, like
-/// nouveau.
+/// Returns a guest that always has work queued and whose driver, like nouveau's, sends a short submission after each
+/// kernel.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {

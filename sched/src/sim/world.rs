@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Adds the engine time of a running submission to its VM's use.
+    /// Adds the engine time of a running submission to its VM's use and to the engine's busy time.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;

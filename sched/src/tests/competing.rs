@@ -118,7 +118,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM needs only a small part of the card's time.
+        // In the first two seconds, the first VM needs only a small part of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);

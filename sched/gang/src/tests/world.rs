@@ -1,9 +1,9 @@
-//! Simulates cards that grant turns, the messages between the cards, and programs with kernels that wait for their
-//! peers on other cards.
+//! Simulates cards that grant turns, the messages between the cards, and programs whose kernels wait for their peers on
+//! other cards.
 //!
 //! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
-//! all ranks have submitted it. Until then, it spins on the cards that have it, and the turns on these cards cannot
-//! end.
+//! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, so the turns on these
+//! cards cannot end.
 
 use super::super::*;
 use sched::groups::GroupConfig;
@@ -92,7 +92,7 @@ pub(super) struct World {
     pub(super) links: BTreeMap<(u32, u32), VecDeque<(u64, Message)>>,
     pub(super) now: u64,
     pub(super) random: Random,
-    /// Cards with stopped owners.
+    /// Cards whose owners are stopped.
     pub(super) stopped: BTreeSet<u32>,
     /// Minimum and maximum latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),

@@ -19,7 +19,7 @@ const GAINS: [u64; 4] = [1000, 1570, 2000, 2400];
 /// Like [`GAINS`], for programs that each fill the card.
 const NO_GAIN: [u64; 4] = [1000; 4];
 
-/// A program with submissions that take `length` ns on an otherwise idle card.
+/// A program whose submissions take `length` ns on an otherwise idle card.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     length: u64,
@@ -36,7 +36,7 @@ struct Program {
 const LOOP: Program = Program { length: 1900 * US, pause: 60 * US, idle: 300 * US, report: 2 * MS, speed: 1000 };
 const PACED: Program = Program { pause: 4 * MS, idle: 150 * US, ..LOOP };
 const JOB: Program = Program { length: 230 * US, pause: 0, ..LOOP };
-/// A program during its start, with short submissions.
+/// A program in its start phase, which submits short work.
 const STARTS: Program = Program { length: 20 * US, pause: 0, ..LOOP };
 
 #[derive(Debug)]
@@ -272,7 +272,7 @@ fn both(gains: [u64; 4], programs: &[(Program, VgpuParams)]) -> [Card; 2] {
     })
 }
 
-/// Returns loops of equal weight with speeds that differ by up to 0.7 % when they run concurrently.
+/// Returns loops of equal weight whose speeds differ by up to 0.7 % when they run concurrently.
 fn loops(count: usize) -> Vec<(Program, VgpuParams)> {
     [1000, 1004, 997, 1001][..count].iter().map(|&speed| (Program { speed, ..LOOP }, VgpuParams::default())).collect()
 }
