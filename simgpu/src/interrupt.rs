@@ -63,7 +63,7 @@ impl Line {
         self.signals
     }
 
-    /// Restores the power-on state, without a connected event.
+    /// Restores the power-on state, in which no event is connected.
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };

@@ -260,7 +260,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Selects and loads a channel for the PBDMA. Returns true if there are no more channels to try.
+    /// Selects and loads a channel for the PBDMA. Returns false if loading failed and another channel must be tried.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {

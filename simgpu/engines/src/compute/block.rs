@@ -183,8 +183,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run, which is the current warp if its turn has not ended, or the next ready warp
-    /// otherwise.
+    /// Returns the next ready warp, starting with the current warp unless its turn has ended.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)

@@ -3,9 +3,9 @@
 //! The latency of a posted write is unbounded. A flush ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push
 //! buffer's flush method) and a semaphore release that waits for its engine complete all earlier writes. A read from
 //! host memory completes the writes on the same path, either the hub's or the shaders'. Tests can keep writes in flight
-//! ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is
-//! translated when the write arrives. The write is lost if the address has been unmapped, and modifies other memory if
-//! the address has been remapped.
+//! ([`super::Memory::hold_posted`]). Otherwise, writes arrive immediately. As with an IOMMU, the address is translated
+//! when the write arrives. The write is lost if the address has been unmapped, and modifies other memory if the address
+//! has been remapped.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};

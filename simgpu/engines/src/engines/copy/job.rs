@@ -91,7 +91,7 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Length of a line in elements, or in bytes without a remap.
+    /// Length of a line in elements, or in bytes if nothing is remapped.
     line: u64,
     lines: u64,
     remap: Option<Remap>,
@@ -103,7 +103,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates a job that copies `lines` lines of `line` elements each (bytes, without `remap`).
+    /// Creates a job that copies `lines` lines of `line` elements each (bytes, if `remap` is `None`).
     #[must_use]
     pub fn new(
         source: Surface,

@@ -271,7 +271,7 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)). Center the fraction around 1: otherwise, adding the exponent would lose
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Centre the fraction on 1. Otherwise, adding the exponent would lose
     // precision for arguments just below 1.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
@@ -279,7 +279,7 @@ fn logarithm(x: f64) -> f64 {
     f64::from(exponent) + 2.0 * t * series / std::f64::consts::LN_2
 }
 
-/// Returns 2^`x`: the integral part is a shift, and a series computes the rest.
+/// Returns 2^`x`: the nearest integer determines the exponent, and a series computes the rest.
 fn power_of_two(x: f64) -> f64 {
     if !(-200.0..=200.0).contains(&x) {
         return if x.is_nan() {

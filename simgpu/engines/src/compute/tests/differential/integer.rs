@@ -58,8 +58,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Evaluates a condition code test, either on two numbers whose difference set the condition code or on individual
-/// flags.
+/// Returns the result of a condition code test.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
     // A NaN sets both the zero and the sign flag. A number never sets both flags.

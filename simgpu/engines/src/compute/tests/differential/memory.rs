@@ -298,7 +298,7 @@ fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind
     old
 }
 
-/// Replaces an instruction's targets with valid ones.
+/// Replaces the bank of an LDC instruction with a valid one.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {
