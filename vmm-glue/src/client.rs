@@ -74,7 +74,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Message {
     /// Message header.
     pub header: Header,
-    /// Message body, without the header.
+    /// Message body, excluding the header.
     pub body: Vec<u8>,
     /// Descriptors attached to the message.
     pub fds: Vec<OwnedFd>,
@@ -179,7 +179,8 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Queues server requests that arrive earlier for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Queues server requests that arrive before the reply, for
+    /// [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)

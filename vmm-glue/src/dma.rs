@@ -240,7 +240,7 @@ impl DmaClient {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages to which the client may still reply although no thread waits for the replies.
+    /// Sets the IDs of the messages to which the client may still reply although no thread waits for the replies.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
@@ -258,7 +258,7 @@ impl DmaClient {
         }
     }
 
-    /// Appends messages to `out` until it has `limit` bytes.
+    /// Appends messages to `out` until it has `limit` bytes or [`MAX_IN_FLIGHT`] messages are unanswered.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {

@@ -218,7 +218,7 @@ pub const DEVICE_PCI: u32 = 2;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfoBody {
-    /// Request: maximum size of the reply body that the client accepts. Reply: size of the full body.
+    /// Request: maximum size of the reply body that the client accepts, in bytes. Reply: size of the full body.
     pub argsz: u32,
     /// `REGION_*` bits.
     pub flags: u32,
@@ -422,7 +422,7 @@ pub const STATE_RESUMING: u32 = 4;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingStart {
-    /// Request: requested page size in bytes. Reply: the actual page size.
+    /// Request: requested page size in bytes. Reply: actual page size in bytes.
     pub page_size: u64,
     /// Number of ranges, or 0 for all memory.
     pub num_ranges: u32,

@@ -254,7 +254,7 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles the client's messages until no more messages arrive for some time.
+    /// Handles the client's messages, for up to [`MAX_ROUNDS`] rounds, until no more messages arrive for some time.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {

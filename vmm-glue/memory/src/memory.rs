@@ -42,8 +42,8 @@ pub struct MemoryLimits {
     pub files: usize,
     /// Maximum number of mapped bytes at a time. All devices share the process's address space.
     pub mapped_bytes: u64,
-    /// Accepts files on any file system. If false, accepts only memory files (memfd, `/dev/shm`, hugetlbfs), because
-    /// accesses to a file on a network or FUSE file system can block threads indefinitely.
+    /// True if files on any file system are accepted. Otherwise, only memory files (memfd, `/dev/shm`, hugetlbfs) are,
+    /// because accesses to a file on a network or FUSE file system can block threads indefinitely.
     pub any_file_system: bool,
 }
 

@@ -418,7 +418,8 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even on an error, and would wait forever for the missing bytes.
+        // A client that is not `complete` expects the full reply even on an error, and would wait forever for the
+        // missing bytes.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);

@@ -1,4 +1,4 @@
-//! The contents of a journal, and the code with which the next process reads them.
+//! The contents of a journal, and the code that the next process uses to read them.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
