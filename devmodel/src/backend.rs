@@ -124,7 +124,7 @@ pub trait Backend {
     /// Handles a guest flush of posted aperture writes. On return, all previous writes are visible to the GPU.
     fn flush_apertures(&mut self) {}
 
-    /// Handles the start of a virtual falcon with this code and data, which are not executed.
+    /// Handles the start of a virtual falcon with this code and data. The code is not executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
     /// Handles the guest binding a channel to an instance block, or unbinding it if `instance` is `None`.

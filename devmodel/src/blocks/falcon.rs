@@ -1,5 +1,5 @@
 //! Common parts of all virtual falcons (PMU, copy engines, FECS, GPCCS). They do not execute code: uploads are only
-//! stored, and the modules that use a falcon implement the behavior of its firmware.
+//! stored, and the modules that use a falcon implement the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
