@@ -124,7 +124,7 @@ pub struct Account {
     pub completed: u64,
     /// Number of submissions that were withdrawn or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions for which the scheduler decided to kill the channel.
+    /// Number of channels killed because they exceeded the run time limit.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
@@ -154,7 +154,7 @@ impl Account {
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in the interval, in ns, by engine. A submission is charged when it ends.
+    /// Time charged in the interval, in ns, by engine. A submission is usually charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 

@@ -80,7 +80,7 @@ pub struct GroupConfig {
     pub stall_ns: u64,
     /// Age at which the measured length of a member's submissions expires, in ns.
     pub sample_interval_ns: u64,
-    /// Maximum time for which a member has the card alone for such a measurement, in ns.
+    /// Maximum duration of such a measurement, during which the member has the card alone, in ns.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,

@@ -19,7 +19,7 @@ use std::io::{self, BufRead, Write};
 
 /// Format version.
 const FORMAT: u32 = 4;
-/// Oldest supported format version, which has no memory moves.
+/// Oldest supported format version, whose records contain no memory moves.
 const OLDEST_FORMAT: u32 = 3;
 
 /// Format version in a record's first line, which is checked before the rest of the line is parsed.

@@ -17,7 +17,7 @@
 //! the card time-slices the work of all these tenants. Each of these tenants is charged an equal part of that time.
 //!
 //! A tenant with several cards is *offered* turns, which start only after they have been *reserved* (`reserved`), so
-//! that no card starts them by itself.
+//! that no card starts them on its own.
 //!
 //! This module performs no I/O and has no threads. Callers pass the time.
 
@@ -84,7 +84,7 @@ pub enum Order {
     Overdue {
         /// Tenant that exceeded its limit.
         tenant: TenantId,
-        /// Measured time so far, in ns.
+        /// Time measured so far, in ns.
         ran_ns: u64,
     },
     /// The tenant was overdue too often. It gets no turns until it is released.

@@ -51,8 +51,8 @@ pub struct User<U> {
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,
-    /// Run time limit of the user's work in ns, for which the work may prevent quiescence, or `None` if there is no
-    /// limit.
+    /// Run time limit of the user's work in ns, or `None` if there is no limit. The work may prevent quiescence for
+    /// this long.
     pub run_limit_ns: Option<u64>,
 }
 

@@ -244,7 +244,7 @@ mod tests {
         let quanta: SavedQuanta = parsed.take(7).expect("quanta");
         let saved: SavedScheduler = parsed.take(7).expect("a scheduler");
         parsed.finish().expect("no more");
-        // The earlier version writes each part by itself.
+        // The earlier version writes each part separately.
         let mut file = Writer::new(IDENTITY);
         file.put(7, &saved).expect("a part");
         file.put(7, &quanta).expect("a part");

@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window for which the tenant used an engine, in permille.
+    /// Returns the fraction of a window for which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);

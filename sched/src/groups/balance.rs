@@ -94,7 +94,7 @@ pub(super) struct Balance {
     corrected: Option<Nanos>,
     /// Time of the last report in a measurement.
     measured: Option<Nanos>,
-    /// Time of the last report.
+    /// Time of the last report, or of a later opening of the gate.
     reported: Nanos,
     /// Time at which the gate last opened.
     opened: Nanos,
@@ -325,7 +325,7 @@ impl GroupTurns {
             .members_of(id)
             .filter(competes)
             .map(|(of, member)| {
-                // A guarantee is a fraction of the card's time, but the group has only a part of this time.
+                // A guarantee is a fraction of the card's time, but the group gets only part of this time.
                 let Claim { weight, least, .. } = Claim::from_params(&member.settings(), WHOLE_SHARE_PPM);
                 (of, Claim { weight, least: scale(least, WHOLE_SHARE_PPM, whole.max(1)), most: WHOLE_SHARE_PPM })
             })

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The first `1 / UNCOUNTED_FRACTION` of each part of a trial is not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
-/// Number of each member's submissions in one part of a trial.
+/// Number of submissions by each member in one part of a trial.
 type Counts = BTreeMap<TenantId, u64>;
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Turns that a card does not start by itself, for tenants that need several cards at the same time.
+//! Turns that a card does not start on its own, for tenants that need several cards at the same time.
 //!
 //! If such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice is removed
 //! from the queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card. The

@@ -54,7 +54,7 @@ pub(super) struct Rank {
     asked: bool,
     /// Last time at which the gate was open, in ns.
     last_ran: u64,
-    /// Longest time for which the gate was closed while the rank had work, in ns.
+    /// Longest time that the gate stayed closed while the rank had work, in ns.
     pub(super) longest_gap: u64,
 }
 

@@ -29,7 +29,7 @@ struct Program {
     idle: u64,
     /// Interval between reports, in ns.
     report: u64,
-    /// Progress while other programs run, relative to an equal part of the card, in thousandths.
+    /// Progress while other programs run, relative to that on an equal share of the card, in thousandths.
     speed: u64,
 }
 
