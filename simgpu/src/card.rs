@@ -100,12 +100,12 @@ pub enum Error {
     Thread(#[source] std::io::Error),
 }
 
-/// Counters of a card since its creation.
+/// Counters of a card. TLB and copy counters restart at 0 when another process takes over the card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Counters of the channels' work.
     pub fifo: FifoCounters,
-    /// Copies by all engines.
+    /// Copies and uploads by all engines.
     pub copied: Copied,
     /// Number of interrupts signalled.
     pub interrupts: u64,

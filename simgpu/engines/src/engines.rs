@@ -44,9 +44,9 @@ impl<'a> EngineCx<'a> {
 /// Work done by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Number of bytes that copies have written.
+    /// Number of bytes written by copies, inline uploads, and constant updates.
     pub bytes: u64,
-    /// Number of copies started.
+    /// Number of copies and grids launched.
     pub launches: u32,
     /// Number of warp instructions executed.
     pub instructions: u64,

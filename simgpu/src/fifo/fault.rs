@@ -62,7 +62,8 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// Stops a faulting engine and its channel until the driver re-enables scheduling.
+    /// Stops a faulting engine and its channel. The engine remains stopped until the driver acknowledges the error and
+    /// resets the engine.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,

@@ -88,7 +88,7 @@ fn release_writes_payload_and_time() {
 
 #[test]
 fn acquire_waits_for_another_channel_in_every_form() {
-    // Each case has the operation, the payload, and the value in memory before and after the release.
+    // Each case consists of the operation, the payload, and the value in memory before and after the release.
     let forms = [(1, 7, 6, 7), (4, 7, 6, 8), (8, 4, 3, 12), (1 | 1 << 12, 7, 6, 7), (4 | 1 << 12, 7, 0xffff_fff0, 7)];
     for (how, payload, before, after) in forms {
         let mut driver = Driver::new(&small());

@@ -23,7 +23,7 @@ const ELEMENTS_AT_ONCE: usize = 64;
 pub enum Lane {
     /// The byte with this index in the source element.
     Source(u8),
-    /// This constant.
+    /// A constant.
     Constant(u8),
 }
 

@@ -184,7 +184,7 @@ impl Compiler {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// Chooses one of two equivalent forms by the number of labels so far, so that both are tested.
+    /// Chooses one of two equivalent forms by the number of labels generated so far, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
