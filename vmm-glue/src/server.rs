@@ -326,7 +326,7 @@ impl Clients<'_> {
         }
     }
 
-    /// Makes the first connection that sends data the client, or rejects it if a client is being served.
+    /// Accepts the first connection that sends data as the client, or rejects it if a client is being served.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
@@ -397,7 +397,7 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of handling the client's messages.
 enum Served {
-    /// There is no more work at the moment.
+    /// No work is pending.
     Idle,
     /// Some work was done.
     Busy,
