@@ -113,9 +113,9 @@ pub trait Backend {
     /// Handles the guest binding an aperture to an instance block, or unbinding it if `instance` is `None`.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. Necessary
-    /// only if memory is mapped into the window. For trapped accesses, the vGPU calls [`Self::vram_read`] and
-    /// [`Self::vram_write`] with the VRAM address.
+    /// Handles a move of PRAMIN, the VRAM window in BAR0, to `base`, or outside VRAM if `base` is `None`. The default
+    /// implementation suffices unless memory is mapped into the window. For trapped accesses, the vGPU calls
+    /// [`Self::vram_read`] and [`Self::vram_write`] with the VRAM address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
     /// Handles a guest TLB flush for one page directory, or for all directories if `directory` is `None`.
@@ -124,7 +124,7 @@ pub trait Backend {
     /// Handles a guest flush of posted aperture writes. On return, all previous writes are visible to the GPU.
     fn flush_apertures(&mut self) {}
 
-    /// Handles the start of a virtual falcon with this code and data, which are not executed.
+    /// Handles the start of a virtual falcon with this code and data. The code is not executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
     /// Handles the guest binding a channel to an instance block, or unbinding it if `instance` is `None`.

@@ -23,7 +23,7 @@ pub(crate) struct Lane {
     queued: usize,
     /// Number of submissions in flight on the card.
     in_flight: u32,
-    /// True if there was an event since the last attempt to start work.
+    /// True if an event has occurred since the last attempt to start work.
     changed: bool,
     /// The vGPU that started the last submission.
     last: Option<TenantId>,
@@ -53,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU and returns its queued submissions. Its work in flight is still counted until its end.
+    /// Removes a vGPU and returns its queued submissions. Its work in flight stays counted until the work ends.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -88,7 +88,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Requeues a deferred submission before the vGPU's other submissions, because they may depend on it.
+    /// Requeues a deferred submission ahead of the vGPU's other submissions, because they may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: TenantId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -209,7 +209,7 @@ impl Lane {
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has been the lane's only user for `ns`, has no queued submissions, and is expected to
+    /// Returns true if a vGPU has been the lane's only user for `ns` ns, has no queued submissions, and is expected to
     /// send submissions of at most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
@@ -221,7 +221,7 @@ impl Lane {
         self.changed = true;
     }
 
-    /// Returns the next submission that may start now.
+    /// Removes and returns the next submission that may start now, and counts it as in flight.
     pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(TenantId, Queued)> {
         if !self.changed {
             return None;

@@ -136,7 +136,7 @@ impl VgpuParams {
     }
 }
 
-/// Settings without [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
+/// Settings excluding [`VgpuParams::copies`]. A saved scheduler stores copy shares [separately](crate::SavedScheduler),
 /// so that settings that were saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {

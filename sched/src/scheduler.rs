@@ -74,7 +74,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns true if a deserialized scheduler is valid.
+    /// Returns true if a deserialized scheduler has valid settings, and lanes that match them.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -447,8 +447,7 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // From this end on, charge later submissions on the engine. Do not charge time during which the engine had no
-        // work.
+        // After this end, the engine was idle until the start of the next submission, or until now if there is none.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true

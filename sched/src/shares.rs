@@ -3,7 +3,7 @@
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Value of a share of 100 %.
+/// A share of 100 %, in parts per million.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
 /// Weight and bounds of one claimant.

@@ -18,7 +18,7 @@ pub(crate) struct Line {
     event: Option<EventFd>,
     /// Level of PMC's line.
     level: bool,
-    /// Set if the card has sent an MSI that the driver has not rearmed.
+    /// Set if the card has sent an MSI, and the driver has not rearmed MSI since.
     unarmed: bool,
     /// Set if the card has signalled INTx and the host has not unmasked it.
     masked: bool,
@@ -41,7 +41,7 @@ impl Line {
         self.update();
     }
 
-    /// Re-arms MSI, at the driver's request.
+    /// Rearms MSI, at the driver's request.
     pub(crate) fn rearm(&mut self) {
         self.unarmed = false;
         self.update();
@@ -63,7 +63,7 @@ impl Line {
         self.signals
     }
 
-    /// Restores the power-on state, without a connected event.
+    /// Restores the power-on state, in which no event is connected.
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };

@@ -15,7 +15,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// Creates a storage with all registers at their reset values.
+    /// Creates the storage with all registers at their reset values.
     pub(crate) fn new() -> Self {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();

@@ -22,14 +22,14 @@ pub enum Deadline<U> {
     Departure(TenantId),
     /// The accounts of an earlier owner's tenants that were not added are discarded.
     Accounts,
-    /// A user must have continued to report its memory from an earlier owner.
+    /// The next part of a user's report about its memory from an earlier owner must have arrived.
     Report(U),
     /// The driver must have suspended a user.
     Suspension(U),
 }
 
 impl<U> Deadline<U> {
-    /// Returns true if the core must be called at this time. The other deadlines only permit more actions at later
+    /// Returns true if the core must be called at this deadline. The other deadlines only permit more actions at later
     /// events.
     const fn wakes(&self) -> bool {
         match self {

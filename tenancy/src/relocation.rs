@@ -9,7 +9,7 @@
 //! copied. Orders of different users run concurrently, so that evictions of one user overlap with returns of another.
 //!
 //! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
-//! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user with chunks that
+//! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user whose chunks
 //! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it, if
 //! possible. If it still does not quiesce, it is abandoned.
 
@@ -22,8 +22,8 @@ pub const RETRY_NS: u64 = 500_000_000;
 /// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
 /// doubles each time the user declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined orders minus completed orders. A user may exceed it for as long as its work may run. A
-/// user that exceeds both limits keeps memory from other users, and is abandoned.
+/// Number of declined orders minus completed orders at which a user is abandoned, because it keeps memory from other
+/// users. The user must also have been declining for at least as long as its work may run.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
@@ -51,8 +51,8 @@ pub struct User<U> {
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,
-    /// Run time limit of the user's work in ns, for which the work may prevent quiescence, or `None` if there is no
-    /// limit.
+    /// Run time limit of the user's work in ns, or `None` if there is no limit. The work may prevent quiescence for
+    /// this long.
     pub run_limit_ns: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ pub struct Chunk<P> {
 pub enum Reason {
     /// The user did not respond in time.
     Silent,
-    /// The user declined every order.
+    /// The user declined too many orders.
     Declines,
 }
 
@@ -129,7 +129,7 @@ pub enum Action<U, P> {
     },
     /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
     Ended {
-        /// Chunks with moves that have ended.
+        /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
         /// True if the chunks are now at their destinations.
         moved: bool,
@@ -200,7 +200,7 @@ struct Order<P> {
 }
 
 impl<P> Order<P> {
-    /// Number of batches in progress.
+    /// Returns the number of batches in progress.
     fn batches(&self) -> usize {
         self.batches.len() + self.remapping.len()
     }
@@ -211,9 +211,9 @@ impl<P> Order<P> {
 struct Record {
     /// Number of the last order.
     order: u32,
-    /// Number of declined orders minus the number of orders completed since then.
+    /// Number of declined orders minus the number of completed orders, but at least 0.
     declines: u32,
-    /// Time since which this number has been positive, in ns, or `None` if it is 0.
+    /// Time since which `declines` has been positive, in ns, or `None` if it is 0.
     declining_since: Option<u64>,
     /// Time before which the user gets no order, in ns.
     retry_at: u64,
@@ -387,7 +387,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination was allocated. If `done` is false, the allocation failed, and the chunk does not
+    /// Records the end of a destination's allocation. If `done` is false, the allocation failed, and the chunk does not
     /// move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
@@ -404,7 +404,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a copy has finished (successfully or not) after `ns`.
+    /// Records that a copy has finished (successfully or not) after `ns` ns.
     pub fn copied(&mut self, table: &ChunkTable, now: u64, number: u64, done: bool, ns: u64) {
         if let Some(chunks) = self.orphans.remove(&number) {
             return self.end(chunks, false);
@@ -460,7 +460,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Ok(())
     }
 
-    /// Reports users with overdue responses.
+    /// Forces users whose responses are overdue to quiesce, or abandons them.
     pub fn tick(&mut self, now: u64) {
         let Config { answer_ns, force_ns, .. } = self.config;
         for (&user, order) in &mut self.orders {
@@ -556,7 +556,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Handles a user that has declined an order or a part of it. The user gets no orders for some time. A user that
-    /// declines every order is abandoned.
+    /// declines too many orders is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

@@ -1,5 +1,5 @@
-//! Division of a card's memory among tenants, which consists of move plans, and of quanta for tenants with memory that
-//! does not fit together.
+//! Division of a card's memory among tenants, which consists of move plans, and of quanta for tenants whose memory does
+//! not fit together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub struct Demand {
 pub struct Planned {
     /// The moves, in order.
     pub steps: Vec<Step>,
-    /// Tenants with denied requests that the moves serve.
+    /// Tenants whose denied requests the moves serve.
     pub served: BTreeSet<TenantId>,
 }
 
@@ -72,7 +72,7 @@ impl Residency {
         (self.quanta, self.begun) = (quanta.at_rest(*self.quanta.config()), begun);
     }
 
-    /// From now on, uses other operator settings.
+    /// Replaces the operator's settings.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -150,7 +150,7 @@ impl Residency {
     }
 
     /// Follows the other cards of tenants with several cards. `leads` contains the tenants for which another card
-    /// decides about quanta, and `unready` contains the tenants with memory that is not ready on another card.
+    /// decides on quanta, and `unready` contains the tenants whose memory is not ready on another card.
     pub fn follow(&mut self, leads: BTreeMap<TenantId, Lead>, unready: BTreeSet<TenantId>) {
         self.quanta.set_leads(leads);
         self.quanta.set_unready(unready);
@@ -322,8 +322,8 @@ fn account_of(table: &ChunkTable, tenant: TenantId) -> Option<VmSummary> {
     table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account)
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have space without the chunks of
-/// other tenants that are not fixed.
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space if the movable chunks
+/// of other tenants were evicted.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

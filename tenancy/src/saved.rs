@@ -17,13 +17,13 @@ use vram::{Quanta, SavedQuanta, TenantId};
 /// Owner number of the parts in a file of accounts.
 const CARD: u32 = 0;
 
-/// Maximum number of a tenant. Higher numbers are those of groups.
+/// Highest tenant number. Higher numbers are those of groups.
 const NUMBER_MAX: u32 = u32::MAX >> 1;
 
 /// Saved division of a card's time and memory quanta among its tenants.
 #[derive(Clone, Debug)]
 pub struct SavedTenancy {
-    /// Scheduler.
+    /// Accounts, credits, strikes and quarantines of the scheduler.
     pub scheduler: SavedScheduler,
     /// Memory quanta.
     pub quanta: SavedQuanta,
@@ -72,11 +72,11 @@ impl SavedTenancy {
 /// The tenants of [`SavedAccounts`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedTenants {
-    /// Time of the owner's clock, in ns.
+    /// Time on the owner's clock at which the accounts were saved, in ns.
     clock_ns: u64,
     /// Number of memory quanta that have begun.
     begun: u64,
-    /// Tenants, sorted by number.
+    /// Numbers and names of the tenants, sorted by number.
     names: Vec<(u32, String)>,
 }
 
@@ -92,11 +92,11 @@ pub struct SavedAccounts {
 /// Accounts of an earlier owner's tenants.
 #[derive(Debug)]
 pub struct RestoredAccounts {
-    /// Time of the earlier owner's clock, in ns.
+    /// Time on the earlier owner's clock at which the accounts were saved, in ns.
     pub clock_ns: u64,
     /// Numbers of the tenants, by name.
     pub names: BTreeMap<String, TenantId>,
-    /// Scheduler.
+    /// Scheduler with the accounts.
     pub scheduler: Scheduler,
     /// Memory quanta.
     pub quanta: Quanta,
@@ -154,7 +154,7 @@ impl SavedAccounts {
 }
 
 impl RestoredAccounts {
-    /// Restores the accounts of a file.
+    /// Restores the accounts from a file.
     ///
     /// # Errors
     /// Returns a [`ReadError`] if the file is damaged, was written by a program with unsupported versions, or contains
@@ -244,7 +244,7 @@ mod tests {
         let quanta: SavedQuanta = parsed.take(7).expect("quanta");
         let saved: SavedScheduler = parsed.take(7).expect("a scheduler");
         parsed.finish().expect("no more");
-        // The earlier version writes each part by itself.
+        // The earlier version writes each part separately.
         let mut file = Writer::new(IDENTITY);
         file.put(7, &saved).expect("a part");
         file.put(7, &quanta).expect("a part");

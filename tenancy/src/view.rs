@@ -76,9 +76,9 @@ pub struct TenantTime {
     pub in_flight: usize,
     /// True if the tenant has unfinished work, except for work that it has stopped itself.
     pub has_work: bool,
-    /// Use by engine.
+    /// The tenant's use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
-    /// Recent use, in intervals.
+    /// Recent use, by interval.
     pub recent: Vec<Sample>,
     /// Reason why the tenant's work waits, if it does.
     pub wait: Option<Wait>,
@@ -112,7 +112,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the window that consists of the last complete intervals of a history, with a total length of `ns`.
+    /// Returns the window that consists of the last complete intervals of a history, with a total length of `ns` ns.
     #[must_use]
     pub fn last(now: Nanos, ns: u64) -> Self {
         let end = Nanos(now.0 - now.0 % sched::History::INTERVAL_NS);
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window for which the tenant used an engine, in permille.
+    /// Returns the fraction of a window for which the tenant used an engine, in permille.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);

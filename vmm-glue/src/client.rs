@@ -74,7 +74,7 @@ type Result<T> = std::result::Result<T, ClientError>;
 pub struct Message {
     /// Message header.
     pub header: Header,
-    /// Message body, without the header.
+    /// Message body, excluding the header.
     pub body: Vec<u8>,
     /// Descriptors attached to the message.
     pub fds: Vec<OwnedFd>,
@@ -179,7 +179,8 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Queues server requests that arrive earlier for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Queues server requests that arrive before the reply, for
+    /// [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)
@@ -372,7 +373,7 @@ impl Client {
         self.request(Command::DEVICE_RESET, &[], &[]).map(drop)
     }
 
-    /// Queries the number of regions and interrupt types.
+    /// Queries the numbers of regions and of interrupt types.
     pub fn device_info(&mut self) -> Result<DeviceInfo> {
         let body = DeviceInfo { argsz: 16, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_INFO, body.as_bytes(), &[])?;
@@ -489,8 +490,7 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     }
 }
 
-/// Creates a memfd of `size` bytes for guest memory, as a VMM does. Seals the memfd against shrinking if `sealed` is
-/// set.
+/// Creates a memfd of `size` bytes for guest memory, as a VMM does. Seals the memfd's size if `sealed` is set.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, size)?;

@@ -54,7 +54,7 @@ counters! {
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads, including each read in a batch and each part of an access that the client has split.
+    /// Region reads, including each part of an access that the client has split.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
@@ -66,17 +66,17 @@ counters! {
     receives,
     /// Number of `sendmsg` calls that sent data.
     sends,
-    /// Messages that arrived while the server was polling.
+    /// Number of `recvmsg` calls that returned while the server was polling.
     spin_hits,
-    /// Accesses denied by the device.
+    /// Accesses that the device denied or could not perform.
     denied,
-    /// Requests that failed with an error reply.
+    /// Requests that failed with an error reply, and replies that match no request.
     errors,
     /// Posted requests that failed without a reply.
     posted_errors,
     /// File descriptors closed because their message must not carry any.
     stray_fds,
-    /// Gauge: mapped memory regions.
+    /// Gauge: client memory regions, with or without a file.
     dma_regions,
     /// Gauge: mapped memory in bytes.
     dma_bytes,
@@ -84,9 +84,9 @@ counters! {
     dma_requests,
     /// `DMA_READ` and `DMA_WRITE` messages that the client answered with an error.
     dma_request_errors,
-    /// Memory regions found to be private to the client.
+    /// Memory files found to be private to the client.
     not_shared,
-    /// Memory regions withdrawn while mapped.
+    /// Connections closed because the client withdrew mapped memory.
     withdrawn,
     /// Checks for private memory.
     share_checks,

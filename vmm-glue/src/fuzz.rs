@@ -217,7 +217,7 @@ impl Migration for Checked {
 }
 
 impl Checked {
-    /// Returns `None` if no file descriptor is available.
+    /// Creates the device, or returns `None` if no file descriptor is available.
     fn new() -> Option<Self> {
         let bar1 = region(RegionIndex::Bar1);
         let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);

@@ -7,9 +7,9 @@
 //! changes (negotiation, memory, interrupts, PCI configuration) is committed as a whole: it is written next to the
 //! previous commit, with a checksum, before the server replies to the client.
 //!
-//! The next process validates the journal like any saved state (`saved`), and handles messages without a reply again.
-//! Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a client can
-//! observe.
+//! The next process validates the journal like any saved state (`saved`), and handles again the messages to which no
+//! reply was sent. Its device is new, in the reset state. Decision 075 (`docs/decisions`) describes the effects that a
+//! client can observe.
 
 mod file;
 mod saved;

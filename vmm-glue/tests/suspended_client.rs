@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server has restored all state, and has been dropped.
+        // Restore all state for another server, and drop the result. Then resume the client here.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));

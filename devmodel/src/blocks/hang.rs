@@ -26,7 +26,8 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Queues a hang until [`Self::next`] shows it. Ignores a hang that has already been reported.
+    /// Queues a hang until [`Self::next`] shows it. Ignores the visible hang. A hang that is already queued moves to
+    /// the end of the queue.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);

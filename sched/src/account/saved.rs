@@ -32,7 +32,7 @@ pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 impl Account {
     pub(crate) fn save(&self) -> SavedAccount {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = self;
-        // The total is the sum of the buckets, so it is not saved.
+        // `count` is the sum of the buckets, so it is not saved.
         let Histogram { counts, count: _, sum, max } = waits;
         let held = (0u16..).zip(counts).filter(|(_, count)| **count > 0);
         SavedAccount {

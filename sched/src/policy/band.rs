@@ -36,7 +36,7 @@ struct Wait {
     came: Option<TenantId>,
 }
 
-/// The vGPU with the submission that ended last. Cleared when another vGPU starts.
+/// The vGPU whose submission ended last. Cleared when another vGPU's work starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
@@ -62,7 +62,7 @@ impl Period {
         period
     }
 
-    /// From now on, divides the time among the given vGPUs by their shares.
+    /// Makes the given vGPUs the competitors, and computes their shares.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
@@ -151,8 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU if the engine does not wait. With `ahead`, assumes that the given vGPU has used this
-    /// additional time.
+    /// Returns the next vGPU if the engine does not wait. `ahead` is a vGPU, and the additional time in ns that it is
+    /// assumed to have used.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;

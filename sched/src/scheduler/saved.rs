@@ -1,4 +1,4 @@
-//! Saved form of a scheduler, which is the form used in a record plus the accounts.
+//! Saved form of a scheduler: its form in a record, the accounts, and the copy engine shares.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};

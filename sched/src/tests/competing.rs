@@ -56,7 +56,8 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns sets of competitors as kernel lengths and weights. Half of the kernels are short, and half are long.
+/// Returns sets of competitors as kernel lengths and weights. Half of the competitors run short kernels, and half run
+/// long ones.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
@@ -117,7 +118,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM needs only a small part of the card's time.
+        // In the first two seconds, the first VM needs only a small part of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);

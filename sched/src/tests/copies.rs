@@ -70,7 +70,7 @@ fn settings_of_copies_have_their_bounds() {
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
 
-/// Creates a scheduler with a first vGPU that has a separate copy engine share.
+/// Creates a scheduler with two vGPUs, the first of which has a separate copy engine share.
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {

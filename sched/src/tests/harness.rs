@@ -244,7 +244,7 @@ impl Harness {
         assert_eq!(waits.count(), 0, "a submission was lost: {:#?}", self.scheduler);
     }
 
-    /// Compares the scheduler's accounts with the card's records. Returns true if no work is in flight.
+    /// Asserts that the scheduler's accounts match the card's records, and that all submissions have ended.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));

@@ -134,8 +134,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine with concurrent submissions, short ones end, but the start of the limit of the long one does not
-    // change.
+    // Short submissions end while a long one runs concurrently, but the long one's limit does not restart.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -163,7 +162,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine has started the second submission first, and it does not end.
+    // The engine has started the second submission first, and that submission does not end.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {

@@ -138,7 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs. The first one has the engine from the start. Returns the time that the events debit from its budget.
+/// Runs two vGPUs. The first one has the engine from the start. Returns the time in ns that the events debit from the
+/// first vGPU's budget.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();

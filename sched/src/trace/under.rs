@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Engine time of the submission in ns, or `None` if it did not end. Submissions that did not end are omitted.
+    /// Engine time of the submission in ns, or `None` if it did not end. Such a submission is not replayed.
     length: Option<u64>,
 }
 

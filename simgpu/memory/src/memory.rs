@@ -218,7 +218,7 @@ impl Memory {
     }
 
     /// Returns a view for a series of accesses. No mapping can be removed between the view's first access to host
-    /// memory and its drop. Meanwhile, do not call other functions of this `Memory` on the same thread.
+    /// memory and its drop. While the view exists, do not call other functions of this `Memory` on the same thread.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }

@@ -31,7 +31,7 @@ pub(crate) struct Channel {
     pub(crate) health: Health,
     /// Set if the channel may have entries to fetch.
     pub(crate) has_work: bool,
-    /// Card time of the doorbell, until its work starts.
+    /// Card time of the doorbell whose work has not started yet.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
     /// Card time at which the channel retries a method that could not be executed.
@@ -63,7 +63,7 @@ impl Channel {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
 
-    /// Returns true if the channel has work at card time `now`.
+    /// Returns true if a PBDMA may load the channel, and the channel has work that may start at card time `now`.
     pub(crate) fn ready(&self, now: CardNs) -> bool {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }

@@ -77,8 +77,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
 
-    /// Returns true if an engine's channel must be switched out: the driver preempted it, the runlist no longer
-    /// contains it, or its time slice is over and another channel waits.
+    /// Returns true if the channel of a busy engine must be switched out: the driver preempted it, the runlist no
+    /// longer contains it, or its time slice is over and another channel waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {

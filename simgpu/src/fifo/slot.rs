@@ -410,7 +410,7 @@ const COPY_CONTEXT_BYTES: u64 = 0x100;
 
 /// Offset of the method state in a context image. The driver's data before this offset is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Magic number in the header of the method state. Its low half is the number of words.
+/// Magic number in the upper half of the method state's header. The lower half is the number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
 /// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;

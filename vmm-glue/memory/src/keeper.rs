@@ -21,7 +21,7 @@ pub enum Kept {
 /// Stores a second copy of the client's connection outside this process, so that the connection survives it. Also
 /// stores copies of further descriptors, so that another process can resume the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection, which a client now owns.
+    /// Stores a copy of the connection of a new client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client has been notified that the connection has ended.
@@ -138,7 +138,7 @@ impl Slots {
                 *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
-        // If a number was closed and reused, the last descriptor is valid.
+        // If a number was closed and reused, its last entry is valid.
         for (at, fd) in taken {
             for slot in slots.0.iter_mut().flatten() {
                 slot.fds.retain(|known| known != fd);

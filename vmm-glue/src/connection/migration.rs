@@ -271,7 +271,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// Returns the bitmap of writes in a range, which is `bytes` bytes long.
+    /// Returns the bitmap of writes in a range. The bitmap is `bytes` bytes long.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);

@@ -107,7 +107,7 @@ impl Receive {
         std::mem::take(&mut self.gave)
     }
 
-    /// Marks the end of the received bytes and of the handled messages.
+    /// Records the ends of the received bytes and of the handled messages in the journal, if any.
     pub fn mark(&mut self, clean: bool) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let Marks { sent, next_id, .. } = room.marks();
@@ -116,7 +116,8 @@ impl Receive {
         }
     }
 
-    /// Calls [`Self::mark`] before the replies to all handled messages are sent. `sent` is the commit number.
+    /// Records the same positions as [`Self::mark`], just before the replies to all handled messages are sent. `sent`
+    /// is the commit number.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));

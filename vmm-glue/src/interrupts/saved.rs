@@ -54,7 +54,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// Restores the interrupts. Signals only interrupts that were pending.
+    /// Restores the interrupts without signalling any. Pending interrupts remain pending.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {

@@ -266,7 +266,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// Returns the condition code of a float result: zero and sign flags, or both for a NaN.
+/// Returns the condition code of a float result: the zero and sign flags, both of which are set for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;

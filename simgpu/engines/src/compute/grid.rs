@@ -174,7 +174,7 @@ impl Grid {
         Slice::More
     }
 
-    /// Returns the number of the next block to start.
+    /// Takes the number of the next block to start, if any.
     fn next(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.next < self.launch.blocks() && state.failure.is_none() && !self.stop.load(Ordering::Acquire);
@@ -224,7 +224,7 @@ impl Drop for Working<'_> {
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,
-    /// The current block.
+    /// Number of the current block.
     number: Option<u64>,
     caches: Caches,
     counts: Counts,

@@ -234,7 +234,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Locks the word at an address. Returns true if it was unlocked.
+    /// Locks the word at an address. Returns false if the word is already locked.
     pub(crate) fn lock(&mut self, address: u32) -> bool {
         let word = address as usize / 4;
         let Some(bits) = self.locks.get_mut(word / 64) else { return false };

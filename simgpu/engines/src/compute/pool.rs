@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid, with which threads detect a new grid.
+    /// Number of the current grid, which lets threads detect a new grid.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,

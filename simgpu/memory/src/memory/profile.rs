@@ -81,7 +81,7 @@ impl Profile {
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // The last group extends beyond the end of VRAM. Ignore the excess blocks.
+            // The last group may extend beyond the end of VRAM. Ignore the excess blocks.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

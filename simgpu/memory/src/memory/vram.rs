@@ -104,7 +104,8 @@ impl Vram {
     /// Maps the memory of another process's card, which this process takes over.
     ///
     /// # Errors
-    /// Returns a [`VramError`] if the file has a different size, is not sealed against truncation, or cannot be mapped.
+    /// Returns a [`VramError`] if the size is invalid, or if the file has a different size, lacks a seal, or cannot be
+    /// mapped.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;

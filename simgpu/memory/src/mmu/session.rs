@@ -384,8 +384,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that is only partly backed by memory: copies only the readable bytes, and only to writable
-    /// addresses. This is the slow path.
+    /// Copies a run that is only partly backed by memory, 256 bytes at a time. Chunks that cannot be read are copied as
+    /// 0xff, and chunks that cannot be written are lost. This is the slow path.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

@@ -32,7 +32,7 @@ pub struct TlbKey {
 /// A translation from the page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbEntry {
-    /// The PTE.
+    /// The page table entry of the page.
     pub pte: Pte,
     /// Set for a large page.
     pub large: bool,

@@ -25,7 +25,7 @@ pub struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// Result of the private memory check, or `None` if unknown.
+    /// False if the memory is private to the client, or `None` if this is unknown.
     shared: Option<bool>,
 }
 

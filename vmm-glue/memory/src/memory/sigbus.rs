@@ -130,7 +130,7 @@ fn free_slot() -> &'static Slot {
 }
 
 fn install() {
-    // SAFETY: `sigaction` is plain data, for which all zeros is a valid value.
+    // SAFETY: `sigaction` is plain data, and all zeros is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;

@@ -21,7 +21,7 @@ const ELEMENTS_AT_ONCE: usize = 64;
 /// Source of one byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// A byte of the source element.
+    /// The byte with this index in the source element.
     Source(u8),
     /// A constant.
     Constant(u8),
@@ -91,7 +91,7 @@ impl Completion {
 pub struct Job {
     source: Surface,
     target: Surface,
-    /// Length of a line in elements, or in bytes without a remap.
+    /// Length of a line in elements, or in bytes if nothing is remapped.
     line: u64,
     lines: u64,
     remap: Option<Remap>,
@@ -103,7 +103,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Creates a job that copies `lines` lines of `line` elements each (bytes, without `remap`).
+    /// Creates a job that copies `lines` lines of `line` elements each (bytes, if `remap` is `None`).
     #[must_use]
     pub fn new(
         source: Surface,

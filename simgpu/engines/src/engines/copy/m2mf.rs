@@ -3,7 +3,7 @@
 //! | method group | here |
 //! |---|---|
 //! | copy, inline data, semaphore, interrupt | done |
-//! | render condition | always and never; conditions on memory are refused when the copy is launched |
+//! | render condition | always and never; conditions on memory are rejected when the copy is launched |
 //! | spare, firmware, instrumentation, performance trigger | stored, without effect |
 //! | notifier (0x104-0x10c), macros (0x114-0x124, 0x3400-), global condition (0x130-0x138) | illegal method |
 
