@@ -90,7 +90,7 @@ pub struct Built {
 pub(crate) struct BackendError {
     /// Error message.
     pub what: String,
-    /// Remedy for the operator, if memory is short.
+    /// Remedy for the operator, if the cause is a memory shortage.
     pub lacks: Option<String>,
 }
 
@@ -112,7 +112,8 @@ impl BackendError {
 pub(crate) struct CardStatus {
     /// Reason why the card is permanently out of service for all users; `None` if it is in service.
     pub failed: Option<String>,
-    /// Reason why the card is out of service until it recovers by itself; `None` if it is in service.
+    /// Reason why the card is temporarily out of service until it recovers without intervention; `None` if it is in
+    /// service.
     pub trouble: Option<String>,
     /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
@@ -126,7 +127,8 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// VRAM assigned to no VM, in MiB; only if the mediator owns the card. The configuration may permit less.
+    /// VRAM assigned to no VM, in MiB; only if the mediator owns the card. The configuration may permit VMs to use
+    /// less.
     pub vram_free_mib: Option<u64>,
     /// VRAM that backs virtual machines' memory, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,
@@ -163,12 +165,13 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Returns the status of the card.
     fn status(&self) -> CardStatus;
 
-    /// Returns the interrupt counts of a virtual machine's device, by type.
+    /// Returns the number of interrupt vectors of a virtual machine's device, by type.
     fn irqs(&self) -> IrqCounts {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns the shares of the card's time and its use in the last `recent_ns` ns, or `None` without a scheduler.
+    /// Returns the shares of the card's time, with the time used in the last `recent_ns` ns, or `None` without a
+    /// scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }

@@ -178,7 +178,7 @@ impl Daemon {
     }
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
-    /// one after the other. Those that cannot move continue on the card and are reported; another call retries.
+    /// one after the other. Those that cannot move continue on the card and are reported; another call retries them.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
@@ -190,7 +190,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, tenants) = {
-            // Each arrival accepted before the mark has now been completed or rejected.
+            // Each arrival that began before the card was marked has now completed or failed.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;

@@ -84,7 +84,8 @@ pub(super) enum EndpointServer {
 }
 
 impl EndpointServer {
-    /// Serves until `stop` is set, starting with the suspended clients in `parked`. Returns the clients when suspended.
+    /// Serves until `stop` is set, starting with the suspended clients in `parked`. Returns the suspended clients if
+    /// suspension was requested.
     ///
     /// # Errors
     /// Returns an error if the host fails.

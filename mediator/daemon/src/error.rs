@@ -59,7 +59,7 @@ pub enum DaemonError {
     /// A tenant with this name already exists.
     #[error("tenant `{0}` already exists")]
     TenantThere(String),
-    /// Another process holds a lease on limits of the tenant.
+    /// Another process holds a lease on the tenant's limits.
     #[error("process {1} already holds a lease on limits of tenant `{0}`")]
     Leased(String, i32),
     /// The daemon cannot watch the client's process.
@@ -113,7 +113,7 @@ pub enum DaemonError {
     Setting {
         /// Kind and name of the object.
         of: String,
-        /// The key, with the problem in its value.
+        /// The key, and the reason why its value is invalid.
         what: String,
     },
     /// A query parameter has an invalid value.

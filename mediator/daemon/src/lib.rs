@@ -10,7 +10,7 @@
 //! process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.
+//! machines are added and removed one at a time. Either can be slow because memory is scrubbed, but readers never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -642,7 +642,7 @@ impl Drop for Daemon {
 
 /// Returns the limits on the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which can change later. A passed-through card has no other users.
+    // The card manager enforces the quota, which can change later. A passed-through card has no other users.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -652,7 +652,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns a refusal if a tenant already uses the VM's name.
+/// Returns a rejection if a tenant already uses the VM's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

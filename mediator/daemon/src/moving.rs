@@ -39,7 +39,8 @@ impl Daemon {
     /// Live-migrates a virtual machine to another card if the revision of the settings is still `expected`.
     ///
     /// # Errors
-    /// Returns an error, and leaves the virtual machine on its current card, if one of the two is not suitable.
+    /// Returns an error, and leaves the virtual machine on its current card, if the virtual machine or the card is not
+    /// suitable.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
@@ -104,7 +105,7 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the pause duration, and the number of copied bytes.
+    /// Moves a virtual machine to another card. Returns the pause duration, its parts, and the number of copied bytes.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {

@@ -18,7 +18,7 @@ use super::{Daemon, DaemonError};
 
 /// Maximum overhead of a stream, as a divisor of the VM's memory size.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream without the memory, in bytes. Saved page tables and channel states are smaller.
+/// Maximum size of a stream excluding the VM's memory, in bytes. Saved page tables and channel states are smaller.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {

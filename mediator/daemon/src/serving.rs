@@ -70,7 +70,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // After the handover to another daemon, this daemon has no state of the cards.
+            // After the handover, this daemon no longer has the cards' state.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();

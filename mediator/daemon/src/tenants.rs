@@ -47,7 +47,7 @@ impl Drop for ChangingCards<'_> {
 }
 
 impl State {
-    /// Calls `then` with the names of VMs and the tenants next to which a tenant must fit.
+    /// Calls `then` with the names of all other VMs, and with all other tenants, including VMs on CUDA cards.
     fn beside<T>(&self, spec: &TenantSpec, then: impl FnOnce(&[&str], &[&TenantSpec]) -> T) -> T {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// Assigns cards to a tenant that does not name them.
+    /// Assigns cards to a tenant whose configuration names none.
     fn placed(&self, spec: TenantSpec, daemon: &Daemon, links: &Links, cards: &[CardSpec]) -> TenantSpec {
         let policy = (daemon.spec.placement, links);
         self.beside(&spec.clone(), |vms, others| spec.placed(policy, cards, vms, others))
@@ -178,7 +178,8 @@ impl Daemon {
         self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the tenant or its first card. Also returns the tenant's state at that time.
+    /// Waits until no other thread changes the tenant or its first card. Returns the tenant's settings at that time,
+    /// and the right to change the first card.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let before = self.tenant_spec(name)?;
@@ -201,13 +202,14 @@ impl Daemon {
         }
     }
 
-    /// Blocks other changes to a tenant. The caller has the right to change the tenant's first card.
+    /// Blocks other changes to a tenant until the returned guard is dropped. The caller has the right to change the
+    /// tenant's first card.
     fn changing_cards(&self, name: &str) -> ChangingCards<'_> {
         self.state.lock().changing_tenants.insert(name.to_owned());
         ChangingCards { daemon: self, name: name.to_owned() }
     }
 
-    /// Makes a change on each of a tenant's cards: with `turn` on the first card, and then on the others. Returns the
+    /// Applies a change on each of a tenant's cards: with `turn` on the first card, and then on the others. Returns the
     /// right to change the last card. If the change fails on a card, the following cards are not changed.
     fn on_cards<'a>(
         &'a self,
@@ -256,7 +258,7 @@ impl Daemon {
     }
 
     /// Changes a tenant on its cards other than the first one. If a card rejects the change, restores the settings
-    /// `before` on the earlier cards.
+    /// `before` on the cards that were already changed.
     fn change_on_others(&self, spec: &TenantSpec, before: &TenantSpec) -> Result<(), DaemonError> {
         let of = format!("tenant `{}`", spec.name);
         let change = |spec: &TenantSpec, name: &str| {

@@ -55,9 +55,9 @@ const HOST_MEMORY: &str = "host-memory:";
 const APERTURES: &str = "apertures:";
 /// Name prefix of the descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
-/// Name prefix of a CUDA card's owner: of its pipes, and of its process descriptor.
+/// Name prefix of the descriptors of a CUDA card's owner: its pipes, and its process descriptor.
 const OWNER: &str = "owner:";
-/// Name prefix of a VM's CUDA function: of its window, and of its workers' links.
+/// Name prefix of the descriptors of a VM's CUDA function: its window, and its workers' links.
 const FUNCTION: &str = "function:";
 /// Name of the state directory's lock.
 const STATE_LOCK: &str = "state-lock";

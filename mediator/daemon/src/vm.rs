@@ -109,7 +109,7 @@ impl Running {
         self.stop.park();
     }
 
-    /// Waits until the thread is suspended, but no longer than until `until`.
+    /// Waits until the thread is suspended, or until `until`.
     ///
     /// # Errors
     /// Returns an error if the thread is not suspended in time, or if it has failed.

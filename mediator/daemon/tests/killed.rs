@@ -23,8 +23,8 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of times that the daemon is killed while a VMM is busy.
 const KILLS: u32 = 24;
-/// Maximum number of kills that leave a request without a response. A kill does so only between marking a response as
-/// sent and sending it, which takes a few hundred nanoseconds per request (decision 129).
+/// Maximum number of kills that leave a request without a response. This happens only if the daemon is killed between
+/// marking a response as sent and sending it, which takes a few hundred nanoseconds (decision 129).
 const UNANSWERED: u32 = 2;
 /// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -263,7 +263,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // The daemon was killed before the service manager received all descriptors, and their VMM's connection is
+            // The daemon was killed before the service manager received all descriptors, so the VMM's connection was
             // closed.
             Err(ClientError::Closed) if maps => {
                 lost += 1;

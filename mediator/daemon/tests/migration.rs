@@ -1,4 +1,5 @@
-//! Migrates a VM between daemons while it works: over its client's messages, and as a file with a slow reader.
+//! Migrates a VM between daemons while its guest works: through its client's messages, and as a file with a slow
+//! reader.
 
 mod support;
 
@@ -152,7 +153,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut guest = Guest::new(&place, "web");
-    // The VM's state exceeds all buffers on the way.
+    // The VM's state exceeds all buffers between the daemon and the reader.
     let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
     (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
     guest.begin();

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use sched::{Engine, PolicyKind};
 use support::Place;
 
-/// Work on the card takes time, so that a long queue builds up.
+/// Card with slow copies, so that a long queue builds up.
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\ntime = { copy_mib_per_s = 20 }\n";
 /// VRAM size of each VM, in MiB.
 const VM_MIB: u64 = 16;

@@ -19,7 +19,7 @@ use vmm_glue::{Mapping, MmapArea};
 /// Zeros for one write call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Memory that backs an aperture from byte `start`. Offsets in the file equal offsets in the aperture.
+/// Memory that backs a range of an aperture. Offsets in the file equal offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,

@@ -59,7 +59,7 @@ pub async fn with_author(request: Request, next: Next) -> Response {
     author::requesting(author, next.run(request)).await
 }
 
-/// Query parameters.
+/// Query parameters of `GET /v1/events`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Asked {

@@ -29,7 +29,7 @@ struct Window {
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     windows: BTreeMap<(EventKind, Subject), Window>,
-    /// Number of suppressed events without a window, and the time of the first one.
+    /// Time of the first suppressed event without a window, and the number of such events.
     unlisted: Option<(Duration, u64)>,
 }
 

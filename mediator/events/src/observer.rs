@@ -40,7 +40,7 @@ pub struct States {
 struct Sight {
     card: String,
     failed: Option<String>,
-    /// Clients by process. A tenant's clients are its programs.
+    /// Clients by process ID. A tenant's clients are its programs.
     clients: BTreeMap<i64, String>,
     /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports its own kills.
     killed: u64,

@@ -19,8 +19,8 @@ pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind, with an inner `None` for the
-/// connection itself. Returns `None` for any other name.
+/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind: `Ok(None)` for the connection
+/// itself, and an error for an unknown kind. Returns `None` for any other name.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

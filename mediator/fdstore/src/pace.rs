@@ -72,7 +72,7 @@ impl Pace {
         }
     }
 
-    /// Returns true if more than half of the burst was used recently.
+    /// Returns true if less than half of a burst is available.
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());

@@ -18,11 +18,11 @@ pub trait HomeCard: Send + Sync {
     /// Returns the configuration of the card.
     fn spec(&self) -> &CardSpec;
 
-    /// Returns the users of the card's workers.
+    /// Returns the user accounts of the card's workers.
     fn users(&self) -> &Users;
 
-    /// Removes a VM from the tenants of the card's owner, and waits until its workers have ended. Returns true if all
-    /// have ended.
+    /// Removes a VM from the tenants of the card's owner, and waits until its workers have exited. Returns true if all
+    /// have exited.
     fn leave(&self, vm: &str) -> bool;
 }
 
@@ -31,7 +31,7 @@ struct Home {
     card: Arc<dyn HomeCard>,
     /// Socket of the card's owner for the VM.
     socket: PathBuf,
-    /// User of the workers, if it is not the daemon's user.
+    /// User account of the workers, unless they run as the daemon's user.
     user: Option<User>,
 }
 
@@ -45,8 +45,8 @@ pub struct CudaVm {
 }
 
 impl CudaVm {
-    /// Creates a VM on a card, whose owner listens on `socket` for the VM. Its workers have the user `user`, or the
-    /// daemon's user.
+    /// Creates a VM on a card, whose owner listens on `socket` for the VM. Its workers run as `user`, or as the
+    /// daemon's user if `user` is `None`.
     pub fn new(
         function: CudaFunction,
         name: &str,
@@ -61,7 +61,7 @@ impl CudaVm {
     /// soon as its programs continue there.
     ///
     /// # Errors
-    /// Returns the reason against the move. The VM and its programs then continue on their card.
+    /// Returns an error if the move fails. The VM and its programs then continue on their card.
     pub fn move_to(
         &self,
         card: Arc<dyn HomeCard>,

@@ -108,7 +108,7 @@ impl Sockets {
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Logs whether VMMs would survive if this daemon were killed.
+    /// Logs a message if VMMs would lose their devices when this daemon is killed.
     pub fn tell(&self) {
         self.store.tell();
     }

@@ -89,7 +89,7 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// Start of a hold.
+/// A hold that is being measured.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,

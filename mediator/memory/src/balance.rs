@@ -88,7 +88,7 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, beginning with those for the mediator itself. `working` are the VMs with
+    /// Returns the moves that are due, beginning with those for the mediator itself. `working` yields the VMs with
     /// incomplete work, queued or not.
     pub fn plan(&mut self, now: u64, working: impl Iterator<Item = TenantId>, scheduler: &Scheduler) -> Planned {
         let working = working.chain(self.vram.waiting()).collect();
@@ -174,7 +174,7 @@ impl Memory {
         self.divider.machine.take_changes(scheduler)
     }
 
-    /// Returns the moves that free enough card chunks to guarantee `chunks` more.
+    /// Returns the moves that free enough card chunks to guarantee `chunks` more chunks.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
         // Chunks that the mediator claims count as available for a guarantee. Plan for more chunks, so that the

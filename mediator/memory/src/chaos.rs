@@ -11,7 +11,7 @@ use vram::{Step, TenantId, Tier, To};
 /// Maximum number of chunks per random move.
 const CHUNKS: usize = 4;
 
-/// Rate of random moves.
+/// Settings of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
     /// Number of submissions, by all VMs together, between random moves; 0 for never.
@@ -30,7 +30,7 @@ pub(crate) struct Dice {
 }
 
 impl Dice {
-    /// Creates a generator with the given rate.
+    /// Creates a generator with these settings.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }

@@ -25,7 +25,7 @@ pub const COPIER: TenantId = TenantId::MEDIATOR;
 const COPY_PIECE_BYTES: u64 = 512 << 10;
 /// Line length of a copy in bytes. The engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Number of push buffer dwords per piece: a header with eight dwords, and a header with one dword.
+/// Number of push buffer dwords per piece: a header and eight dwords, and a header and one dword.
 const PIECE_WORDS: u64 = 11;
 /// Number of dwords at the start of a push buffer, which bind the object.
 const FIRST_WORDS: u64 = 2;
@@ -50,7 +50,7 @@ const SUBCHANNEL: u8 = 4;
 /// Data of SET_OBJECT for copy engines 0 and 1: the class, and the engine number in the upper bits.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// Number of a group of copies that were requested together.
+/// ID of a group of copies that were requested together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
@@ -66,9 +66,9 @@ pub enum Source {
 /// A requested copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Source.
+    /// Source of the data.
     pub from: Source,
-    /// Destination.
+    /// Destination of the data.
     pub to: Place,
     /// Size in bytes, a multiple of 128 KiB.
     pub bytes: u64,
@@ -238,7 +238,7 @@ impl Copier {
         Arc::clone(&self.ended)
     }
 
-    /// Queues groups of jobs and distributes each group evenly among the engines. Returns one number per group.
+    /// Queues groups of jobs and distributes each group evenly among the engines. Returns one ID per group.
     ///
     /// The submissions of a group are chosen now rather than when an engine becomes free. Otherwise, the rest of the
     /// queue would be divided each time, and the last submissions would be small. Each submission costs an interrupt.

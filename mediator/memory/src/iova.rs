@@ -57,7 +57,7 @@ struct Part {
 /// Reason for denying a VM a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// The request exceeds the VM's quota, in bytes.
+    /// The request exceeds the VM's quota, which is this number of bytes.
     Quota(u64),
     /// Neither the VM's window nor the shared part has a gap that is large enough.
     Full,
@@ -77,7 +77,7 @@ fn charge(len: u64) -> Option<u64> {
 }
 
 impl IovaSpace {
-    /// Creates an address space without the ranges that the host cannot map for the card.
+    /// Creates an address space that excludes the ranges that the host cannot map for the card.
     #[must_use]
     pub fn without(unmappable: &[Range<u64>]) -> Self {
         let within = unmappable.iter().map(|range| (range.start, range.end.saturating_sub(range.start)));
@@ -136,7 +136,7 @@ impl IovaSpace {
         gaps
     }
 
-    /// Removes a VM's window. Ranges that it has not freed stay in use.
+    /// Removes a VM's share and window. Ranges that the VM has not freed stay in use.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.vms.remove(&vm);
     }
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn iova_holes_of_host_are_never_allocated() {
-        // These are the holes of a 39-bit IOMMU and the interrupt address range.
+        // The interrupt address range, and the addresses beyond a 39-bit IOMMU.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(TenantId(1), RamShare::default()).unwrap();

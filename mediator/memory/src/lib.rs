@@ -123,7 +123,7 @@ impl Memory {
         &mut self.vram.memory
     }
 
-    /// Returns the I/O virtual addresses.
+    /// Returns the allocator of I/O virtual addresses.
     pub fn iova(&self) -> &IovaSpace {
         &self.iova
     }
@@ -133,7 +133,7 @@ impl Memory {
         &mut self.iova
     }
 
-    /// Returns the card, and the pool of card memory for the mediator's own channels.
+    /// Returns the guest memory, and the pool of card memory for the mediator's own channels.
     pub fn vram_and_own(&mut self) -> (&mut CardVram, &mut PagePool) {
         (&mut self.vram, &mut self.own)
     }
@@ -165,7 +165,7 @@ impl Memory {
         (&mut self.vram, self.copier.as_mut())
     }
 
-    /// Returns the divider.
+    /// Returns the state for dividing the memory among the VMs.
     pub fn divider(&self) -> &Divider {
         &self.divider
     }

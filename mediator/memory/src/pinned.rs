@@ -2,8 +2,8 @@
 //!
 //! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot is assigned to an owner,
 //! and freed when the owner releases the slot, so that the next owner reads zeros and the memory returns to the host.
-//! The I/O addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory and zero it,
-//! because allocating memory takes longer than copying a chunk.
+//! The I/O addresses of all slots are contiguous and fixed. Some slots without an owner keep their memory, which is
+//! then zeroed, because allocating memory takes longer than copying a chunk.
 
 mod borrowed;
 mod saved;

@@ -20,7 +20,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 pub type Chunk = relocation::Chunk<Place>;
 /// All relocations on a card. The users of the memory are VMs.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
-/// Memory of a card. The users of the memory are VMs.
+/// State machine for the memory of a card. The users of the memory are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
 /// Creates the state machine for a card on which no memory is moving. A plan limits the number

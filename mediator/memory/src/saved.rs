@@ -1,4 +1,4 @@
-//! Saved form of a card's memory, without the chunk table and the policies for its division.
+//! Saved form of a card's memory, excluding the chunk table and the policies for its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};

@@ -151,7 +151,8 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
+                        // Mapping memory does not access it, but new memory is usually accessed soon after it is
+                        // mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
                             // A chunk that was freed and placed again comes last in the order.
@@ -308,7 +309,7 @@ impl CardVram {
         }
     }
 
-    /// Marks pages that were written while their chunk is being copied.
+    /// Marks written pages of a chunk that is being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -449,7 +450,7 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns how often the mover has scanned for a VM.
+    /// Returns the counters of the mover's scans for a VM.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)

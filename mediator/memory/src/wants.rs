@@ -42,7 +42,7 @@ struct Seen {
     vain_ns: Option<u64>,
 }
 
-/// Waits and needs. See the module documentation.
+/// VMs' waits for card memory, and the mediator's own needs.
 #[derive(Debug, Default)]
 pub struct Wants {
     /// Number of unused chunks reserved for each VM's first page tables.
@@ -77,7 +77,7 @@ impl Wants {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables occupy `held` chunks, of which `first` are needed for its first page tables.
+    /// Records that a VM's page tables occupy `held` chunks. Its first page tables need `first` chunks in total.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
@@ -122,7 +122,7 @@ impl Wants {
         }
     }
 
-    /// Returns how often the mover has scanned for a VM.
+    /// Returns the counters of the mover's scans for a VM.
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }

@@ -143,7 +143,7 @@ fn described(labels: &Labels) -> Option<String> {
     (!pairs.is_empty()).then(|| pairs.join(","))
 }
 
-/// Returns all metrics.
+/// Returns the metrics of cards, virtual machines and locks.
 #[must_use]
 pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();

@@ -222,8 +222,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Applies the differences that are still valid to the file's objects. Appends messages about the others to
-    /// `forgotten`.
+    /// Applies the still valid differences to the file's objects. Appends messages about the others to `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
         let mut all = Vec::new();
@@ -268,7 +267,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file, with the changes whose old values match the file.
+/// Returns a table of the file, after applying the changes whose old values match the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,

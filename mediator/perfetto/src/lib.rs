@@ -124,7 +124,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Returns the display name of a phase. Turns with the whole card have different names.
+    /// Returns the display name of a phase. Phases of turns on a CUDA card have different names.
     fn name(&self, phase: &'static str) -> &'static str {
         match phase {
             "queued" if self.trace.turns => "waits",

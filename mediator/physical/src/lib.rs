@@ -35,7 +35,7 @@ impl Unusable {
     }
 }
 
-/// A card.
+/// A configured card.
 pub enum Physical {
     /// A software card in this process.
     Software(Arc<SimGpu>),

@@ -45,7 +45,7 @@ enum Access {
     Write,
 }
 
-/// Server of the accesses.
+/// Server that handles the accesses.
 enum Answer<'a> {
     /// This process.
     Alone,

@@ -21,7 +21,7 @@ const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 /// Size of each read of the device's state, in bytes.
 const STATE_PART: u32 = 32 << 10;
-/// Size of a VRAM access in one message, in bytes.
+/// Maximum size of a VRAM access in one message, in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
 /// A remote VM. Writes are posted, as in QEMU.

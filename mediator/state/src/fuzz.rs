@@ -115,7 +115,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Removes all entries from a table.
+/// Exercises a table, and removes all of its entries.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());

@@ -13,7 +13,7 @@
 //! the restore provides this memory. All channels must be off the engines when a card is saved. When it is restored,
 //! its TLBs must be flushed, and each address space must be prepared before its channels run.
 //!
-//! Other crates save the remaining state: of the card's owner and its VMs (`card-manager`, `vgpu`), of connections to
+//! Other crates save the remaining state: of the card manager and its VMs (`card-manager`, `vgpu`), of connections to
 //! VMMs (`vmm-glue`), and of segments shared by VMs (`card-memory`, `vgpu`).
 
 #![forbid(unsafe_code)]

@@ -46,7 +46,7 @@ pub enum Trouble {
     /// The owner rejected the request.
     #[error("{0}")]
     Refused(String),
-    /// No owner responds at present.
+    /// No owner currently responds.
     #[error("{0}")]
     Absent(String),
 }
@@ -188,8 +188,8 @@ impl Plan<'_> {
         self.here.name.clone()
     }
 
-    /// Checks that the tenant's programs can move, and that both cards have room for its memory. Returns the size of
-    /// this memory.
+    /// Checks that the tenant's programs can move, and that both cards have enough space for its memory. Returns the
+    /// size of this memory.
     fn room(&self) -> Result<u64, Trouble> {
         let there = view(self.to)?;
         let may_move = self.check_programs(&there.uuid)?;
@@ -216,7 +216,7 @@ impl Plan<'_> {
         Ok(u64::from(all) * chunk_bytes)
     }
 
-    /// Returns the number of the tenant's chunks on its card and in host memory.
+    /// Returns the numbers of the tenant's chunks on its card and in host memory.
     fn chunks(&self, here: &Card) -> (u32, u32) {
         let found = here.tenants.iter().find(|(_, tenant)| tenant.name == self.here.name);
         let account = found.and_then(|(id, _)| here.memory.summary.vms.get(id)).copied().unwrap_or_default();
@@ -281,7 +281,7 @@ impl Plan<'_> {
         let (begin, mut absent, mut moved) = (Instant::now(), None, Vec::new());
         loop {
             let missing: Vec<u32> = match self.to.ask(Request::Arrivals(self.name())) {
-                // The driver cannot move a program that has ended, which does not concern the others.
+                // A failure to move a program that has exited does not affect the others.
                 Ok(Answer::Arrived { failed: Some(why), .. })
                     if pids.iter().any(|pid| lives(*pid) && why.contains(&format!("(process {pid})"))) =>
                 {

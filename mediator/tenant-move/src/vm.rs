@@ -7,14 +7,14 @@ use cuda_control::Tenant;
 
 use crate::{Carried, Failure, Owner, Phases, Plan, Trouble, view};
 
-/// A VM on its card and on another one.
+/// A VM's move to another card.
 #[derive(Clone, Copy)]
 pub struct VmPlan<'a> {
     /// The owner of the VM's card.
     pub from: &'a dyn Owner,
     /// The owner of the other card.
     pub to: &'a dyn Owner,
-    /// The VM for the owner of the other card.
+    /// The VM, as described to the owner of the other card.
     pub there: &'a Tenant,
 }
 
@@ -32,7 +32,7 @@ pub fn carry_vm(
     let stays = |trouble: Trouble| Failure::Stays(trouble.to_string());
     let (bytes, free) = plan.copies().map_err(stays)?;
     if let Err(trouble) = plan.add(to, there) {
-        // The other owner may have added the tenant before it ended.
+        // The other owner may have added the tenant before it exited.
         if matches!(trouble, Trouble::Absent(_)) {
             plan.undo("the other card", || plan.remove(to, true));
         }
@@ -51,8 +51,8 @@ pub fn carry_vm(
 }
 
 impl Plan<'_> {
-    /// Checks that the other card has room for the VM's memory. Returns the size of this memory, and the part of the
-    /// card's host memory that is left for a copy.
+    /// Checks that the other card has enough space for the VM's memory. Returns the size of this memory, and the part
+    /// of the card's host memory that is left for a copy.
     fn copies(&self) -> Result<(u64, u64), Trouble> {
         let (here, there) = (view(self.from)?, view(self.to)?);
         let (placed, in_host) = self.chunks(&here);

@@ -304,7 +304,7 @@ impl Command {
     }
 }
 
-/// Returns a name from the guest without unprintable characters.
+/// Returns a name from the guest, with `?` in place of unprintable characters.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);

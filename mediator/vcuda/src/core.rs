@@ -40,7 +40,7 @@ const LEAVE_NS: u64 = 2_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// ID of a command without a response.
+/// ID of a command that has no response yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -55,7 +55,7 @@ pub struct Limits {
 
 /// Access to the words of the window.
 pub trait Words {
-    /// Loads the 64-bit word at an offset inside the window that is a multiple of 8.
+    /// Loads the 64-bit word at `offset` in the window. `offset` must be a multiple of 8.
     fn load(&self, offset: u64) -> u64;
 }
 
@@ -106,7 +106,7 @@ pub enum Action {
     },
     /// Zeroes a range of the window.
     Zero {
-        /// The range.
+        /// Range to zero.
         range: Range,
     },
     /// Marks the context of a control blob as lost.
@@ -507,7 +507,7 @@ impl Core {
         late.into_iter().for_each(|id| self.kill(id));
     }
 
-    /// Returns the time of the next [`Self::tick`].
+    /// Returns the time of the next [`Self::tick`] in ns, or `None` if no worker has a time limit.
     #[must_use]
     pub(crate) fn next_tick(&self) -> Option<u64> {
         self.workers.values().filter_map(|worker| worker.deadline).min()

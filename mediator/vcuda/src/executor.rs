@@ -43,7 +43,7 @@ mod moving;
 mod restart;
 mod saved;
 
-/// The executor.
+/// Executes the guest's commands, and communicates with the workers.
 pub(crate) struct Executor {
     name: String,
     core: Core,
@@ -78,7 +78,7 @@ pub(crate) struct Executor {
     restarting: BTreeMap<WorkerId, restart::Restarting>,
     /// The move to another card.
     moving: Option<moving::Moving>,
-    /// Killed workers of no program, until they have ended.
+    /// Killed workers that no longer serve a program, until they have exited.
     dismissed: Vec<Worker>,
 }
 

@@ -45,7 +45,7 @@ impl Request {
         self.head
     }
 
-    /// Returns the guest memory for the response.
+    /// Returns the address and size in bytes of each range of guest memory for the response.
     pub(crate) fn writable(&self) -> Vec<(u64, u64)> {
         self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
     }

@@ -12,7 +12,7 @@ use worker_link::Link;
 /// Maximum number of pending connections.
 const BACKLOG: i32 = 64;
 
-/// The listening socket.
+/// Listening socket for workers that reconnect.
 #[derive(Debug)]
 pub(crate) struct RejoinSocket(OwnedFd);
 

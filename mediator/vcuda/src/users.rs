@@ -1,4 +1,4 @@
-//! Users of the workers. The workers of each VM run as a separate user.
+//! User accounts of the workers. The workers of each VM run as a separate user.
 //!
 //! The folder of a VM contains a file with the user ID. If workers outlive their daemon, the next daemon reads this
 //! file and assigns the same user to the VM, and to no other VM.
@@ -69,7 +69,7 @@ impl Users {
         Ok(user)
     }
 
-    /// Like [`Self::take`], but does not record the user: the VM's workers have another card's user until it moves.
+    /// Like [`Self::take`], but does not record the user: until the VM moves, its workers have another card's user.
     ///
     /// # Errors
     /// Returns an error if no user can be assigned.
@@ -95,12 +95,12 @@ impl Users {
     }
 }
 
-/// Returns the user recorded for the VM of this folder.
+/// Returns the ID of the user recorded for the VM of this folder.
 fn recorded(folder: &Path) -> Option<u32> {
     std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
 }
 
-/// Returns the users recorded for the VMs of the other folders.
+/// Returns the IDs of the users recorded for the VMs of the other folders.
 fn of_others(folder: &Path) -> Vec<u32> {
     let folders = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
     let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
@@ -151,7 +151,7 @@ mod tests {
         NEEDED.iter().fold(CapabilitySet::empty(), |all, (one, _)| all | *one)
     }
 
-    /// Creates folders for some VMs.
+    /// Creates a folder for each of the VMs `names`.
     fn folders(names: &[&str]) -> (tempfile::TempDir, Vec<std::path::PathBuf>) {
         let all = tempfile::tempdir().expect("a folder");
         let folders: Vec<_> = names.iter().map(|name| all.path().join(name)).collect();
@@ -159,7 +159,7 @@ mod tests {
         (all, folders)
     }
 
-    /// Takes a user for a VM as a daemon with all rights.
+    /// Takes a user for a VM, as if the daemon had all capabilities.
     fn taken(users: &Users, folder: &Path) -> Result<User, NoUser> {
         let user = users.reserve_with(all(), folder)?.expect("a range");
         user.record(folder)?;

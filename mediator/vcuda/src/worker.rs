@@ -73,9 +73,9 @@ pub trait Process: Send {
 
 /// A newly started worker.
 pub struct Started {
-    /// The connection.
+    /// Link to the worker.
     pub link: worker_link::Link,
-    /// The process.
+    /// Process of the worker.
     pub process: Box<dyn Process>,
 }
 
@@ -307,8 +307,8 @@ impl Worker {
         self.flush();
     }
 
-    /// Requests that the worker save its state to a file, if it reads its messages: `message` is `Save` or `Hold`.
-    /// Returns true if the request was sent.
+    /// Requests that the worker save its state to a file, unless earlier messages are still queued. `message` is `Save`
+    /// or `Hold`. Returns true if the request was sent.
     pub(crate) fn send_save(&mut self, message: ToWorker, file: BorrowedFd<'_>) -> bool {
         self.flush();
         let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());

@@ -274,7 +274,7 @@ impl VmBackend {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns true if the guest has a channel on the card or the channel's bind waits for memory.
+    /// Returns true if the channel is on the card, or if its bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
@@ -311,7 +311,8 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps VM memory.
+    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps the VM's
+    /// memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -335,17 +336,17 @@ impl VmBackend {
         self.memory.lend_all(&lent)
     }
 
-    /// Handles guest memory that the VMM lends.
+    /// Maps guest memory that the VMM lends for the card.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
+    /// Revokes the card's access to guest memory that the VMM withdraws.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
 
-    /// Withdraws a region that is not guest RAM.
+    /// Withdraws the memory region at `gpa`, which the VMM does not share.
     pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
         self.memory.withdraw_unshared(gpa);
     }

@@ -200,8 +200,8 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes to virtual machines are serialized in any case. The number of changes that
-/// wait for one CUDA card's owner is limited, so that changes to other cards still obtain a permit.
+/// Permits for concurrent changes. Changes to virtual machines are serialized regardless of the permits. The number of
+/// changes that wait for one CUDA card's owner is limited, so that changes to other cards still obtain a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
@@ -223,12 +223,12 @@ async fn look<T: Send + 'static>(
 }
 
 /// Runs blocking work on its own thread once `places` grants a permit. Handlers that call the daemon must use this
-/// function, because the runtime also notifies the service manager's watchdog.
+/// function, because a blocked runtime would not notify the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
-    // The permit is returned when the work completes, even if the client disconnects earlier.
+    // The permit is released when the work completes, even if the client disconnects earlier.
     let place = places.acquire().await;
     let done = tokio::task::spawn_blocking(move || {
         let _place = place;

@@ -27,8 +27,8 @@ pub(crate) struct GivenOwner {
 }
 
 impl CudaCard {
-    /// Stops using the owner, without waiting longer than until `until`. Returns the owner with a sender for the
-    /// outcome: true if another daemon has taken over the owner.
+    /// Stops using the owner. Waits until `until` at most. Returns the owner with a sender for the outcome: true if
+    /// another daemon has taken over the owner.
     ///
     /// # Errors
     /// Returns an error if the owner does not respond now.

@@ -32,7 +32,7 @@ pub(super) struct GoingCuda {
     pub vms: Vec<(String, Arc<Running>)>,
 }
 
-/// Suspended card. When dropped, it resumes the functions and the use of the owner.
+/// A suspended card. On drop, its functions resume, and the daemon uses the owner again.
 pub(super) struct SuspendedCuda {
     functions: Vec<SuspendedFunction>,
     outcome: Sender<bool>,

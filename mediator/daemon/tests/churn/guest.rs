@@ -192,8 +192,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that often had other mappings
-    /// before.
+    /// Copies between two buffers in RAM or VRAM with one engine, at virtual addresses that were often mapped to other
+    /// memory before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
         let pages = 1 + self.random.u64(..PAGES);
@@ -272,7 +272,7 @@ impl<'a> Guest<'a> {
         self.copy(driver, &mut lanes[lane]);
     }
 
-    /// Returns buffer 0 or 1 of a channel, in VRAM or in RAM.
+    /// Returns the location of a channel's buffer 0 or 1, chosen at random in VRAM or RAM.
     fn place(&mut self, lane: &Lane, which: usize) -> At {
         let own = u64::from(lane.channel.id) * 2 + which as u64;
         match self.random.u64(..3) {
@@ -414,7 +414,7 @@ impl<'a> Guest<'a> {
     /// Checks that the card no longer writes to the RAM of a removed VM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // This request takes long enough for outstanding work on the card to run.
+        // This request takes long enough for the card's outstanding work to complete.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote to the RAM of a removed VM");
     }

@@ -62,7 +62,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Sets the flag when a thread panics.
+/// Sets the flag if its thread panics.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {
@@ -146,7 +146,7 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
 }
 
 /// Returns the current resources, and their differences from `before`. Threads exit and connections close
-/// asynchronously, so the first reading may be too high.
+/// asynchronously, so the first readings may be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {

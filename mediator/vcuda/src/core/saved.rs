@@ -281,7 +281,7 @@ impl Core {
         true
     }
 
-    /// Returns the serial number of the first pending removal of a blob with this number by a worker.
+    /// Returns the serial number of a worker's first pending removal of a blob with this number, or 0 if there is none.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn removing_serial(&self, worker: WorkerId, blob: u32) -> u32 {
         let removal = self.workers.get(&worker).and_then(|it| it.removing.iter().find(|it| it.blob == blob));

@@ -15,7 +15,7 @@ pub struct ProgramStatus {
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,
-    /// Cleared if the program's worker has exited.
+    /// False if the program's worker has exited.
     pub is_served: bool,
 }
 

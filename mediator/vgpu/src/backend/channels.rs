@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Acquire the card's lock only once for all channels, because other threads need it too.
+        // Acquire the card's lock only once per doorbell, because other threads need it too.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -110,7 +110,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
+    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "cannot read a channel's ring");
@@ -239,7 +239,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes the work areas of channels that have left the card from their address spaces, and frees their numbers.
+    /// Unmaps the work areas of channels that have left the card, and frees the channels' numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -251,8 +251,7 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Removes the work area of a channel that has left the card from its address space. Returns true if it is no
-    /// longer accessible.
+    /// Unmaps the work area of a channel that has left the card. Returns true if the work area is no longer accessible.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);

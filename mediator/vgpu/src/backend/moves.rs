@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that work may continue while its pages wait to be moved, in ns of the card's clock.
+/// Time for which work may continue while its pages wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which kills hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work to leave after an engine reset was requested, in ns.
@@ -166,7 +166,8 @@ impl VmBackend {
         false
     }
 
-    /// Starts moves that the VM's budget has deferred. Returns true if they must wait for work to leave the card.
+    /// Starts moves that were deferred because the VM's move budget was used up. Returns true if they must wait for
+    /// work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -312,8 +313,8 @@ impl VmBackend {
         }
     }
 
-    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if one
-    /// was rung.
+    /// Polls for doorbells that cause no messages, and updates the progress that the guest sees. Returns true if a
+    /// doorbell was rung.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

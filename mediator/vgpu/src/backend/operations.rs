@@ -19,7 +19,7 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns the current use of the card's memory.
+    /// Returns the current usage of the card's memory.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }
