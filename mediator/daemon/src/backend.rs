@@ -112,8 +112,7 @@ impl BackendError {
 pub(crate) struct CardStatus {
     /// Reason why the card is permanently out of service for all users; `None` if it is in service.
     pub failed: Option<String>,
-    /// Reason why the card is temporarily out of service until it recovers without intervention; `None` if it is in
-    /// service.
+    /// Reason why the card is temporarily out of service; `None` if it is in service.
     pub trouble: Option<String>,
     /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
@@ -179,7 +178,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes the card's scheduler settings, which the caller has validated. Existing work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of the card's time, which the caller has validated.
+    /// Changes a virtual machine's share of the card's time. The caller has validated the share.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and clears its strikes.

@@ -7,7 +7,7 @@ use config::check::{Refusal, RefusalKind};
 use listening::account::NoAccount;
 use listening::folders::FolderError;
 
-/// An error of a request. The message is for users, and [`DaemonError::code`] is for programs.
+/// Error of a request to the daemon. The message is for users, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -137,7 +137,7 @@ pub enum DaemonError {
     TenantStays {
         /// Name of the tenant.
         tenant: String,
-        /// The target card, in words.
+        /// Description of the target card.
         to: String,
         /// Reason why the move is impossible.
         why: String,

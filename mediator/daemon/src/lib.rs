@@ -15,7 +15,7 @@
 //! Lock order: `locks::rank`.
 //!
 //! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write to the configuration
-//! file (overrides are stored separately), or preserve a guest's card state when it is killed (the VMM stays
+//! file (overrides are stored separately), or preserve a guest's card state if the daemon is killed (the VMM stays
 //! connected).
 
 use std::collections::{BTreeMap, BTreeSet};

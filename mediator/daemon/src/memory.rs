@@ -1,4 +1,4 @@
-//! Card memory: reports its use, and changes its settings at run time.
+//! Card memory: reports its usage, and changes its settings at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Evaluates the loads once, and makes the move that is due, if any.
+    /// Evaluates the loads once, and executes the move that is due, if any.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };

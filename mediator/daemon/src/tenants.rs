@@ -140,8 +140,8 @@ impl Daemon {
         all.filter(|spec| card.is_none_or(|card| spec.uses(card))).collect()
     }
 
-    /// Returns all tenants by name, without waiting for owners. If an owner does not respond, its card's tenants are
-    /// returned without their programs.
+    /// Returns all tenants, including VMs on CUDA cards, without waiting for owners. If an owner does not respond, its
+    /// card's tenants are returned without their programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -362,7 +362,7 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not end.
+    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not exit.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -467,7 +467,7 @@ impl Daemon {
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
-        // A tenant with one card keeps the right to change it until the settings are stored.
+        // For a tenant with one card, keep the right to change the card until the settings are stored.
         let (_turn, _changing) = match &*spec.cards {
             [] => (Some(turn), None),
             _ => {
@@ -550,7 +550,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns the memory use of a CUDA card's tenants.
+    /// Returns the memory usage of a CUDA card's tenants.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let (tuning, windows) = {

@@ -1,5 +1,5 @@
 //! Host memory that backs part of an aperture: either a file that the VMM, this process and the card map, or pages that
-//! a Xen domain has mapped.
+//! a Xen domain has lent.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,7 +16,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Zeros for one write call.
+/// Zeros to write in one call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Memory that backs a range of an aperture. Offsets in the file equal offsets in the aperture.

@@ -28,7 +28,7 @@ use crate::{Log, author};
 
 /// Maximum number of followers per socket, including requests that wait for events.
 pub const MAX_FOLLOWERS: usize = 16;
-/// Default number of events in a page.
+/// Default limit on the number of events in a page.
 const DEFAULT_LIMIT: usize = 256;
 /// Maximum number of events in a page.
 const MAX_LIMIT: usize = 1024;
@@ -46,7 +46,8 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each route has its own limit on followers, so that readers cannot exhaust the operator's limit.
+/// Returns a router with the route `GET /v1/events`. Each route has its own limit on followers, so that readers cannot
+/// exhaust the operator's limit.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)

@@ -71,8 +71,8 @@ impl Log {
         }
     }
 
-    /// Adds an event with this thread's author (see [`author::acting`]). May suppress it if its subject causes many
-    /// events.
+    /// Adds an event with this thread's author (see [`author::acting`]). May suppress the event if its subject causes
+    /// many events.
     pub fn add(&self, event: NewEvent) {
         self.add_at(event, author::current(), self.began.elapsed());
     }

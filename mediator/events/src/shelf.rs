@@ -14,7 +14,7 @@ use api::{Event, Subject};
 pub(crate) const MAX_EVENTS: usize = 4096;
 /// Maximum total size of events in bytes.
 const MAX_BYTES: usize = 2 << 20;
-/// Estimated size of an event without its texts, in bytes.
+/// Estimated size of an event excluding its texts, in bytes.
 const OVERHEAD: usize = size_of::<Event>() + 128;
 
 /// The events, keyed by number.

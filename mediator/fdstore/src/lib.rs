@@ -206,7 +206,7 @@ impl Left {
         self.connection = Some(connection);
     }
 
-    /// Adds a descriptor.
+    /// Adds the journal's descriptor, or the descriptor of a slot.
     pub fn add(&mut self, what: Kept, fd: OwnedFd) {
         if matches!(what, Kept::Slot(slot) if slot >= SLOTS) {
             give_up(&name_of(&self.vm, what));

@@ -9,9 +9,9 @@ pub const OF_VM: &str = "vm/";
 pub(crate) const OF_VMM: &str = "vmm/";
 /// Name suffix of a VMM's journal.
 const JOURNAL: &str = "journal";
-/// Name of the admin socket.
+/// Name of the admin socket in the store.
 pub const STORED_ADMIN: &str = "daemon/admin";
-/// Name of the read-only socket.
+/// Name of the read-only socket in the store.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
 /// Returns true if this is the name of a stored socket.

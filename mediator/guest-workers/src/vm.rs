@@ -57,8 +57,8 @@ impl CudaVm {
         Self { function, name: name.to_owned(), socket_dir, home: Mutex::new(Home { card, socket, user }) }
     }
 
-    /// Moves the VM to another card. `from` and `to` are the owners of both cards. `moved` records the VM's new card as
-    /// soon as its programs continue there.
+    /// Moves the VM to another card. `from` and `to` are the owners of both cards. Calls `moved`, which records the
+    /// VM's new card, as soon as its programs continue there.
     ///
     /// # Errors
     /// Returns an error if the move fails. The VM and its programs then continue on their card.
@@ -95,7 +95,7 @@ impl CudaVm {
             let home = self.home.lock();
             (Arc::clone(&home.card), home.socket.clone())
         };
-        // The folder is removed if it is empty.
+        // Remove this socket first, because only an empty folder can be removed.
         let _ = std::fs::remove_file(rejoin_socket(&socket));
         let has_left = card.leave(&self.name);
         if let Some(user) = self.home.lock().user.as_ref().filter(|_| !has_left) {

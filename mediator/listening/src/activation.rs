@@ -23,7 +23,7 @@ pub(crate) const READ_ONLY: &str = "admin-read";
 pub struct Activated {
     /// Listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
-    /// Sockets from the store, by name in the store.
+    /// Sockets from the store, by their names in the store.
     pub stored: HashMap<String, UnixListener>,
     /// Descriptors of VMMs from an earlier run, by virtual machine.
     pub left: HashMap<String, Left>,

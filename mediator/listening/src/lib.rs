@@ -35,7 +35,7 @@ pub use activation::{Activated, ActivationError, take};
 /// A listening socket, and its path if this process created it.
 #[derive(Debug)]
 pub struct Listening {
-    /// The socket.
+    /// The listening socket.
     pub listener: UnixListener,
     /// Path of the socket, unless it belongs to the service manager.
     pub path: Option<SocketPath>,
@@ -54,7 +54,7 @@ pub struct SocketPath {
 }
 
 impl SocketPath {
-    /// Returns the path.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -29,7 +29,7 @@ use ticks::Ticks;
 
 /// A family of locks.
 pub trait Locks: 'static {
-    /// True if hold times are measured by this family.
+    /// True if this family measures hold times.
     const MEASURES: bool;
     /// A mutex.
     type Mutex<T>;

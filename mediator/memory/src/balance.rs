@@ -184,7 +184,7 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due unless an event occurs earlier.
+    /// Returns the time until the next moves may be due, unless an event makes moves due earlier.
     pub fn next_plan(&self) -> Option<Duration> {
         self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }

@@ -21,8 +21,8 @@ use vram::TenantId;
 const FIRST_IOVA: u64 = 2 << 20;
 /// Alignment of regions in bytes. It keeps large pages large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// Part of the address space that VMs share. VMs' ranges are never below it. It may also contain ranges of the
-/// mediator.
+/// Part of the address space that is available to VMs. VMs' ranges are never below it. It may also contain ranges of
+/// the mediator.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
 /// Size of the part of the address space for all VMs together, in bytes.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
@@ -246,7 +246,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The other VMs then use up the rest one after the other, and each must keep its own window.
+        // The other VMs then exhaust the remaining addresses, one after the other, but each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }

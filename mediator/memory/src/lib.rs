@@ -118,7 +118,7 @@ impl Memory {
         &mut self.vram
     }
 
-    /// Returns the card, for its channels' registers.
+    /// Returns access to the card, for its channels' registers.
     pub fn card_mut(&mut self) -> &mut CardMemory {
         &mut self.vram.memory
     }

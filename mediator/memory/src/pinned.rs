@@ -167,7 +167,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Reads `data` at `address`, within one slot. A slot without memory reads as zeros.
+    /// Reads from `address` into `data`, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -181,7 +181,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes `data` at `address`, within one slot that has memory.
+    /// Writes `data` to `address`, within one slot that has memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {

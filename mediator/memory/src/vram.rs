@@ -320,7 +320,7 @@ impl CardVram {
         }
     }
 
-    /// Reads `data` at a chunk's location.
+    /// Reads from a chunk's location into `data`.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -334,7 +334,7 @@ impl CardVram {
         }
     }
 
-    /// Writes `data` at a chunk's location.
+    /// Writes `data` to a chunk's location.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -348,8 +348,8 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM counts as short of memory, and the
-    /// mover is notified.
+    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM is marked as short of memory, and
+    /// the mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].

@@ -95,7 +95,7 @@ impl Lease {
         leased.map(|(key, values)| (key.clone(), values.before.clone())).collect()
     }
 
-    /// Returns the tenant without the leased values.
+    /// Returns the tenant with the earlier values in place of the leased ones.
     pub fn without(&self, now: &TenantSpec) -> TenantSpec {
         patch::with(now, &self.values_before(now)).unwrap_or_else(|_| now.clone())
     }

@@ -1,8 +1,8 @@
 //! Settings changed at run time that must survive a restart.
 //!
 //! Modules: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them atomically), `override_store` (combines both for the daemon), `revision` (revisions of the state),
-//! [`lease`] (values that apply until a process exits).
+//! contains them, which is replaced atomically), `override_store` (combines both for the daemon), `revision` (revisions
+//! of the state), [`lease`] (values that apply until a process exits).
 //!
 //! Only differences are stored, each with the value that the file contained at that time. At startup, a difference
 //! applies if the file still contains that value. If the operator has edited it since then, the file takes precedence

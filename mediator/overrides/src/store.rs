@@ -124,7 +124,7 @@ impl Store {
         }
     }
 
-    /// Replaces the file.
+    /// Replaces the state file with `text`.
     pub fn write(&self, text: &[u8]) -> Result<(), StoreError> {
         self.write_by_steps(text, &mut |_| Ok(()))
     }

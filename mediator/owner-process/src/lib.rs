@@ -83,7 +83,7 @@ pub enum Command {
 pub struct CardIdentity {
     /// Model name of the card.
     pub model: String,
-    /// UUID of the card in NVML's form.
+    /// UUID of the card in NVML's format.
     pub uuid: String,
     /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID.
     pub links: BTreeMap<String, u32>,
@@ -157,7 +157,7 @@ impl Supervisor {
         started
     }
 
-    /// Sends the rules and the tenants to a new process.
+    /// Sends the settings and the tenants to a new process. Returns the card's identity.
     fn tell_all(&self, process: &mut Process) -> Result<CardIdentity, String> {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, uuid, links, .. } => CardIdentity { model: name, uuid, links },

@@ -13,7 +13,7 @@ use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, 
 use gang::{CardId, GangId};
 use overrides::Tuning;
 
-/// Size of a MiB in bytes.
+/// Bytes per MiB.
 const MIB: u64 = 1 << 20;
 /// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;

@@ -51,7 +51,7 @@ struct Timeline<'a> {
     busy: Vec<(Nanos, Nanos)>,
 }
 
-/// Converts a recording.
+/// Converts a recording to a trace for Perfetto.
 #[must_use]
 pub fn convert(trace: &Trace, card: &str) -> Value {
     let mut timeline = Timeline {

@@ -70,7 +70,7 @@ impl Plan<'_> {
                 "the other card, with its host memory, has space for {room} MiB, but {needed} MiB are needed"
             )));
         }
-        // The part that does not fit the card is in host memory as well.
+        // The part that does not fit on the card also needs host memory.
         Ok((bytes(all), bytes(free.saturating_sub(all.saturating_sub(card)))))
     }
 }

@@ -103,7 +103,7 @@ impl Program {
         line.trim().to_owned()
     }
 
-    /// Returns the number of buffers in the program's next line.
+    /// Returns the number of buffers in the program's next line of output.
     fn buffers(&mut self) -> u64 {
         let line = self.line();
         let mut words = line.split(' ');

@@ -311,7 +311,7 @@ fn printable(name: &[u8], len: u32) -> String {
     name.map(|&byte| char::from(byte)).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }
 
-/// A response to a command, without the header's copy of the fence.
+/// A response to a command, excluding the header's copy of the fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The command was executed.

@@ -59,7 +59,7 @@ pub trait Words {
     fn load(&self, offset: u64) -> u64;
 }
 
-/// An action. Actions must be executed in order.
+/// An action of the executor. Actions must be executed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Starts a worker for a context.

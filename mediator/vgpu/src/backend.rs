@@ -330,13 +330,13 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps all memory that the client lends to the card, and unmaps all other memory.
+    /// Makes all memory that the client lends accessible to the card, and unmaps all other memory.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
     }
 
-    /// Maps guest memory that the VMM lends for the card.
+    /// Makes guest memory that the VMM lends accessible to the card.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         self.memory.lend(region)
     }
@@ -398,8 +398,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes unbound channels, and restores the setting for kept
-    /// page tables.
+    /// Undoes the arrival of a VM that could not resume: removes the VM's remaining channels from the card, and
+    /// restores the setting for kept page tables.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();

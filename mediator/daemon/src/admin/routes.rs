@@ -206,8 +206,8 @@ static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests, which do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because it can take a long time. Attributes its events to the client that the
-/// calling task serves.
+/// Runs a change on another thread, because it can take a long time. Attributes the change's events to the client that
+/// the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -257,7 +257,7 @@ async fn launch_args(
         let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
         let vmm = match (vmm, &vm.xen_domain) {
             (Vmm::Xen, Some(domain)) => {
-                // BAR0 has the same size on all cards.
+                // The BAR0 of each card has 16 MiB.
                 let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
                 return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
             }

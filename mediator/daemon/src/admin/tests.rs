@@ -177,7 +177,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let backend = served.fixture.daemon.running_vm("a").unwrap();
-    // Some clients send requests without reading the responses, and one client never completes its request.
+    // Each of these clients sends a request without reading the response, and then an incomplete request.
     let mut blocked: Vec<UnixStream> = Vec::new();
     for _ in 0..4 {
         let mut client = UnixStream::connect(served.fixture.path("read.sock")).unwrap();

@@ -21,14 +21,14 @@ use overrides::Tuning;
 pub(crate) struct GivenOwner {
     pub model: String,
     pub uuid: String,
-    /// Saved form, as JSON.
+    /// Saved state of the owner, as JSON.
     pub owner: String,
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl CudaCard {
-    /// Stops using the owner. Waits until `until` at most. Returns the owner with a sender for the outcome: true if
-    /// another daemon has taken over the owner.
+    /// Stops using the owner. `until` is the deadline. Returns the owner with a sender for the outcome: true if another
+    /// daemon has taken over the owner.
     ///
     /// # Errors
     /// Returns an error if the owner does not respond now.

@@ -95,8 +95,8 @@ impl Daemon {
         carry_over(Plan { from: &from, to: &to, here: &here, there: &there })
     }
 
-    /// Returns the card to which a tenant moves: the named one, or the suitable card with the most room. `vm` is the
-    /// tenant, if it is a VM.
+    /// Returns the card to which a tenant moves: the named one, or a suitable card according to the daemon's placement
+    /// policy. `vm` is the tenant, if it is a VM.
     ///
     /// # Errors
     /// Returns the reason why the tenant cannot move to the named card, or to any card.

@@ -22,7 +22,8 @@ use config::Config;
 use handover::{RosterCudaCard, RosterVm};
 use listening::Sockets;
 
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
+/// Identity of the handover file. It can be constant, because the file is passed directly to one other process and
+/// never stored.
 const IDENTITY: [u8; 16] = *b"mediatord cuda  ";
 
 /// A card that is handed over with its virtual machines.

@@ -31,7 +31,7 @@ const SLOT: u64 = 0x1_0000;
 /// VRAM needed for a new channel and its buffers, in bytes.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// The way a guest instance ends.
+/// Ways for a guest instance to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     /// The guest takes back lent memory, and disconnects.

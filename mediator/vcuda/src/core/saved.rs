@@ -95,7 +95,7 @@ impl Core {
         self.is_changed
     }
 
-    /// Saves the state, without the waits.
+    /// Saves the state, excluding the waits.
     #[must_use]
     pub fn save(&self) -> SavedCore {
         let Self {

@@ -297,7 +297,7 @@ impl Executor {
     /// Releases the workers to another daemon.
     pub(crate) fn leave(&mut self) {
         self.workers.values_mut().for_each(Worker::leave);
-        // The next daemon cannot know workers whose program has not moved.
+        // The next daemon does not know workers whose programs have not moved.
         self.dismissed.clear();
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A guest VRAM page that contains the USERD of a bound channel is special, because the card uses the mediator's USERD
 //! page instead. Reads of the guest's page return the contents of the mediator's page, and writes forward only the
-//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which covers aliased
-//! mappings.
+//! doorbell word. All accesses use [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so aliased mappings are
+//! covered.
 
 use super::VmBackend;
 use devmodel::backend::{Aperture, Denied, NoMemory, WriteFailure};

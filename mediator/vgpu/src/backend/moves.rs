@@ -87,7 +87,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Updates the mapped part of a BAR to the pages that the guest currently maps there. Defers the update to
+    /// Makes the mapped part of a BAR show the pages that the guest currently maps there. Defers the update to
     /// [`Self::look_at_moves`] if the VM's work uses pages that must move or the VM's move budget is used up.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);

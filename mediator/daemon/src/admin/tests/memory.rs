@@ -315,7 +315,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read completes after all writes.
+    // Wait for the writes: a read completes only after all earlier writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();

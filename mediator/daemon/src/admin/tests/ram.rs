@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
-/// Virtual address of the guest's RAM.
+/// GPU virtual address at which the guest maps its RAM.
 const RAM: u64 = 0x300_0000;
 
 fn served() -> Served {
