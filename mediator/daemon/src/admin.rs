@@ -40,7 +40,7 @@ pub(crate) struct Listeners {
 /// Serves the API until `stop` is set. Requests in flight then have [`SHUTDOWN_GRACE`] to complete.
 ///
 /// # Errors
-/// Returns an error if a socket cannot be used.
+/// Returns an error if setting up or serving a socket fails.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,

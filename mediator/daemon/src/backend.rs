@@ -133,7 +133,7 @@ pub(crate) struct CardStatus {
     pub vram_placed_mib: u64,
     /// VRAM that the mediator itself uses, in MiB.
     pub vram_mediator_mib: u64,
-    /// Processes that use the card without going through its owner.
+    /// Processes that use the card directly, bypassing its owner.
     pub strangers: Vec<api::Stranger>,
     /// Used card memory that cannot be attributed to a process or tenant, in bytes.
     pub unexplained_bytes: u64,
@@ -185,7 +185,7 @@ pub(crate) trait CardBackend: Send + Sync {
     fn release_vm(&self, _vm: TenantId) {}
 
     /// Starts recording the card's scheduler, up to `limit` bytes. `names` maps the card's virtual machines to their
-    /// names. Returns false if the card has no scheduler now, or is already being recorded.
+    /// names. Returns false if the card currently has no scheduler, or is already being recorded.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }

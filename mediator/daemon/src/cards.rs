@@ -72,7 +72,7 @@ impl OpenCard for Cards {
 /// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
-/// Returns the division of a card's memory into chunks of `chunk_kib` KiB.
+/// Converts a card's memory settings to the card manager's format, with sizes in chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;

@@ -437,7 +437,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name in a table, unless another table of the same kind has the same name.
+    /// Returns the name in a table. If it is missing or a duplicate, adds an obstacle and returns `None`.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {

@@ -88,7 +88,7 @@ impl EndpointServer {
     /// suspension was requested.
     ///
     /// # Errors
-    /// Returns an error if the host fails.
+    /// Returns an error if the socket or the Xen domain fails.
     pub fn serve(
         &mut self,
         link: &Link,

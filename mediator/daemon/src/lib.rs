@@ -10,7 +10,8 @@
 //! process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. Either can be slow because memory is scrubbed, but readers never wait.
+//! machines are added and removed one at a time. Both operations can be slow because they scrub memory, but readers
+//! never wait.
 //!
 //! Lock order: `locks::rank`.
 //!

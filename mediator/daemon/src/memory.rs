@@ -1,4 +1,4 @@
-//! Card memory: reports its usage, and changes its settings at run time.
+//! Reports the usage of card memory, and changes memory settings at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

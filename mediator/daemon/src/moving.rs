@@ -1,4 +1,4 @@
-//! Moves a virtual machine to another card while its guest works.
+//! Moves a virtual machine to another card while its guest runs.
 //!
 //! While the guest works, the virtual machine is created on the other card, and its memory is evicted from the current
 //! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other

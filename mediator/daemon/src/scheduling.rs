@@ -1,4 +1,4 @@
-//! Card time: reports how it is shared, and changes the shares at run time.
+//! Reports the sharing of the cards' time, and changes the shares at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use tokio::time::MissedTickBehavior;
 use crate::admin::{self, Listeners};
 use crate::{Daemon, leases, rebalancing};
 
-/// Serves the admin API until a signal arrives, or all cards have failed.
+/// Serves the admin API until a signal arrives, another daemon has taken over, or all cards have failed.
 ///
 /// # Errors
 /// Returns an error if the API cannot be served, or if all cards have failed. In the latter case, a restarted daemon

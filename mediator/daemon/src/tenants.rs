@@ -133,7 +133,7 @@ impl Daemon {
         self.state.lock().tenant(name).is_some()
     }
 
-    /// Returns the configured tenants of one card or of all cards.
+    /// Returns the settings of the tenants of one card or of all cards, including VMs.
     pub(super) fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
         let all = state.tenants.values().cloned().chain(state.cuda_vms());

@@ -1,4 +1,4 @@
-//! Upgrades, in which a daemon takes over another daemon's cards, virtual machines and sockets while guests work.
+//! Upgrades, in which a daemon takes over another daemon's cards, virtual machines and sockets while guests run.
 //!
 //! The running daemon starts the next program with one end of a socket pair as its standard input, and hands over its
 //! state with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side

@@ -85,7 +85,7 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were rejected");
             // Memory that was already lent stays lent. Several regions of one file count as one file. A file no longer
-            // counts after it is taken back.
+            // counts after it is withdrawn.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

@@ -141,7 +141,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     }
     // The interrupt has not fired spuriously. The card has no configured interrupt, so none can be pending.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes back lent memory, and the store is updated.
+    // The VMM withdraws lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();

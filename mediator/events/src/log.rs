@@ -132,7 +132,8 @@ impl Log {
         self.news.subscribe()
     }
 
-    /// Disconnects all followers. Called when the daemon is about to exit, because it does not wait for them.
+    /// Disconnects all followers. Called when the daemon is about to exit, because the daemon does not wait for
+    /// followers.
     pub fn close(&self) {
         self.news.send_modify(|news| news.closed = true);
     }

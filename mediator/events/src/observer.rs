@@ -22,7 +22,7 @@ const QUARANTINE_SLACK_MS: u64 = 3000;
 /// Maximum number of clients named in the text of one event.
 const MAX_NAMED: usize = 4;
 
-/// A state of the daemon.
+/// Snapshot of the daemon's state.
 #[derive(Clone, Debug, Default)]
 pub struct States {
     /// All cards.

@@ -1,8 +1,8 @@
 //! Bounded storage for the log's events.
 //!
-//! When a bound is exceeded, the subject with the most events loses its oldest event; if several subjects have the most
-//! events, the one whose oldest event is oldest loses it. Therefore, a subject keeps all its events until it occupies
-//! more than an equal share of the log.
+//! When a bound is exceeded, the oldest event of the subject with the most events is dropped; in case of a tie, the
+//! oldest event of all these subjects. Therefore, a subject keeps all its events until it occupies more than an equal
+//! share of the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -42,7 +42,7 @@ pub enum Hint {
 pub struct Divider {
     /// State machine that decides which VMs' memory is on the card, and controls its moves.
     pub(super) machine: Machine,
-    /// Operator's settings.
+    /// Operator's settings for the division of memory.
     division: Division,
     /// Bus traffic counted by the card.
     bus: Bus,
@@ -149,7 +149,7 @@ impl Memory {
     }
 
     /// Records that the mover has finished a scan. `waiting` contains the VMs that waited during the whole scan, and
-    /// `served` those for which it moved memory. Returns the VMs that wait now.
+    /// `served` those for which it moved memory. Returns the VMs that are currently waiting.
     pub fn looked(
         &mut self,
         now: u64,

@@ -1,4 +1,4 @@
-//! Fault injection for the mediator's own tests: moves random chunks while VMs work.
+//! Fault injection for the mediator's own tests: moves random chunks while VMs run.
 //!
 //! A seeded generator selects a few chunks of one VM at a time. Selected chunks on the card move to host memory, and
 //! those in host memory return. A chunk whose move would exceed a limit stays in place.

@@ -43,7 +43,7 @@ const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Ring address in the instance block. The mediator takes the entries from its own memory.
+/// Ring address in the instance block. The mediator reads the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// Subchannel to which drivers bind copy engines.
 const SUBCHANNEL: u8 = 4;
@@ -190,7 +190,7 @@ impl Copier {
         self.broken && self.rests == 0
     }
 
-    /// Binds all channels again, after they were unbound. Drops their queued copies.
+    /// Rebinds all channels after they were unbound, and drops their queued copies.
     ///
     /// # Errors
     /// Returns an error if the card has no free channels or does not respond. In this case, the copier stays failed.

@@ -19,7 +19,7 @@ use vram::TenantId;
 
 /// First address that can be allocated. Address 0 stays unused, so that a null pointer is never valid.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions in bytes. It keeps large pages large for any alignment that the guest chooses.
+/// Alignment of regions in bytes. It preserves large pages for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
 /// Part of the address space that is available to VMs. VMs' ranges are never below it. It may also contain ranges of
 /// the mediator.

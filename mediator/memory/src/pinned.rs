@@ -47,8 +47,8 @@ pub struct PinnedPool {
 }
 
 impl PinnedPool {
-    /// Creates `slots` slots of `slot_bytes` bytes, without memory. If `shared` is true, their memory comes from one
-    /// file, so that another process can take it over.
+    /// Creates `slots` slots of `slot_bytes` bytes, without memory. If `shared` is true, one file backs their memory,
+    /// so that another process can take it over.
     ///
     /// # Errors
     /// Returns an error if the card's I/O address space has no gap that is large enough, or if the host cannot create
@@ -61,7 +61,7 @@ impl PinnedPool {
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
-        // This alignment keeps large pages large on both sides.
+        // This alignment preserves large pages on both sides.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();

@@ -23,8 +23,8 @@ pub type Relocations = relocation::Relocations<TenantId, Place>;
 /// State machine for the memory of a card. The users of the memory are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the state machine for a card on which no memory is moving. A plan limits the number
-/// of a VM's batches.
+/// Creates the state machine for a card on which no memory is moving. The machine does not limit a VM's batches,
+/// because plans limit them.
 pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     let limits = Config {

@@ -129,8 +129,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the location of `len` bytes of guest VRAM if they belong to the VM and are contiguous. Allocates memory
-    /// for chunks that have none. Returns `None` if no memory is free.
+    /// Returns the location of `len` bytes of guest VRAM, and allocates memory for chunks that have none. Returns
+    /// `None` if the bytes do not belong to the VM or are not contiguous, or if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -155,7 +155,7 @@ impl CardVram {
                         // mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again comes last in the order.
+                            // A chunk that was freed and placed again is last in the order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }

@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Number of chunks to keep free for the mediator's own structures, in addition to known needs of VMs. A guest's next
 /// channel or page table must not have to wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval between the mover's scans while a VM waits. More frequent scans do not count.
+/// Interval between the mover's scans while a VM waits. Scans that follow sooner are not counted.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes, for two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;

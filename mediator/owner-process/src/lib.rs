@@ -61,7 +61,7 @@ const KILLED: Duration = Duration::from_secs(2);
 const CLOSED: Duration = Duration::from_secs(2);
 
 /// Time limit for a process to exit after it has closed its output.
-// TIMEOUT: a killed or exiting process is gone within a few milliseconds.
+// TIMEOUT: a killed or exiting process terminates within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
 /// Reason why a card has no owner after a reset.
 const CARD_LOST: &str =

@@ -99,7 +99,7 @@ impl RemoteGuest {
         self.ask(Client::reset);
     }
 
-    /// Takes back all lent memory and closes the connection.
+    /// Withdraws all lent memory and closes the connection.
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);

@@ -25,10 +25,10 @@ use cuda_control::{Answer, ArrivalTimes, Card, Request, Tenant};
 /// Interval between progress queries to an owner. Programs are paused during this time.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time limit for programs of a card's previous owner to reconnect.
-// TIMEOUT: an owner waits for them for 2 s.
+// TIMEOUT: an owner waits 2 s for them.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Time limit for evicting the tenant's memory and draining the work of its programs.
-// TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move now.
+// TIMEOUT: 60 GiB are evicted in 6 s, and a program whose kernel runs longer cannot move.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the programs to continue on the other card.
 // TIMEOUT: the driver restores the memory of contexts within seconds; an owner that exits is restarted within seconds.

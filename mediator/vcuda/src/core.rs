@@ -172,7 +172,7 @@ struct Resource {
 struct Worker {
     /// ID of the worker's context, until the context is destroyed.
     context: Option<u32>,
-    /// Time when the worker will be killed, in ns.
+    /// Time at which the worker will be killed, in ns.
     deadline: Option<u64>,
     killed: bool,
     /// Blobs that the worker is unregistering, oldest first.

@@ -22,7 +22,7 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Maximum number of commands executed before the workers are served again.
+/// Maximum number of commands executed before workers' messages are handled.
 const MAX_BATCH: usize = 256;
 /// Time after a command during which the queue is polled with doorbells suppressed.
 const LINGER: Duration = Duration::from_micros(20);
@@ -144,7 +144,7 @@ impl Executor {
         }
         self.record();
         loop {
-            // Clear first, so that a request to stop that comes after the check ends the next wait.
+            // Clear first, so that a request to stop that arrives after the check ends the next wait.
             self.shared.wake.clear();
             if self.shared.is_stopped() {
                 break;

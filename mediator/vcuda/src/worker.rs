@@ -241,7 +241,7 @@ pub(crate) struct Worker {
     outbox: VecDeque<ToWorker>,
     /// Set if the link is closed, or the worker has violated the protocol.
     is_deaf: bool,
-    /// Time when a worker without a link will be killed, in ns.
+    /// Time at which a worker without a link will be killed, in ns.
     pub(crate) rejoins_until: Option<u64>,
 }
 
@@ -290,8 +290,9 @@ impl Worker {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message now, or after the worker has read earlier messages. Kills a worker that does not read its
-    /// messages. Without a link, drops the message, because everything is repeated when the worker connects.
+    /// Sends a message immediately, or queues it behind messages that the worker has not read yet. Kills a worker that
+    /// does not read its messages. Without a link, drops the message, because everything is repeated when the worker
+    /// connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;

@@ -165,7 +165,7 @@ fn reset_in_progress_continues_in_next_device() {
         guest.program(1, 0);
         store(&guest, 8, 7);
         way(&mut guest, |guest| guest.write(RegionIndex::Bar0, 0x14, &[0]));
-        // In an upgrade, the write comes after the state has been saved. The next device receives it, as on a bus.
+        // In an upgrade, the write occurs after the state was saved. The next device receives it, as on a bus.
         guest.write(RegionIndex::Bar0, 0x14, &[0]);
         guest.until(|guest| guest.status() == 0);
         assert_eq!(load(&guest, 8), 0);

@@ -269,7 +269,7 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect, in state `seen`. Returns true if the vGPU has not been notified yet.
+    /// Records that a runlist has taken effect as `seen`. Returns true if the vGPU has not been notified yet.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }

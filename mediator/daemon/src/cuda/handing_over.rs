@@ -31,7 +31,7 @@ impl CudaCard {
     /// daemon has taken over the owner.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond now.
+    /// Returns an error if the owner is not responding.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();

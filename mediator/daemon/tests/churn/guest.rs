@@ -19,7 +19,7 @@ type Driver = AnyDriver<RemoteGuest>;
 const MIB: u64 = 1 << 20;
 /// Size of the guest RAM's first region, in bytes.
 const RAM: u64 = MIB;
-/// Address and size of the guest RAM's second region, in bytes. The VMM takes this region back while the card uses it.
+/// Address and size of the guest RAM's second region, in bytes. The VMM withdraws this region while the card uses it.
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Buffer size in pages.
 const PAGES: u64 = 4;
@@ -31,18 +31,18 @@ const SLOT: u64 = 0x1_0000;
 /// VRAM needed for a new channel and its buffers, in bytes.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// Ways for a guest instance to end.
+/// Ways in which a guest instance exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// The guest takes back lent memory, and disconnects.
+    /// The guest withdraws lent memory, and disconnects.
     Orderly,
     /// The guest's socket is closed while the card is working for the guest.
     Dropped,
-    /// The guest takes back memory that the card is using, and disconnects.
+    /// The guest withdraws memory that the card is using, and disconnects.
     Unmapped,
     /// An operator removes the VM while the guest is working.
     Removed,
-    /// The device is reset while the guest is working. The guest then starts again, and disconnects.
+    /// The device is reset while the guest is working. The guest then restarts, and disconnects.
     Reset,
 }
 
@@ -306,7 +306,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits more work to a channel than can be in flight, with targets in VRAM and in revocable RAM.
+    /// Submits more work to a channel than can be in flight, with targets in VRAM and in RAM that may be withdrawn.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -340,7 +340,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // The channel's work either completes, or faults at its first write to memory that was taken back.
+                    // The channel's work either completes, or faults at its first write to withdrawn memory.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)

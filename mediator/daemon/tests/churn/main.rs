@@ -78,7 +78,7 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Like [`until`], but adds the description from `tell` to the panic.
+/// Like [`until`], but adds the description from `tell` to the panic message.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {

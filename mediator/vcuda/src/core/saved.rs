@@ -58,7 +58,7 @@ struct SavedResource {
 struct SavedWorker {
     id: u64,
     context: Option<u32>,
-    /// Time when the worker will be killed, in ns of the host's monotonic clock.
+    /// Time at which the worker will be killed, in ns of the host's monotonic clock.
     deadline: Option<u64>,
     killed: bool,
     removing: Vec<SavedRemoval>,
@@ -235,7 +235,8 @@ impl Core {
         Some(SavedWait { blob: wait.blob, word: wait.word, value: wait.value })
     }
 
-    /// Restores the wait of a command. Returns false if its context or its blob does not exist.
+    /// Restores the wait of a command. Returns false if its context has no worker or too many waits, or if its word is
+    /// outside the blob.
     pub(crate) fn restore_wait(&mut self, context: u32, ticket: Ticket, saved: SavedWait) -> bool {
         let SavedWait { blob, word, value } = saved;
         let Some(context) = self.contexts.get_mut(&context) else { return false };

@@ -198,7 +198,7 @@ impl Executor {
             }
         }
         if let Some(link) = link {
-            // Without this message, the worker would retry.
+            // Without this message, the worker would reconnect.
             let _ = link.send_to_worker(ToWorker::Goodbye);
         }
         self.perform();

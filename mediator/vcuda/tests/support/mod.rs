@@ -561,7 +561,7 @@ impl Guest {
         }
     }
 
-    /// Maps the window like the VMM.
+    /// Maps the window as the VMM does.
     pub fn window(&self) -> MmapRegion<()> {
         let regions = self.device.regions();
         let file = regions[4].mappable().unwrap().file().try_clone().unwrap();

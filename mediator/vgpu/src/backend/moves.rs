@@ -49,7 +49,7 @@ pub(super) struct Stop {
 
 impl VmBackend {
     /// Handles a guest's TLB flush of `directory`, or of all directories if `None`. Mapped apertures that use the
-    /// directory then show the pages in its current tables.
+    /// directory then expose the pages in its current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -60,7 +60,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base. PRAMIN shows the pages at the new base once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base. PRAMIN exposes the pages at the new base once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
@@ -72,13 +72,14 @@ impl VmBackend {
         self.refresh_at_once(MappedWindow::Pramin);
     }
 
-    /// Makes PRAMIN show no pages until it is [placed](Self::show_window) again. The VM must have no work on the card.
+    /// Makes PRAMIN expose no pages until it is [placed](Self::show_window) again. The VM must have no work on the
+    /// card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages in the tables of a newly arrived VM. Pages without memory appear as zeros.
-    /// The VM must have no work on the card.
+    /// Makes mapped apertures expose the pages in the tables of a newly arrived VM. Pages without memory appear as
+    /// zeros. The VM must have no work on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -87,7 +88,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Makes the mapped part of a BAR show the pages that the guest currently maps there. Defers the update to
+    /// Makes the mapped part of a BAR expose the pages that the guest currently maps there. Defers the update to
     /// [`Self::look_at_moves`] if the VM's work uses pages that must move or the VM's move budget is used up.
     pub(super) fn refresh(&mut self, showing: MappedWindow) {
         let changes = self.memory.changes(showing);
@@ -192,7 +193,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts pages that the guest has written while PRAMIN did not show their VRAM.
+    /// Counts pages that the guest has written while PRAMIN did not expose their VRAM.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {

@@ -1,4 +1,4 @@
-//! Tests of memory settings that an operator reads and changes while guests work.
+//! Tests of memory settings that an operator reads and changes while guests run.
 
 use super::*;
 use crate::fixture::eventually;

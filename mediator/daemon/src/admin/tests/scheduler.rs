@@ -1,4 +1,4 @@
-//! Tests of scheduler settings, which are read and changed over the admin socket while guests work on software cards.
+//! Tests of scheduler settings, which are read and changed over the admin socket while guests use software cards.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
