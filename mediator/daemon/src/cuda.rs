@@ -6,7 +6,7 @@
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
-//! Meanwhile, it holds only this card's lock.
+//! While waiting, a change holds only this card's lock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -265,7 +265,7 @@ impl CardBackend for Backend {
 /// is a VM.
 ///
 /// # Errors
-/// Returns an error if a user or group of the tenant's socket does not exist.
+/// Returns an error if the user or the group of the tenant's socket does not exist.
 pub fn tenant(
     spec: &TenantSpec,
     card: &CardSpec,

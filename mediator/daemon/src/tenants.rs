@@ -362,7 +362,8 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not exit.
+    /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
+    /// exit.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {

@@ -31,8 +31,8 @@ pub struct WindowMemory {
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for bytes `start` to `end` of an aperture, which the card can read and write. `name` is
-    /// the file's name in `/proc`.
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write this memory. `name`
+    /// is the file's name in `/proc`.
     ///
     /// # Errors
     /// Returns an error if the host is out of memory, or if no I/O addresses are free.

@@ -1,4 +1,4 @@
-//! A VM whose programs use CUDA: its function, and the card that it uses now.
+//! A VM whose programs use CUDA: its function, and its current card.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl CudaVm {
         Ok(carried)
     }
 
-    /// Removes the VM from its card, with its sockets and the record of its user.
+    /// Removes the VM from its card, with its sockets and the record of its user account.
     pub fn release(&self) {
         let (card, socket) = {
             let home = self.home.lock();

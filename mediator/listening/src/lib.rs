@@ -80,8 +80,8 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
-    /// removed.
+    /// Sockets of units. They belong to the service manager. When a virtual machine is removed, its socket becomes
+    /// available again.
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets from an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,

@@ -181,8 +181,8 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records whether a VM is moving to or from another card. While it is, its memory does not move for any other
-    /// reason.
+    /// Records whether a VM is moving to or from another card. During this time, the VM's memory does not move for any
+    /// other reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
@@ -196,8 +196,8 @@ impl Memory {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Removes the records of a VM that has left the card. Its moves are no longer reported, so memory that the card
-    /// has not released stays where it is.
+    /// Removes the records of a VM that has left the card. Memory that the card has not released no longer moves,
+    /// because the VM's moves are no longer reported.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);

@@ -81,7 +81,7 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process. Keeps their memory and its mappings for the card.
+    /// Hands the slots over to another process. Their memory remains allocated and mapped for the card.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }

@@ -319,7 +319,7 @@ impl Supervisor {
 }
 
 impl Supervisor {
-    /// Returns true if the owner may have MPS servers, which it stops when it exits if they have no clients.
+    /// Returns true if the owner may have MPS servers. On exit, the owner stops MPS servers without clients.
     fn has_groups(&self) -> bool {
         self.tenants.values().any(|tenant| tenant.share_group.is_some())
     }

@@ -193,7 +193,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval to a row.
+    /// Adds an interval to the row `TURNS` of a process.
     fn complete(&mut self, pid: u64, name: &str, from: Nanos, until: Nanos) {
         let (ts, end) = (self.microseconds(from), self.microseconds(until));
         self.events.push(json!({ "ph": "X", "name": name, "pid": pid, "tid": TURNS, "ts": ts, "dur": end - ts }));

@@ -120,7 +120,7 @@ impl Candidate<'_> {
 }
 
 /// Chooses `count` of the candidates. Returns their indices in ascending order, or `None` if `count` is 0, exceeds
-/// [`MAX_CANDIDATES`], or exceeds the number of candidates. Among equally good choices, cards that are connected by
+/// `MAX_CANDIDATES`, or exceeds the number of candidates. Among equally good choices, cards that are connected by
 /// NVLink are preferred, and then the first ones.
 #[must_use]
 pub fn choose(policy: Placement, candidates: &[Candidate<'_>], count: usize, links: &Links) -> Option<Vec<usize>> {

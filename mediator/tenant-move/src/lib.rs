@@ -320,7 +320,8 @@ impl Plan<'_> {
         let undone = undone.and_then(|()| {
             let pids: Vec<u32> = pids.iter().copied().filter(|pid| lives(*pid)).collect();
             self.retry(|| {
-                // The owner may still have the tenant, if it restarted before it was requested to remove the tenant.
+                // The owner may still have the tenant if the owner restarted before it received the request to remove
+                // the tenant.
                 let arrive = || self.from.ask(Request::Arrive { name: self.name(), pids: pids.clone() }).map(drop);
                 match arrive() {
                     // If the tenant is not leaving, this request has no effect.

@@ -18,8 +18,9 @@ pub struct VmPlan<'a> {
     pub there: &'a Tenant,
 }
 
-/// Moves a VM. `carry` makes its programs continue on the other card, with at most the given number of bytes of one
-/// program's memory in host memory, and returns their number and their pause. If it fails, no program has moved.
+/// Moves a VM. `carry` moves the VM's programs to the other card, with at most the given number of bytes of one
+/// program's memory in host memory, and returns the number of programs and their pause. If `carry` fails, no program
+/// has moved.
 ///
 /// # Errors
 /// Returns the reason why the move failed. The VM is then on its card.

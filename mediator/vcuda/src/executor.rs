@@ -68,8 +68,8 @@ pub(crate) struct Executor {
     /// Set if the journal is incomplete and is no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
-    /// Deadline in ns for the state of an earlier process to arrive. Until it arrives, it is unknown which workers may
-    /// connect.
+    /// Deadline in ns for the state of an earlier process to arrive. Until then, the workers that may connect are
+    /// unknown.
     adoption_until: Option<u64>,
     failures: u64,
     /// Set if the published list of programs may be outdated.

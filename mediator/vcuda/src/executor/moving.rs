@@ -1,6 +1,6 @@
 //! Moves the guest's programs to another card. The worker of each program saves the program's state and waits, and a
 //! worker on the other card restores this state. When all programs have such a worker, the workers on the first card
-//! are killed. If a step fails before that, they resume their programs.
+//! are killed. If a step fails before that, these workers resume their programs.
 //!
 //! One program is saved at a time, so the host stores a copy of only one program's memory.
 

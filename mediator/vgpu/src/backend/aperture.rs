@@ -38,7 +38,8 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. If this rings a doorbell, it is submitted later ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. If the write rings a doorbell, the doorbell is submitted later
+    /// ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
