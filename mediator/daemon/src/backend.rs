@@ -222,7 +222,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes the card's memory settings, which the caller has validated.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card cannot change the settings now.
+    /// Returns an error, and changes nothing, if the card currently cannot change the settings.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }

@@ -64,7 +64,7 @@ impl Daemon {
     /// and has enough memory.
     ///
     /// # Errors
-    /// Returns the obstacle as an error if the virtual machine may not move.
+    /// Returns the obstacle as an error if the virtual machine cannot move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let vm = self.state.lock().movable(name)?.spec.clone();
@@ -207,7 +207,7 @@ impl Daemon {
                 Err(error) => left.push(reported(tenant, &error)),
             }
         }
-        // Save changes that a failed save after a move left unsaved, or report the error.
+        // Save again, because the save after a move may have failed.
         self.keep()?;
         let count = moved.len() + gone.len();
         tracing::info!(card, moved = count, left = left.len(), "the card is drained");

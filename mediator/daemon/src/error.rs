@@ -102,7 +102,7 @@ pub enum DaemonError {
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
-    /// A card's scheduler cannot be recorded now.
+    /// A card's scheduler currently cannot be recorded.
     #[error("card `{0}` cannot be recorded: no VM uses it, or it is already being recorded")]
     NoRecord(String),
     /// A VM's accesses are already being counted.

@@ -1,6 +1,6 @@
 //! Moves a virtual machine to another card while its guest runs.
 //!
-//! While the guest works, the virtual machine is created on the other card, and its memory is evicted from the current
+//! While the guest runs, the virtual machine is created on the other card, and its memory is evicted from the current
 //! card. Then the VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the other
 //! card. If an earlier step fails, the virtual machine resumes on its current card.
 
@@ -131,7 +131,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This step is slow, and the guest continues to work meanwhile.
+        // This step is slow, and the guest continues to run meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));

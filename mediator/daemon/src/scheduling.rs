@@ -70,7 +70,8 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or a setting is invalid.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or if a setting is
+    /// invalid.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }

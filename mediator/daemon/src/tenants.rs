@@ -415,8 +415,8 @@ impl Daemon {
     /// Changes a tenant's settings on its card. Keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
-    /// or a setting is invalid. In these cases, nothing changes.
+    /// Returns an error if the tenant does not exist, if the revision is not `expected`, if its card's owner does not
+    /// respond, or if a setting is invalid. In these cases, nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

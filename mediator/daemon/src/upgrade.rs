@@ -38,8 +38,8 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Timeout for a channel to leave its engine. When it expires, the channel is considered hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Timeout for the next daemon to receive the state, and the message that transfers ownership. The other daemon has
-/// shorter timeouts, and its exit is detected immediately. If the next daemon gave up on a daemon that is merely slow,
-/// no daemon would own the state.
+/// shorter timeouts, and its exit is detected immediately. If the next daemon stopped waiting for a daemon that is
+/// merely slow, no daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 

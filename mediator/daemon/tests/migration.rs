@@ -55,7 +55,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
         assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
         until_alone(from, "web");
     }
-    // The guest can work after a migration that was started but not completed.
+    // The guest can use the device after a migration that was started but not completed.
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];

@@ -23,7 +23,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Returns the earliest start time of the next move in ns, or `None` if it may start now.
+    /// Returns the earliest start time of the next move in ns, or `None` if it may start immediately.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST_PAGES));

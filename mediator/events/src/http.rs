@@ -123,7 +123,7 @@ async fn events(
         return Ok(([(header::CONTENT_TYPE, "application/jsonl")], body).into_response());
     }
     let mut news = log.news();
-    // Find an event that was added after the first page was read.
+    // Check for events that were added after the first page was read.
     let seen = log.page(Some(&page.next), limit)?;
     if seen.events.is_empty() && !news.borrow_and_update().closed {
         let _timeout = tokio::time::timeout(Duration::from_secs(wait_s), news.changed()).await;

@@ -24,7 +24,8 @@ pub(crate) struct Shelf {
     bytes: usize,
     /// Numbers of each subject's events, in ascending order.
     of: BTreeMap<Subject, VecDeque<u64>>,
-    /// Subjects ordered by number of events and age of the oldest event. The last one loses an event next.
+    /// Subjects ordered by number of events and age of the oldest event. The oldest event of the last subject is
+    /// dropped next.
     order: BTreeSet<(usize, Reverse<u64>, Subject)>,
 }
 

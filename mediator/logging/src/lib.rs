@@ -82,7 +82,7 @@ pub fn tell_suppressed() {
     }
 }
 
-/// A token bucket, which starts full and gets one token per interval.
+/// A token bucket, which starts full and receives one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,

@@ -36,7 +36,7 @@ impl Dice {
         Self { chaos, random: Rng::with_seed(chaos.seed), submissions: 0, due: false }
     }
 
-    /// Counts a submission. Returns true if a move is due now.
+    /// Counts a submission. Returns true if a move is due.
     pub fn submitted(&mut self) -> bool {
         if self.chaos.every == 0 {
             return false;

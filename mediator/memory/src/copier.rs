@@ -41,7 +41,7 @@ const MAX_PIECES_PER_SUBMISSION: usize = 8;
 const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
 pub const RING_LOG2: u32 = 4;
-/// Log2 of the maximum number of copies that the CPU makes before failed engines are retried.
+/// Log2 of the maximum number of copies that the CPU performs before failed engines are retried.
 const RESTS_MAX_LOG2: u32 = 8;
 /// Ring address in the instance block. The mediator reads the entries from its own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
@@ -110,11 +110,11 @@ pub struct Copier {
     groups: u64,
     /// Total number of completed pieces.
     pieces: u64,
-    /// Set if a channel has failed. No copies are made until [`Self::revive`].
+    /// Set if a channel has failed. No copies are performed until [`Self::revive`].
     broken: bool,
     /// Number of failures since the last completed copy.
     breaks: u32,
-    /// Number of copies that the CPU makes before the next revival.
+    /// Number of copies that the CPU performs before the next revival.
     rests: u32,
     ended: Arc<Condvar>,
 }

@@ -55,7 +55,7 @@ impl Moved {
 
 /// A plan of the balancer.
 pub struct Planned {
-    /// The moves to make.
+    /// The moves to execute.
     pub plan: Plan,
     /// VMs that wait for memory that the plan frees.
     pub served: BTreeSet<TenantId>,

@@ -47,7 +47,7 @@ impl Memory {
             barrier,
             // Saved with the card.
             own: _,
-            // The next process binds the channels again.
+            // The next process rebinds the channels.
             copier: _,
             // Most of this is saved with the card or comes from the settings.
             divider,

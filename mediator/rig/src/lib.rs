@@ -264,7 +264,7 @@ impl Guest {
         true
     }
 
-    /// Takes back RAM. Returns its file, so that the RAM can still be read.
+    /// Withdraws RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);

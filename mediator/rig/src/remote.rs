@@ -87,7 +87,7 @@ impl RemoteGuest {
         mapped
     }
 
-    /// Takes back RAM. Returns its file, so that the RAM can still be read.
+    /// Withdraws RAM. Returns its file, so that the RAM can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));

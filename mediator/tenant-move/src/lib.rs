@@ -89,7 +89,8 @@ pub struct Carried {
 /// Parts of a move. The driver's times are those of the program that took longest, because programs move concurrently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases {
-    /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of it.
+    /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of this
+    /// time.
     pub leave: Duration,
     /// Part of the pause until the programs were connected to the other owner.
     pub connect: Duration,

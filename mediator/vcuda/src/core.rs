@@ -1,5 +1,5 @@
 //! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
-//! outputs are responses and actions. It does no I/O, and receives the time as an argument.
+//! outputs are responses and actions. It performs no I/O, and receives the time as an argument.
 //!
 //! One worker serves one context. The worker is started when the context's first blob is mapped, so a program that only
 //! probes the device costs nothing. A blob owns its range of the window from its mapping until the worker has

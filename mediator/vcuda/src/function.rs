@@ -37,7 +37,7 @@ enum Thread {
     Gone,
 }
 
-/// The thread of a function's executor, and the state that they share with the server thread.
+/// The thread of a function's executor, and the state that the executor shares with the server thread.
 #[derive(Debug)]
 pub(crate) struct ExecutorThread {
     shared: Arc<Shared>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::worker::Launcher;
 
-/// Default time limit for all programs to get a worker on the other card.
+/// Default time limit for all programs to have a worker on the other card.
 // TIMEOUT: each program waits for its work for at most 10 s, and copies its memory to the host and to the other card.
 pub const CARRY_LIMIT: Duration = Duration::from_secs(300);
 

@@ -71,7 +71,7 @@ counts! {
         hangs: "hangs",
         /// Binds and submissions that waited for memory.
         memory_waits: "memory_waits",
-        /// Waits for memory that failed.
+        /// Failed waits for memory.
         memory_denied: "memory_denied",
         /// Total time that work has waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",

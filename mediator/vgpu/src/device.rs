@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Moves the due pages that can move now. Returns true if pages still wait.
+    /// Moves the due pages that can currently move. Returns true if pages still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();

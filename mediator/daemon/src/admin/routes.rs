@@ -257,7 +257,7 @@ async fn launch_args(
         let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
         let vmm = match (vmm, &vm.xen_domain) {
             (Vmm::Xen, Some(domain)) => {
-                // The BAR0 of each card has 16 MiB.
+                // The size of each card's BAR0 is 16 MiB.
                 let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
                 return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
             }

@@ -112,8 +112,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Polls the daemon's status like an operator while guests are added and removed. Sets the flag `met` once all guests
-/// work at the same time.
+/// Polls the daemon's status as an operator would while guests are added and removed. Sets the flag `met` once all
+/// guests run at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;

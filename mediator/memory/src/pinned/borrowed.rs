@@ -63,7 +63,7 @@ impl PinnedPool {
     }
 }
 
-/// Both memories of a slot that borrows memory.
+/// The borrowed memory and the own memory of a slot.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
     /// Memory of the other card, which the slot currently uses.

@@ -218,8 +218,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both in the same critical section. Otherwise, the card manager's tick could find that the channel
-                // has left while it is still recorded as bound, and would not notify the VM.
+                // Do both in the same critical section. Otherwise, the card manager's tick could detect that the
+                // channel has left while the channel is still recorded as bound, and would not notify the VM.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }

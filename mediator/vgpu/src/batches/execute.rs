@@ -214,8 +214,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and length of each part, until the budget is exhausted. If `each` fails, memory is
-/// short, because the range is known to belong to the guest.
+/// Calls `each` with the offset and length of each part, until the budget is exhausted. If `each` fails, no memory is
+/// available, because the range is known to belong to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

@@ -238,8 +238,8 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later. The window's busy share is then the sum of the VMs' shares, each rounded
-    // down.
+    // The last interval may not have ended yet. Afterwards, the window's busy share is the sum of the VMs' shares, each
+    // rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
