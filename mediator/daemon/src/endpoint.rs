@@ -105,7 +105,8 @@ impl EndpointServer {
     /// Restores another daemon's clients, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// Returns an error if their state is invalid, or if their memory cannot be mapped.
+    /// Returns an error if the endpoint is a Xen domain, if the clients' state is invalid, or if their memory cannot be
+    /// mapped.
     pub fn parked(
         &self,
         saved: SavedClients,

@@ -359,7 +359,7 @@ pub(crate) struct AccessRecord {
 }
 
 impl AccessRecord {
-    /// Stops the recording.
+    /// Stops the recording, and returns the access counts.
     ///
     /// # Errors
     /// Returns an error if the virtual machine has left the card in the meantime.

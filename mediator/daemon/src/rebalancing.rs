@@ -37,7 +37,7 @@ impl Daemon {
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the loads of the cards that support moves, and of the movable virtual machines.
+    /// Returns the loads of the working, undrained cards with mediated virtual machines, and of these virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());

@@ -45,7 +45,7 @@ impl Daemon {
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
-    /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
+    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order. Returns the size of its memory in MiB.
     fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let (mut spooled, mib) = {

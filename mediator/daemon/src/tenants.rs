@@ -412,7 +412,7 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings on its card. Keys that the patch omits keep their values.
+    /// Changes a tenant's settings on its cards. Keys that the patch omits keep their values.
     ///
     /// # Errors
     /// Returns an error if the tenant does not exist, if the revision is not `expected`, if its card's owner does not

@@ -58,7 +58,8 @@ impl Limits {
         None
     }
 
-    /// Closes windows that have ended. For each window with suppressed events, returns its last event and their number.
+    /// Closes windows that have ended. Returns the last suppressed event of each closed window, if any, with the number
+    /// of suppressed events. Also reports the number of events without a window.
     pub fn ended(&mut self, now: Duration) -> Vec<(NewEvent, Author, u64)> {
         let mut reports = Vec::new();
         self.windows.retain(|_, window| {

@@ -115,7 +115,7 @@ impl Observer {
     }
 }
 
-/// Returns the virtual machines and tenants of a state.
+/// Returns the observed states of all virtual machines and tenants.
 fn sights(states: &States) -> Vec<(Subject, Sight)> {
     let shares: BTreeMap<&str, &api::VmShare> =
         states.schedulers.iter().flat_map(|card| &card.vms).map(|share| (share.vm.as_str(), share)).collect();

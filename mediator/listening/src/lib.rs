@@ -213,7 +213,7 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Closes the unclaimed sockets from an earlier run, whose virtual machines no longer exist.
+    /// Closes the unclaimed sockets and VMM connections from an earlier run, whose virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);

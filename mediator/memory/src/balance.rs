@@ -265,7 +265,7 @@ impl Memory {
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Reports used chunks and the card's access counts to the balancer.
+    /// Reports new chunks, used chunks, and the card's access counts to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);

@@ -116,7 +116,7 @@ impl Segments {
         }
     }
 
-    /// Frees a segment if it is no longer needed.
+    /// Frees a segment if it was removed and no address space has attached it.
     fn free_unused(&mut self, id: u32, vram: &mut CardVram) {
         let unused = self.segments.get(&id).is_some_and(|segment| segment.removed && segment.attached.is_empty());
         let Some(segment) = unused.then(|| self.segments.remove(&id)).flatten() else { return };

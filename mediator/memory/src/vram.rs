@@ -144,7 +144,7 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Allocates zeroed memory for the chunk that contains `address`.
+    /// Returns the location of the chunk that contains `address`, and allocates zeroed memory if the chunk has none.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {

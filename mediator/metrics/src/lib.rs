@@ -143,7 +143,7 @@ fn described(labels: &Labels) -> Option<String> {
     (!pairs.is_empty()).then(|| pairs.join(","))
 }
 
-/// Returns the metrics of cards, virtual machines and locks.
+/// Returns the metrics of cards, virtual machines, schedulers, memory and locks.
 #[must_use]
 pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();

@@ -231,7 +231,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. Abandons an unresponsive process.
+    /// Sends a request to the process. Kills a process that does not respond.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
@@ -259,7 +259,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a new process if none is running and the delay has passed.
+    /// Checks the running process, or starts a new one once the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Some(status) = process.handle.end()
@@ -287,7 +287,8 @@ impl Supervisor {
         }
     }
 
-    /// Abandons the process. The owner's programs keep their memory and connect to the next owner.
+    /// Kills the process, which is restarted after a delay. The owner's programs keep their memory and connect to the
+    /// next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };

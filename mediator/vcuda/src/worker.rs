@@ -328,7 +328,7 @@ impl Worker {
         }
     }
 
-    /// Receives a message if one has arrived. Kills a worker that has closed its link.
+    /// Receives a message if one has arrived. Kills a worker that has closed its link or violated the protocol.
     pub(crate) fn receive(&mut self) -> Option<FromWorker> {
         let link = self.link.as_ref().filter(|_| !self.is_deaf)?;
         match link.receive_from_worker() {

@@ -382,8 +382,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell was rung. Releases the VM's lock between batches,
-    /// because threads that wait for it also serve other VMs.
+    /// Executes queued batches, at most as many as fit in the queue. Releases the VM's lock between batches, because
+    /// threads that wait for it also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {

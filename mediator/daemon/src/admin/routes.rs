@@ -222,7 +222,7 @@ async fn look<T: Send + 'static>(
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread once `places` grants a permit. Handlers that call the daemon must use this
+/// Runs blocking work on a separate thread once `places` grants a permit. Handlers that call the daemon must use this
 /// function, because a blocked runtime would not notify the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,

@@ -147,7 +147,7 @@ impl<'a> Guest<'a> {
         !self.crowd.is_over()
     }
 
-    /// Connects, initializes the vGPU, and checks that its memory is zeroed.
+    /// Connects, initializes the vGPU, and checks that random pages of its memory are zeroed.
     fn born(&mut self) -> Driver {
         let mut guest = RemoteGuest::connect(&self.socket(), VM_MIB * MIB).unwrap();
         assert!(guest.map_ram(0, RAM, true) && guest.map_ram(MORE_RAM.0, MORE_RAM.1, true));

@@ -424,7 +424,7 @@ impl Guest {
         self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
-    /// Sets up the device like Linux's driver.
+    /// Sets up the device as Linux's driver does.
     pub fn drive(&mut self) {
         (self.available, self.used) = (0, 0);
         self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();

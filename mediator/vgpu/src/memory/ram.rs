@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it. Page
-    /// table entries that refer to it are denied.
+    /// Maps `region` for the card. Skips a region that is not readable or has no file; page table entries that refer to
+    /// it are denied.
     ///
     /// # Errors
     /// Returns an error if the VM's quota or the I/O address space is exhausted, or if the host rejects the mapping.
