@@ -546,7 +546,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed; false if the daemon has no cards.
+    /// Returns true if all cards have failed; false if the daemon has no cards, or if another daemon owns them.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()

@@ -16,7 +16,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Zeros to write in one call.
+/// Block of zeros that one call writes.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Memory that backs a range of an aperture. Offsets in the file equal offsets in the aperture.
@@ -156,8 +156,8 @@ impl WindowMemory {
     /// unused and inaccessible to the card. Zeroes the new pages.
     ///
     /// # Errors
-    /// Returns an error if the number of pages differs, or if the card rejects the pages. In this case, the memory is
-    /// unchanged.
+    /// Returns an error if the number of pages differs, if the previous memory cannot be unmapped, or if the card
+    /// rejects the pages. In these cases, the memory is unchanged.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes instead of {:#x}", pages.len(), self.area.size));

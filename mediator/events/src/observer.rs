@@ -42,7 +42,7 @@ struct Sight {
     failed: Option<String>,
     /// Clients by process ID. A tenant's clients are its programs.
     clients: BTreeMap<i64, String>,
-    /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports its own kills.
+    /// Number of a virtual machine's killed submissions. The owner of a CUDA card reports kills itself.
     killed: u64,
     /// Time by which a turn has exceeded its slice.
     overran: Duration,

@@ -191,7 +191,7 @@ impl Memory {
         }
     }
 
-    /// Returns true if a VM has created a segment.
+    /// Returns true if a VM has created a segment that still exists.
     pub fn segments_of(&self, vm: TenantId) -> bool {
         self.segments.bytes_and_count(vm).1 != 0
     }

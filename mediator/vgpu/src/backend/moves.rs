@@ -1,4 +1,5 @@
-//! Moves guest VRAM pages to and from the slots that the guest's aperture tables require. `remap` keeps the records.
+//! Moves guest VRAM pages to and from the slots that the guest's aperture tables require. `remap` records the locations
+//! of the pages.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};

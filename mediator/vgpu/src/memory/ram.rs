@@ -28,7 +28,7 @@ pub(crate) struct Lent {
 
 impl Lent {
     /// Unmaps the region for the card. If `reachable` is true, its I/O addresses are not reused, because TLBs may
-    /// contain them.
+    /// contain translations to them.
     pub(crate) fn give_back(self, host: &ManagedCard, vm: TenantId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
