@@ -6,7 +6,7 @@
 //! 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
-//! Meanwhile, it holds only this card's lock.
+//! While waiting, a change holds only this card's lock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl CudaCard {
     /// Returns the last status of the card, without waiting for the card's owner.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond now.
+    /// Returns an error if the owner is not responding.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
@@ -143,7 +143,7 @@ impl CudaCard {
     /// Waits until no other thread is changing the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// Returns an error if the card's owner does not respond now, or if too many changes are pending.
+    /// Returns an error if the card's owner is not responding, or if too many changes are pending.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -265,7 +265,7 @@ impl CardBackend for Backend {
 /// is a VM.
 ///
 /// # Errors
-/// Returns an error if a user or group of the tenant's socket does not exist.
+/// Returns an error if the user or the group of the tenant's socket does not exist.
 pub fn tenant(
     spec: &TenantSpec,
     card: &CardSpec,

@@ -64,7 +64,7 @@ impl Daemon {
     /// and has enough memory.
     ///
     /// # Errors
-    /// Returns the obstacle as an error if the virtual machine may not move.
+    /// Returns the obstacle as an error if the virtual machine cannot move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let vm = self.state.lock().movable(name)?.spec.clone();
@@ -178,7 +178,7 @@ impl Daemon {
     }
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines and tenants to other cards,
-    /// one after the other. Those that cannot move continue on the card and are reported; another call retries.
+    /// one after the other. Those that cannot move continue on the card and are reported; another call retries them.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
@@ -190,7 +190,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, tenants) = {
-            // Each arrival accepted before the mark has now been completed or rejected.
+            // Each arrival that began before the card was marked has now completed or failed.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -207,7 +207,7 @@ impl Daemon {
                 Err(error) => left.push(reported(tenant, &error)),
             }
         }
-        // Save changes that a failed save after a move left unsaved, or report the error.
+        // Save again, because the save after a move may have failed.
         self.keep()?;
         let count = moved.len() + gone.len();
         tracing::info!(card, moved = count, left = left.len(), "the card is drained");

@@ -10,12 +10,13 @@
 //! process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.
+//! machines are added and removed one at a time. Both operations can be slow because they scrub memory, but readers
+//! never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
 //! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write to the configuration
-//! file (overrides are stored separately), or preserve a guest's card state when it is killed (the VMM stays
+//! file (overrides are stored separately), or preserve a guest's card state if the daemon is killed (the VMM stays
 //! connected).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -545,7 +546,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed; false if the daemon has no cards.
+    /// Returns true if all cards have failed; false if the daemon has no cards, or if another daemon owns them.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -642,7 +643,7 @@ impl Drop for Daemon {
 
 /// Returns the limits on the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which can change later. A passed-through card has no other users.
+    // The card manager enforces the quota, which can change later. A passed-through card has no other users.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -652,7 +653,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns a refusal if a tenant already uses the VM's name.
+/// Returns a rejection if a tenant already uses the VM's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

@@ -26,7 +26,7 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Evaluates the loads once, and makes the move that is due, if any.
+    /// Evaluates the loads once, and executes the move that is due, if any.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
@@ -37,7 +37,7 @@ impl Daemon {
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the loads of the cards that support moves, and of the movable virtual machines.
+    /// Returns the loads of the working, undrained cards with mediated virtual machines, and of these virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());

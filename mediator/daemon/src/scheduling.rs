@@ -1,4 +1,4 @@
-//! Card time: reports how it is shared, and changes the shares at run time.
+//! Reports the sharing of the cards' time, and changes the shares at run time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub(super) const RELEASED: &str = "released from quarantine, and its strikes are
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// Returns how a card's time is shared, with the shares received in the last complete window of `window_ms`
-    /// milliseconds, rounded up to whole history intervals.
+    /// Returns a card's time sharing, with the shares received in the last complete window of `window_ms` milliseconds,
+    /// rounded up to whole history intervals.
     ///
     /// # Errors
     /// Returns an error if the card does not exist or is passed through, or if the window is out of range.
@@ -70,7 +70,8 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or a setting is invalid.
+    /// Returns an error, and changes nothing, if the card does not exist or is passed through, or if a setting is
+    /// invalid.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -236,7 +237,7 @@ impl Daemon {
         })
     }
 
-    /// Calls `act` for a virtual machine that has a scheduler.
+    /// Calls `act` for a virtual machine whose work is scheduled.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -258,7 +259,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns a card's time sharing, with its use in at least the last `recent_ns` nanoseconds.
+    /// Returns a card's time sharing, with the time used in at least the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {

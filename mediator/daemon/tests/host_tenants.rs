@@ -212,7 +212,7 @@ fn sharing() -> String {
         .concat()
 }
 
-/// Key of the segment that these tests share.
+/// Key of the segment that the VMs of these tests share.
 const KEY: u64 = 0x7365_676d;
 /// Size of this segment in bytes.
 const SEGMENT_BYTES: u64 = 64 << 10;

@@ -23,8 +23,8 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of times that the daemon is killed while a VMM is busy.
 const KILLS: u32 = 24;
-/// Maximum number of kills that leave a request without a response. A kill does so only between marking a response as
-/// sent and sending it, which takes a few hundred nanoseconds per request (decision 129).
+/// Maximum number of kills that leave a request without a response. This happens only if the daemon is killed between
+/// marking a response as sent and sending it, which takes a few hundred nanoseconds (decision 129).
 const UNANSWERED: u32 = 2;
 /// Timeout for a response.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -141,7 +141,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     }
     // The interrupt has not fired spuriously. The card has no configured interrupt, so none can be pending.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // The VMM takes back lent memory, and the store is updated.
+    // The VMM withdraws lent memory, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
@@ -263,7 +263,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // The daemon was killed before the service manager received all descriptors, and their VMM's connection is
+            // The daemon was killed before the service manager received all descriptors, so the VMM's connection was
             // closed.
             Err(ClientError::Closed) if maps => {
                 lost += 1;

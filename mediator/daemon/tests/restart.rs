@@ -218,7 +218,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while a VMM's writes are queued on the connection. Returns the VMM's next read error.
+/// Kills the daemon while a VMM's writes are queued on the connection. Returns the error of the VMM's next read.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();

@@ -16,7 +16,7 @@ const CANDIDATES_MAX: usize = 32;
 const SUFFIX: &str = ".falcon";
 /// Name of the file that lists the approved digests.
 const APPROVED: &str = "approved";
-/// Maximum size of that file in bytes.
+/// Maximum size of the file [`APPROVED`] in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
 /// Reason why a store operation failed.

@@ -1,4 +1,4 @@
-//! State that is not saved by cards and VMs: the list of these objects, and run-time settings.
+//! State that cards and VMs do not save themselves: the list of these objects, and run-time settings.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};

@@ -16,7 +16,7 @@ fn introduction() -> Introduction {
     Introduction { program: "0.2.0".into(), reads: vec![known("owner", 2), known("vgpu", 1)] }
 }
 
-/// Creates a file that contains its number.
+/// Creates a file that contains `number`.
 fn numbered(number: usize) -> OwnedFd {
     let mut file = tempfile_of(&number.to_le_bytes());
     file.rewind().unwrap();

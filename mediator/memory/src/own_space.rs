@@ -32,7 +32,7 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. Its page tables are in the mediator's chunks.
+/// The mediator's address space. Its page tables are in the mediator's chunks.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Large-page tables, by index of the directory entry.

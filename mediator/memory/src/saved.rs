@@ -1,4 +1,4 @@
-//! Saved form of a card's memory, without the chunk table and the policies for its division.
+//! Saved form of a card's memory, excluding the chunk table and the policies for its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -47,7 +47,7 @@ impl Memory {
             barrier,
             // Saved with the card.
             own: _,
-            // The next process binds the channels again.
+            // The next process rebinds the channels.
             copier: _,
             // Most of this is saved with the card or comes from the settings.
             divider,

@@ -129,8 +129,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the location of `len` bytes of guest VRAM if they belong to the VM and are contiguous. Allocates memory
-    /// for chunks that have none. Returns `None` if no memory is free.
+    /// Returns the location of `len` bytes of guest VRAM, and allocates memory for chunks that have none. Returns
+    /// `None` if the bytes do not belong to the VM or are not contiguous, or if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -144,17 +144,18 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Allocates zeroed memory for the chunk that contains `address`.
+    /// Returns the location of the chunk that contains `address`, and allocates zeroed memory if the chunk has none.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
+                        // Mapping memory does not access it, but new memory is usually accessed soon after it is
+                        // mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again comes last in the order.
+                            // A chunk that was freed and placed again is last in the order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -308,7 +309,7 @@ impl CardVram {
         }
     }
 
-    /// Marks pages that were written while their chunk is being copied.
+    /// Marks written pages of a chunk that is being copied.
     fn written(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -319,7 +320,7 @@ impl CardVram {
         }
     }
 
-    /// Reads `data` at a chunk's location.
+    /// Reads from a chunk's location into `data`.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -333,7 +334,7 @@ impl CardVram {
         }
     }
 
-    /// Writes `data` at a chunk's location.
+    /// Writes `data` to a chunk's location.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -347,8 +348,8 @@ impl CardVram {
         }
     }
 
-    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM counts as short of memory, and the
-    /// mover is notified.
+    /// Same as [`Self::alloc`] for a VM's page tables. If no memory is free, the VM is marked as short of memory, and
+    /// the mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].
@@ -449,7 +450,7 @@ impl CardVram {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns how often the mover has scanned for a VM.
+    /// Returns the counters of the mover's scans for a VM.
     #[must_use]
     pub fn looks(&self, vm: TenantId) -> Looks {
         self.wants.looks(vm)

@@ -35,7 +35,7 @@ impl Unusable {
     }
 }
 
-/// A card.
+/// A configured card.
 pub enum Physical {
     /// A software card in this process.
     Software(Arc<SimGpu>),
@@ -81,7 +81,7 @@ impl Physical {
         matches!(self, Self::Software(_))
     }
 
-    /// Returns the card as a card to be handed over to another daemon.
+    /// Returns the card in the form in which it can be handed over to another daemon.
     ///
     /// # Errors
     /// Returns an error if the card cannot be handed over.
@@ -145,7 +145,7 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Removes all channels from the engines by `until`, and saves the card without its memory.
+    /// Removes all channels from the engines by `until`, and saves the card, excluding its memory.
     ///
     /// # Errors
     /// Returns an error if the card does not become idle in time.

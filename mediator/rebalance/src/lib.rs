@@ -99,7 +99,7 @@ impl Rebalancer {
         Self { spec, rounds: 0, moved: BTreeMap::new() }
     }
 
-    /// Evaluates the current loads, and returns the move to make, if any.
+    /// Evaluates the current loads, and returns the move to execute, if any.
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);

@@ -33,7 +33,7 @@ const APERTURES: &str = "apertures-";
 pub struct Handover {
     /// Settings of the card, whose memory is [shared](Config::shared).
     pub config: Config,
-    /// Settings of the owner, whose host memory is [shared](Sharing::shared).
+    /// Settings of the card manager, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
 }
 
@@ -61,7 +61,7 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands over the rig's card, with all of its `guests`, to another owner. For the guests, only time passes.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. The guests notice only the elapsed time.
     ///
     /// # Panics
     /// Panics if a part cannot be handed over, or if the previous owner accesses the card after the takeover.

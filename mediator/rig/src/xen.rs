@@ -102,7 +102,7 @@ impl Drop for XenVm {
 
 /// CPU and RAM of a domain.
 pub struct XenGuest {
-    /// The domain.
+    /// The domain in the fake hypervisor.
     pub domain: FakeDomain,
     /// Number of messages already consumed.
     taken: Cell<usize>,

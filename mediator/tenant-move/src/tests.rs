@@ -246,7 +246,7 @@ fn failed_request_leaves_a_vm_with_one_owner() {
                 assert!(!log.contains(&"carry".to_owned()), "{step}: {log:?}");
                 continue;
             }
-            // The programs have moved. The first owner is asked again while no owner answers.
+            // The programs have moved. The request to the first owner is retried while no owner responds.
             assert!(done.is_ok(), "{log:?}");
             assert_eq!(has, [!absent, true], "{log:?}");
         }

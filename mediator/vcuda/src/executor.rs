@@ -22,7 +22,7 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Maximum number of commands executed before the workers are served again.
+/// Maximum number of commands executed before workers' messages are handled.
 const MAX_BATCH: usize = 256;
 /// Time after a command during which the queue is polled with doorbells suppressed.
 const LINGER: Duration = Duration::from_micros(20);
@@ -43,7 +43,7 @@ mod moving;
 mod restart;
 mod saved;
 
-/// The executor.
+/// Executes the guest's commands, and communicates with the workers.
 pub(crate) struct Executor {
     name: String,
     core: Core,
@@ -68,8 +68,8 @@ pub(crate) struct Executor {
     /// Set if the journal is incomplete and is no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
-    /// Deadline in ns for the state of an earlier process to arrive. Until it arrives, it is unknown which workers may
-    /// connect.
+    /// Deadline in ns for the state of an earlier process to arrive. Until then, the workers that may connect are
+    /// unknown.
     adoption_until: Option<u64>,
     failures: u64,
     /// Set if the published list of programs may be outdated.
@@ -78,7 +78,7 @@ pub(crate) struct Executor {
     restarting: BTreeMap<WorkerId, restart::Restarting>,
     /// The move to another card.
     moving: Option<moving::Moving>,
-    /// Killed workers of no program, until they have ended.
+    /// Killed workers that no longer serve a program, until they have exited.
     dismissed: Vec<Worker>,
 }
 
@@ -144,7 +144,7 @@ impl Executor {
         }
         self.record();
         loop {
-            // Clear first, so that a request to stop that comes after the check ends the next wait.
+            // Clear first, so that a request to stop that arrives after the check ends the next wait.
             self.shared.wake.clear();
             if self.shared.is_stopped() {
                 break;

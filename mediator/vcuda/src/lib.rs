@@ -16,7 +16,7 @@
 //! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
 //!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket that
 //!   workers use to find the next process.
-//! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` has their steps.
+//! - `restart`, `moving`: requests for new workers, on the same card or on another one; `executor` executes them.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
 //! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it

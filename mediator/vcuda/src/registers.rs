@@ -348,7 +348,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Sets up the registers like Linux, up to DRIVER_OK.
+    /// Sets up the registers as Linux does, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;

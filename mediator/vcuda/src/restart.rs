@@ -27,7 +27,7 @@ pub(crate) struct RestartRequest {
     pub(crate) pid: Option<u32>,
     /// Time of the request.
     pub(crate) begin: Instant,
-    /// Time until which the requester waits and the restarts prevent a handover.
+    /// Deadline for the results. Until then, the restarts prevent a handover.
     pub(crate) until: Instant,
     /// Receives the number of restarts.
     pub(crate) counts: Sender<usize>,

@@ -76,7 +76,7 @@ pub(crate) mod stop {
     pub(crate) const SUSPEND: u8 = 2;
 }
 
-/// The shared state.
+/// State that the server's thread, the executor and the daemon share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) state: Mutex<rank::CudaFunction, State>,

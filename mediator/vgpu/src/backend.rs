@@ -71,7 +71,7 @@ counts! {
         hangs: "hangs",
         /// Binds and submissions that waited for memory.
         memory_waits: "memory_waits",
-        /// Waits for memory that failed.
+        /// Failed waits for memory.
         memory_denied: "memory_denied",
         /// Total time that work has waited for memory, excluding current waits, in ns.
         memory_waited_ns: "memory_waited_ns",
@@ -269,12 +269,12 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect, in state `seen`. Returns true if the vGPU has not been notified yet.
+    /// Records that a runlist has taken effect as `seen`. Returns true if the vGPU has not been notified yet.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns true if the guest has a channel on the card or the channel's bind waits for memory.
+    /// Returns true if the channel is on the card, or if its bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
@@ -311,7 +311,8 @@ impl VmBackend {
         state.feeder().look_at_waits(Some(self.vm));
     }
 
-    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps VM memory.
+    /// Removes all state of the guest driver from the card: channels, address spaces, and apertures. Keeps the VM's
+    /// memory.
     pub(super) fn quiesce(&mut self) {
         devmodel::backend::Backend::reset_fifo(self);
         self.faults.clear();
@@ -329,23 +330,23 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps all memory that the client lends to the card, and unmaps all other memory.
+    /// Makes all memory that the client lends accessible to the card, and unmaps all other memory.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
     }
 
-    /// Handles guest memory that the VMM lends.
+    /// Makes guest memory that the VMM lends accessible to the card.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), ManagerError> {
         self.memory.lend(region)
     }
 
-    /// Handles guest memory that the VMM withdraws. After this call, the card cannot access the memory.
+    /// Revokes the card's access to guest memory that the VMM withdraws.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
 
-    /// Withdraws a region that is not guest RAM.
+    /// Withdraws the memory region at `gpa`, which the VMM does not share.
     pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
         self.memory.withdraw_unshared(gpa);
     }
@@ -397,8 +398,8 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes unbound channels, and restores the setting for kept
-    /// page tables.
+    /// Undoes the arrival of a VM that could not resume: removes the VM's remaining channels from the card, and
+    /// restores the setting for kept page tables.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();

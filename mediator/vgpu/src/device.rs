@@ -32,7 +32,7 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// Card time at which the guest's armed alarm expires, in ns.
     pub(super) alarm: Option<u64>,
-    /// Doorbell of a write that was replied to but whose work was not submitted yet.
+    /// Doorbell whose write was replied to, but whose work has not been submitted yet.
     pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
@@ -250,7 +250,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Performs the effects of an access beyond the registers.
+    /// Applies the effects that an access has outside the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -323,7 +323,7 @@ enum WriteOutcome {
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the reply was sent.
+    /// The write rang a doorbell, which is deferred until the reply has been sent.
     DoorbellDeferred,
 }
 
@@ -373,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Moves pages that must move, as far as possible. Returns true if some still wait.
+    /// Moves the due pages that can currently move. Returns true if pages still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -382,8 +382,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Executes the batches that were queued when the doorbell was rung. Releases the VM's lock between batches,
-    /// because threads that wait for it also serve other VMs.
+    /// Executes queued batches, at most as many as fit in the queue. Releases the VM's lock between batches, because
+    /// threads that wait for it also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {

@@ -21,17 +21,17 @@ use overrides::Tuning;
 pub(crate) struct GivenOwner {
     pub model: String,
     pub uuid: String,
-    /// Saved form, as JSON.
+    /// Saved state of the owner, as JSON.
     pub owner: String,
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl CudaCard {
-    /// Stops using the owner, without waiting longer than until `until`. Returns the owner with a sender for the
-    /// outcome: true if another daemon has taken over the owner.
+    /// Stops using the owner. `until` is the deadline. Returns the owner with a sender for the outcome: true if another
+    /// daemon has taken over the owner.
     ///
     /// # Errors
-    /// Returns an error if the owner does not respond now.
+    /// Returns an error if the owner is not responding.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();

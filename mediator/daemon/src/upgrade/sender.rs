@@ -33,7 +33,8 @@ use handover::{CudaPart, Roster, RosterCard, RosterCudaCard, RosterVm};
 
 /// Interval between attempts to quiesce.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Identity of the file. It can be constant, because the file is passed directly to one other process and never stored.
+/// Identity of the handover file. It can be constant, because the file is passed directly to one other process and
+/// never stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
 /// Owner ID of the roster.
 const ROSTER: u32 = 0;

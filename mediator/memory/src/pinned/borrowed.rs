@@ -10,7 +10,7 @@ use vram::HostAddr;
 impl PinnedPool {
     /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
     /// `theirs` is neither zeroed nor freed when [`Self::own`] is called or the slot loses its owner. Returns `false`
-    /// if the card rejects `theirs`.
+    /// if `theirs` does not fit, or if the card rejects it.
     ///
     /// # Errors
     /// Returns an error if the card then also rejects the slot's own memory.
@@ -41,7 +41,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Returns the borrowed memory and the own memory of the slot at `address`, if it borrows memory.
+    /// Returns the borrowed memory and the slot's own memory if the slot at `address` borrows memory.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -63,7 +63,7 @@ impl PinnedPool {
     }
 }
 
-/// Both memories of a slot that borrows memory.
+/// The borrowed memory and the own memory of a slot.
 #[derive(Clone, Debug)]
 pub struct Borrowed {
     /// Memory of the other card, which the slot currently uses.

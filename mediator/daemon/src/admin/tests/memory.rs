@@ -1,4 +1,4 @@
-//! Tests of memory settings that an operator reads and changes while guests work.
+//! Tests of memory settings that an operator reads and changes while guests run.
 
 use super::*;
 use crate::fixture::eventually;
@@ -124,7 +124,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evict memory and move it back. The suspension's duration is known shortly after the memory has returned.
+    // Wait until the evicted memory has returned. The suspension is counted shortly afterwards.
     eventually("its memory is back on the card", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -304,8 +304,8 @@ fn rejection_names_object_limit_value_and_remedy() {
 /// Timeout of each wait, longer than any step of these tests.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of this memory, while
-/// memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
+/// Starts a guest in VM `a` that uses most of the card's memory. Requests a guarantee for VM `b` that needs part of
+/// this memory, while memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -315,7 +315,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read completes after all writes.
+    // Wait for the writes: a read completes only after all earlier writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();
