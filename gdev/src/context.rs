@@ -8,6 +8,9 @@ use crate::{
     Target, Tuning,
 };
 
+/// Minimum size of a bounce buffer in bytes, unless chunks are smaller.
+const MIN_BOUNCE_BYTES: u64 = 64 << 10;
+
 /// A pinned bounce buffer for large copies, and the fence of the last copy that uses it.
 #[derive(Clone, Copy, Debug)]
 struct Bounce {
@@ -135,6 +138,7 @@ impl<B: Backend + ?Sized> Context<B> {
             while let Some(bounce) = self.bounces.pop() {
                 self.backend.free(bounce.memory)?;
             }
+            self.next_bounce = 0;
         }
         self.tuning = tuning;
         Ok(())
@@ -176,7 +180,7 @@ impl<B: Backend + ?Sized> Context<B> {
             }
         }
         for (at, piece) in self.offsets(length).zip(bytes.chunks(self.piece())) {
-            let slot = self.take_bounce()?;
+            let slot = self.take_bounce(piece.len())?;
             let from = self.bounces[slot].memory;
             self.backend.write_by_cpu(from, 0, piece)?;
             let copy = Copy { from, from_offset: 0, to: memory, to_offset: offset + at, bytes: piece.len() as u64 };
@@ -210,7 +214,7 @@ impl<B: Backend + ?Sized> Context<B> {
         // The last chunk whose copy to a bounce buffer was submitted.
         let mut under_way: Option<(usize, &mut [u8])> = None;
         for (at, piece) in self.offsets(length).zip(bytes.chunks_mut(self.piece())) {
-            let slot = self.take_bounce()?;
+            let slot = self.take_bounce(piece.len())?;
             let to = self.bounces[slot].memory;
             let copy = Copy { from: memory, from_offset: offset + at, to, to_offset: 0, bytes: piece.len() as u64 };
             self.bounces[slot].busy_until = Some(self.backend.copy(&copy)?);
@@ -409,19 +413,30 @@ impl<B: Backend + ?Sized> Context<B> {
         (0..bytes).step_by(self.piece())
     }
 
-    /// Waits until the next bounce buffer is free and returns its index.
-    fn take_bounce(&mut self) -> Result<usize> {
+    /// Waits until the next bounce buffer is free, and grows it to at least `bytes` bytes. Returns its index.
+    fn take_bounce(&mut self, bytes: usize) -> Result<usize> {
         const BOUNCES: usize = 2;
-        if self.bounces.len() < BOUNCES {
-            let memory = self.backend.allocate(Place::Ram, self.tuning.piece_bytes)?;
-            self.bounces.push(Bounce { memory, busy_until: None });
-            return Ok(self.bounces.len() - 1);
-        }
         let slot = self.next_bounce % BOUNCES;
         self.next_bounce = slot + 1;
-        if let Some(fence) = self.bounces[slot].busy_until {
-            self.backend.wait(fence)?;
-            self.bounces[slot].busy_until = None;
+        if let Some(Bounce { memory, busy_until }) = self.bounces.get(slot).copied() {
+            if let Some(fence) = busy_until {
+                self.backend.wait(fence)?;
+                self.bounces[slot].busy_until = None;
+            }
+            if memory.bytes >= bytes as u64 {
+                return Ok(slot);
+            }
+        }
+        // A buffer for the largest chunk would make the first copy of a short program take longer.
+        let size = (bytes as u64).next_power_of_two().max(MIN_BOUNCE_BYTES).min(self.tuning.piece_bytes);
+        let memory = self.backend.allocate(Place::Ram, size)?;
+        let bounce = Bounce { memory, busy_until: None };
+        match self.bounces.get_mut(slot) {
+            Some(known) => {
+                let old = std::mem::replace(known, bounce);
+                self.backend.free(old.memory)?;
+            }
+            None => self.bounces.push(bounce),
         }
         Ok(slot)
     }

@@ -1,8 +1,8 @@
 //! The backend for a nouveau render node: a channel with M2MF and compute objects, buffers, programs, and launches.
 //!
 //! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. The CPU maps buffers in
-//! VRAM through BAR1. Each submission ends with a stamp that contains its number. If the stamp is missing after the
-//! kernel has reported completion, the work was aborted. On request ([`Nouveau::measure_launches`]), the GPU time of
+//! VRAM through BAR1. Each submission ends by writing a stamp with its number behind its push buffer. If the stamp is
+//! missing after the kernel has reported completion, the work was aborted. On request ([`Nouveau::measure_launches`]), the GPU time of
 //! each launch is measured by timestamps before and after it.
 //!
 //! Launches are asynchronous until all of the channel's push buffers are in flight.
@@ -31,24 +31,22 @@ use crate::{
 pub use device::Device;
 use device::{Buffer, Channel, Domain, RING, Use};
 use mediator::Mediator;
-use methods::{Area, Code, STAMP_BYTES};
-use push::{Engine, Object, Push, linear};
+use methods::{Area, Code};
+use push::{Engine, Object, Push, STAMP_AT, STAMP_BYTES, linear};
 use uapi::param;
 
 /// Copy settings for a guest with the software card.
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
 
-/// Number of launches with stamps in the buffer.
+/// Number of launches whose stamps fit in the stamp buffer.
 const STAMPED: u64 = 128;
-/// Maximum number of submissions in flight. Each submission needs its own stamps.
+/// Maximum number of submissions in flight. Each measured launch needs its own stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
-/// Offset of the submissions' stamp in the stamp buffer, after the launches' pairs of stamps.
-const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
-/// Offset of the staging area in the stamp buffer. Small programs are loaded through this area.
-const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
-/// Size of the staging area in bytes.
-const STAGING_BYTES: u64 = 16 << 10;
+/// Offset of a small program in the memory of the push buffer that copies the program to VRAM, in bytes.
+const PROGRAM_AT: u64 = 1 << 10;
+/// Maximum size of a small program in bytes.
+const SMALL_PROGRAM_BYTES: u64 = STAMP_AT - PROGRAM_AT;
 
 /// Statistics of a [`Nouveau`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -121,9 +119,8 @@ pub struct Nouveau {
     next_memory: usize,
     modules: Vec<Loaded>,
     bank: Buffer,
-    stamps: Buffer,
-    /// Number of the last submission that reads the staging area.
-    staged: u64,
+    /// Stamps at the start and the end of each measured launch.
+    stamps: Option<Buffer>,
     local: Option<Buffer>,
     mediator: Option<Arc<Mediator>>,
     /// The copy engines' channels, created on first use.
@@ -133,7 +130,7 @@ pub struct Nouveau {
     in_flight: u64,
     /// Number of the last submission that the context has waited for.
     awaited: u64,
-    /// Set if launches write timestamps.
+    /// Set if launches write stamps.
     measures: bool,
     /// Number of measured launches.
     measured: u64,
@@ -171,8 +168,6 @@ impl Nouveau {
             return Err(Error::Unsupported { device: "nouveau", what: "kernels on a card without multiprocessors" });
         }
         let bank = Buffer::new(device, Domain::Vram, u64::from(methods::BANK_BYTES))?;
-        let stamps = Buffer::new(device, Domain::Gart, STAGING_AT + STAGING_BYTES)?;
-        stamps.map()?.write(0, &vec![0; (LAST_STAMP + STAMP_BYTES) as usize]);
         let context = Self {
             device: Arc::clone(device),
             channel,
@@ -180,8 +175,7 @@ impl Nouveau {
             next_memory: 0,
             modules: Vec::new(),
             bank,
-            stamps,
-            staged: 0,
+            stamps: None,
             local: None,
             mediator: None,
             engines: None,
@@ -211,7 +205,7 @@ impl Nouveau {
         &self.device
     }
 
-    /// Measures the GPU time of all further launches. Each of these launches writes two timestamps.
+    /// Measures the GPU time of all further launches. Each of these launches writes two stamps.
     pub fn measure_launches(&mut self) {
         self.measures = true;
     }
@@ -283,12 +277,23 @@ impl Nouveau {
         if inside { Ok((buffer, offset as usize)) } else { Err(Error::Range { offset, bytes: bytes as u64, size }) }
     }
 
+    /// Returns an error if the stamp of a completed submission is missing.
+    fn check_stamp(&self, number: u64) -> Result<()> {
+        // The stamp of an older submission was checked when its push buffer was reused.
+        let stamp = self.channel.stamp(number)?;
+        if stamp.is_none_or(|stamp| stamp == number as u32) { Ok(()) } else { Err(Error::Lost(self.verdict())) }
+    }
+
     /// Appends the stamp with the submission's number to a push buffer, and submits the push buffer.
     fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<Fence> {
         let number = self.channel.submitted() + 1;
+        let pushbuffer = self.channel.next_pushbuffer()?;
+        if number > self.in_flight {
+            self.check_stamp(number - self.in_flight)?;
+        }
         methods::wait_for_idle(&mut push);
-        methods::stamp(&mut push, self.stamps.address() + LAST_STAMP, number as u32);
-        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(&self.stamps)]).collect();
+        methods::stamp(&mut push, pushbuffer.address() + STAMP_AT, number as u32);
+        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(pushbuffer)]).collect();
         let lost = |error: Error| Error::Lost(format!("{}: {error}", self.verdict()));
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
@@ -329,10 +334,11 @@ impl Nouveau {
         Ok(())
     }
 
-    /// Reads a stamp. Returns its payload, and the GPU time in nanoseconds.
+    /// Reads a launch's stamp. Returns its payload, and the GPU time in nanoseconds.
     fn read_stamp(&self, at: u64) -> Result<(u32, u64)> {
+        let Some(stamps) = &self.stamps else { return Ok((0, 0)) };
         let mut bytes = [0; STAMP_BYTES as usize];
-        self.stamps.map()?.read(at as usize, &mut bytes);
+        stamps.map()?.read(at as usize, &mut bytes);
         let [low, high] =
             [&bytes[..8], &bytes[8..]].map(|half| u64::from_le_bytes(half.try_into().unwrap_or_default()));
         Ok((low as u32, high))
@@ -448,10 +454,11 @@ impl Backend for Nouveau {
         let code = Buffer::new(&self.device, Domain::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
         if !bytes.is_empty() {
             let length = bytes.len() as u64;
-            let (fence, copies) = if length <= STAGING_BYTES {
-                self.channel.wait(self.staged)?;
-                self.stamps.map()?.write(STAGING_AT as usize, &bytes);
-                let staging = Spot { address: self.stamps.address() + STAGING_AT, buffer: Some(&self.stamps) };
+            let (_, copies) = if length <= SMALL_PROGRAM_BYTES {
+                // The copy is one submission, whose methods end before the program.
+                let pushbuffer = self.channel.next_pushbuffer()?;
+                pushbuffer.map()?.write(PROGRAM_AT as usize, &bytes);
+                let staging = Spot { address: pushbuffer.address() + PROGRAM_AT, buffer: Some(pushbuffer) };
                 self.submit_copy(staging, Spot::from(&code), length)?
             } else {
                 // The guest kernel keeps the staging buffer until the copy has completed.
@@ -459,7 +466,6 @@ impl Backend for Nouveau {
                 staging.map()?.write(0, &bytes);
                 self.submit_copy(Spot::from(&staging), Spot::from(&code), length)?
             };
-            self.staged = fence.number();
             self.done.copies += copies;
             self.done.cpu_bytes += length;
             self.done.link_bytes += length;
@@ -470,6 +476,12 @@ impl Backend for Nouveau {
 
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence> {
         let number = self.measured;
+        if self.measures && self.stamps.is_none() {
+            let bytes = STAMPED * 2 * STAMP_BYTES;
+            let stamps = Buffer::new(&self.device, Domain::Gart, bytes)?;
+            stamps.map()?.write(0, &vec![0; bytes as usize]);
+            self.stamps = Some(stamps);
+        }
         if self.measures && number - self.collected == STAMPED {
             // The previous submission waited for its push buffer, so all launches before `number - in_flight` have
             // completed.
@@ -482,16 +494,18 @@ impl Backend for Nouveau {
         for used in uses {
             list.extend(self.buffer(*used)?.map(|buffer| Use { reads: true, ..Use::write(buffer) }));
         }
-        let (at, mark) = (self.stamps.address() + stamps_at(number), mark(number));
         let mut push = Push::default();
-        if self.measures {
-            methods::stamp(&mut push, at, mark);
+        let stamps = self.stamps.as_ref().filter(|_| self.measures);
+        let mark = mark(number);
+        if let Some(stamps) = stamps {
+            methods::stamp(&mut push, stamps.address() + stamps_at(number), mark);
+            list.push(Use::write(stamps));
         }
         let code = Code { address: loaded.code.address(), kernel };
         methods::launch(&mut push, code, grid, params, self.bank.address());
-        if self.measures {
+        if let Some(stamps) = stamps {
             methods::wait_for_idle(&mut push);
-            methods::stamp(&mut push, at + STAMP_BYTES, mark);
+            methods::stamp(&mut push, stamps.address() + stamps_at(number) + STAMP_BYTES, mark);
         }
         let fence = self.submit(push, &list)?;
         self.measured += u64::from(self.measures);
@@ -513,11 +527,7 @@ impl Backend for Nouveau {
             return Ok(());
         }
         self.channel.wait(number)?;
-        let (stamped, _) = self.read_stamp(LAST_STAMP)?;
-        // Up to `in_flight` later submissions may have overwritten this number.
-        if u64::from(stamped.wrapping_sub(number as u32)) > self.in_flight {
-            return Err(Error::Lost(self.verdict()));
-        }
+        self.check_stamp(number)?;
         if number == self.channel.submitted() {
             self.collect_times(self.measured)?;
         }

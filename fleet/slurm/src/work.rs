@@ -289,10 +289,13 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's tenant or vGPU, and records its usage.
 ///
 /// # Errors
-/// Returns an error if the usage cannot be recorded, or if the tenant or vGPU cannot be removed. In the latter case, it
-/// remains allocated.
+/// Returns an error if the ledger cannot be opened, or if the tenant or vGPU cannot be removed. It then remains
+/// allocated. Returns an error with the record if the record cannot be written.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
+    let named = |error: std::io::Error| format!("{}: {error}", arguments.ledger.display());
+    // A later call would find nothing to record.
+    let mut ledger = opened(&arguments.ledger).map_err(named)?;
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
     let path = format!("/v1/{folder}/{}", name(job));
     match patiently(arguments, |client| client.delete(&path))? {
@@ -301,27 +304,27 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
         Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(()),
         Err(error) => return Err(told(&error)),
     }
-    write_down(&arguments.ledger, &usage).map_err(|error| format!("{}: {error}", arguments.ledger.display()))
+    let line = serde_json::to_string(&usage).map_err(|error| named(error.into()))? + "\n";
+    // Write the line with a single call, so that lines of different processes are not interleaved.
+    ledger.write_all(line.as_bytes()).map_err(|error| format!("{}, so it lacks this line: {line}", named(error)))
 }
 
-/// Appends a job's usage to the ledger, to which several processes write.
-fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
+/// Opens the ledger for appending. Creates the file and its folder if they do not exist.
+fn opened(ledger: &Path) -> std::io::Result<fs::File> {
     if let Some(folder) = ledger.parent() {
         // The mode must not depend on the umask of Slurm's process.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
-    let line = serde_json::to_string(usage)? + "\n";
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
-    let mut file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
+    let file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
     let there = file.metadata()?;
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(
             "it is not a regular file with a single link, owned by this user; move it away",
         ));
     }
-    // Write the line with a single call, so that lines of different processes are not interleaved.
-    file.write_all(line.as_bytes())
+    Ok(file)
 }
 
 /// Removes leftover tenants and vGPUs of finished jobs, for example after a failure of a node, a daemon or an epilog.

@@ -175,6 +175,30 @@ fn copy_with_overlap_keeps_two_pieces_in_flight() {
 }
 
 #[test]
+fn bounce_buffers_grow_with_copies_and_keep_data() {
+    const LARGE: u64 = 1 << 20;
+    let mut context = context(0, true);
+    context.tune(Tuning { piece_bytes: LARGE, ..context.tuning() }).expect("valid");
+    let memory = context.allocate(Place::Vram, 4 * LARGE).expect("room");
+    let held = |context: &Context<Late>| -> u64 {
+        let all = context.backend().memory.iter().flatten().filter(|held| held.0 == Place::Ram);
+        all.map(|held| held.1.len() as u64).sum()
+    };
+    let min = MIN_BOUNCE_BYTES;
+    for (bytes, expected) in [(1, min), (min, 2 * min), (min + 1, 3 * min), (4 * LARGE, 2 * LARGE), (1, 2 * LARGE)] {
+        let written: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 ^ bytes as u8).collect();
+        context.write(memory, 0, &written).expect("a write");
+        assert_eq!(held(&context), expected, "after a copy of {bytes} bytes");
+        let before = context.next_bounce;
+        let mut found = vec![0; bytes as usize];
+        context.read(memory, 0, &mut found).expect("a read");
+        assert!(found == written, "{bytes} bytes differ");
+        // The next write uses the same buffer as if there had been no read.
+        context.next_bounce = before;
+    }
+}
+
+#[test]
 fn small_copies_are_direct_only_when_the_context_is_idle() {
     let mut context = context(64, true);
     let memory = context.allocate(Place::Vram, 2 * PIECE).expect("room");

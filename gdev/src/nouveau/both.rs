@@ -5,38 +5,33 @@
 
 use std::sync::Arc;
 
-use super::device::{Buffer, Channel, Device, Domain, Use};
-use super::push::{Engine, Push, linear};
+use super::device::{Channel, Device, Use};
+use super::push::{Engine, Push, STAMP_AT, linear};
 use super::{Nouveau, Spot};
 use crate::{Backend, Copy, Error, Result};
 
 /// Number of push buffers of a copy channel. One push buffer can hold a copy of 8 GiB, so a copy rarely needs a second
 /// one.
 const PUSHBUFFERS: usize = 2;
-/// Size of the stamp buffer in bytes.
-const STAMP_BYTES: u64 = 16;
 
 /// A channel on a copy engine.
 #[derive(Debug)]
 pub(super) struct CopyChannel {
     engine: Engine,
     channel: Channel,
-    /// Buffer that contains the number of the last completed submission.
-    stamp: Buffer,
 }
 
 impl CopyChannel {
     fn new(device: &Arc<Device>, engine: Engine) -> Result<Self> {
         let channel = Channel::with_ring(device, PUSHBUFFERS)?;
         channel.add(engine.object())?;
-        let stamp = Buffer::new(device, Domain::Gart, STAMP_BYTES)?;
-        stamp.map()?.write(0, &[0; STAMP_BYTES as usize]);
-        Ok(Self { engine, channel, stamp })
+        Ok(Self { engine, channel })
     }
 
     fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<()> {
-        push.release_when_idle(self.stamp.address(), self.channel.submitted() as u32 + 1);
-        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(&self.stamp)]).collect();
+        let pushbuffer = self.channel.next_pushbuffer()?;
+        push.release_when_idle(pushbuffer.address() + STAMP_AT, self.channel.submitted() as u32 + 1);
+        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(pushbuffer)]).collect();
         self.channel.submit(&push, &list).map(drop)
     }
 
@@ -58,9 +53,7 @@ impl CopyChannel {
     fn wait(&self) -> Result<()> {
         let number = self.channel.submitted();
         self.channel.wait(number)?;
-        let mut stamp = [0; 4];
-        self.stamp.map()?.read(0, &mut stamp);
-        if u32::from_le_bytes(stamp) == number as u32 {
+        if self.channel.stamp(number)? == Some(number as u32) {
             return Ok(());
         }
         Err(Error::Lost(format!("a copy on {} did not complete: see the kernel log", self.engine.name())))

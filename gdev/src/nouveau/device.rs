@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::push::{MOST_WORDS, Object, Push};
+use super::push::{MOST_WORDS, Object, PUSHBUFFER_BYTES, Push, STAMP_AT};
 use super::uapi::{self, Request};
 use crate::mapping::Mapping;
 use crate::{Error, Place, Result};
@@ -340,9 +340,12 @@ pub const RING: usize = 8;
 pub struct Channel {
     device: Arc<Device>,
     number: i32,
-    ring: Vec<Buffer>,
+    /// Push buffers, each of which is allocated before its first use.
+    ring: Box<[OnceCell<Buffer>]>,
     /// Number of submissions so far.
     submitted: Cell<u64>,
+    /// Number of the submission whose push buffer is known to be unused.
+    claimed: Cell<u64>,
 }
 
 impl Channel {
@@ -357,16 +360,13 @@ impl Channel {
     /// Allocates a channel with at least one push buffer. A submission waits until its push buffer is no longer in use.
     ///
     /// # Errors
-    /// Returns an error if no channel or memory is available.
+    /// Returns an error if no channel is available.
     pub fn with_ring(device: &Arc<Device>, pushbuffers: usize) -> Result<Self> {
         let mut argument = uapi::ChannelAlloc::default();
         device.call(&mut argument).map_err(|source| driver("a channel", source))?;
         let (device, number) = (Arc::clone(device), argument.channel);
-        let mut channel = Self { device, number, ring: Vec::new(), submitted: Cell::new(0) };
-        for _ in 0..pushbuffers.max(1) {
-            channel.ring.push(Buffer::new(&channel.device, Domain::Gart, MOST_WORDS as u64 * 4)?);
-        }
-        Ok(channel)
+        let ring = (0..pushbuffers.max(1)).map(|_| OnceCell::new()).collect();
+        Ok(Self { device, number, ring, submitted: Cell::new(0), claimed: Cell::new(0) })
     }
 
     /// Returns the guest's channel number.
@@ -408,7 +408,41 @@ impl Channel {
     fn pushbuffer(&self, submission: u64) -> Option<&Buffer> {
         let (submitted, count) = (self.submitted.get(), self.ring.len() as u64);
         let recent = submission <= submitted && submission + count > submitted && submission > 0;
-        if recent { self.ring.get(((submission - 1) % count) as usize) } else { None }
+        let slot = self.ring.get((submission.wrapping_sub(1) % count) as usize).filter(|_| recent);
+        slot.and_then(OnceCell::get)
+    }
+
+    /// Waits until the GPU no longer uses the push buffer of the next submission. Returns this push buffer, whose memory
+    /// from [`STAMP_AT`] on is free for a stamp.
+    ///
+    /// # Errors
+    /// Returns an error if the driver fails, or if no memory is left.
+    pub fn next_pushbuffer(&self) -> Result<&Buffer> {
+        let (submission, count) = (self.submitted.get() + 1, self.ring.len() as u64);
+        let slot = &self.ring[((submission - 1) % count) as usize];
+        let buffer = match slot.get() {
+            Some(buffer) => buffer,
+            None => {
+                let new = Buffer::new(&self.device, Domain::Gart, PUSHBUFFER_BYTES)?;
+                slot.get_or_init(|| new)
+            }
+        };
+        if submission > count && self.claimed.get() < submission {
+            buffer.wait(true)?;
+        }
+        self.claimed.set(submission);
+        Ok(buffer)
+    }
+
+    /// Reads the payload of a submission's stamp. Returns `None` if a later submission uses the same push buffer.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel cannot map the push buffer.
+    pub fn stamp(&self, submission: u64) -> Result<Option<u32>> {
+        let Some(buffer) = self.pushbuffer(submission) else { return Ok(None) };
+        let mut payload = [0; 4];
+        buffer.map()?.read(STAMP_AT as usize, &mut payload);
+        Ok(Some(u32::from_le_bytes(payload)))
     }
 
     /// Returns true if the GPU has completed a submission, counted from 1.
@@ -438,11 +472,7 @@ impl Channel {
             return Err(refused(io::Error::other(format!("a pushbuffer of {} dwords", words.len()))));
         }
         let submission = self.submitted.get() + 1;
-        let buffer = &self.ring[((submission - 1) % self.ring.len() as u64) as usize];
-        // The GPU may still fetch from the buffer. The first submissions use new buffers.
-        if submission > self.ring.len() as u64 {
-            buffer.wait(true)?;
-        }
+        let buffer = self.next_pushbuffer()?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         buffer.map()?.write(0, &bytes);
 

@@ -28,8 +28,6 @@ const PARAMS_AT: u32 = 0x20;
 const MAX_PARAMS_BYTES: u32 = BANK_BYTES - PARAMS_AT;
 /// Maximum grid dimension in blocks. The method has 16 bits.
 const MAX_BLOCKS: u32 = 0xffff;
-/// Size of a timestamp in bytes: a 32-bit payload, a 32-bit zero, and a 64-bit time in ns.
-pub const STAMP_BYTES: u64 = 16;
 
 /// Returns the size of the local memory and stacks in bytes, for a card with `multiprocessors` multiprocessors and
 /// kernels with `local_bytes` bytes of local memory per thread.

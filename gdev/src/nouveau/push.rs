@@ -145,8 +145,14 @@ pub struct Push {
     words: Vec<u32>,
 }
 
+/// Size of the memory of a push buffer in bytes.
+pub const PUSHBUFFER_BYTES: u64 = 16 << 10;
+/// Size of a stamp in bytes: a 32-bit payload, a 32-bit zero, and a 64-bit time in ns.
+pub const STAMP_BYTES: u64 = 16;
+/// Offset of a submission's stamp in the memory of its push buffer, in bytes.
+pub const STAMP_AT: u64 = PUSHBUFFER_BYTES - STAMP_BYTES;
 /// Maximum length of a push buffer in dwords.
-pub const MOST_WORDS: usize = 4096;
+pub const MOST_WORDS: usize = STAMP_AT as usize / 4;
 
 /// Maximum length of a rectangle's methods in dwords.
 const RECT_WORDS: usize = 16;

@@ -9,7 +9,7 @@ use super::device::{Device, State};
 use super::ram::PinnedMemory;
 use super::ranges::PAGE_BYTES;
 use super::space::{Physical, Space};
-use crate::nouveau::push::{MOST_WORDS, Push};
+use crate::nouveau::push::{PUSHBUFFER_BYTES, Push};
 use crate::{Error, Result};
 
 /// Maximum number of submissions in flight.
@@ -18,12 +18,10 @@ pub(super) const MAX_IN_FLIGHT: u64 = 32;
 const RING_LOG2: u32 = 6;
 const RING_ENTRIES: u64 = 1 << RING_LOG2;
 const _: () = assert!(MAX_IN_FLIGHT < RING_ENTRIES);
-/// Size of the push buffer of one submission, in bytes.
-const SLOT_BYTES: u64 = MOST_WORDS as u64 * 4;
 /// Offset of the fence in the channel's pinned memory, between the GPFIFO and the push buffers.
 const FENCE_OFFSET: u64 = RING_ENTRIES * 8;
 const SLOTS_OFFSET: u64 = PAGE_BYTES;
-const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * SLOT_BYTES;
+const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * PUSHBUFFER_BYTES;
 /// Size of the PGRAPH context in bytes.
 const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
 /// Instance block offsets of the context addresses of PGRAPH and the copy engines.
@@ -117,8 +115,9 @@ impl Channel {
         match built {
             Ok((id, memory)) => {
                 drop(state);
+                let channel = Self { device: Arc::clone(device), id, space, memory, submitted: 0 };
                 device.wait_for_runlist()?;
-                Ok(Self { device: Arc::clone(device), id, space, memory, submitted: 0 })
+                Ok(channel)
             }
             Err(error) => {
                 space.destroy(&mut state);
@@ -149,7 +148,7 @@ impl Channel {
     pub(super) fn submit(&mut self, push: &Push) -> Result<u64> {
         let number = self.submitted + 1;
         self.wait(number.saturating_sub(MAX_IN_FLIGHT))?;
-        let slot = SLOTS_OFFSET + number % MAX_IN_FLIGHT * SLOT_BYTES;
+        let slot = SLOTS_OFFSET + number % MAX_IN_FLIGHT * PUSHBUFFER_BYTES;
         let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         self.memory.pinned.write(slot, &bytes);
         let entry = (self.memory.pinned_address + slot) | (push.words().len() as u64) << 42;

@@ -153,13 +153,14 @@ impl Device {
     /// Waits until the last submitted runlist is in effect, for at most [`MAX_POLLS`] polls.
     ///
     /// # Errors
-    /// Returns an error if the daemon is lost.
+    /// Returns an error if the daemon is lost, or if the runlist is still pending after [`MAX_POLLS`] polls.
     pub(super) fn wait_for_runlist(&self) -> Result<()> {
         let is_in_use = |state: &mut State| {
             let status = state.bus.read32(pfifo::RUNLIST_STATUS::OFFSET)?;
             Ok(!pfifo::RUNLIST_STATUS::PENDING.is_set(status))
         };
-        self.poll(is_in_use).map(drop)
+        let what = "the vGPU does not accept a runlist: see the daemon's log";
+        if self.poll(is_in_use)? { Ok(()) } else { Err(Error::Lost(what.to_owned())) }
     }
 
     /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use gdev::mapping::Mapping;
 use gdev::nouveau::device::{RING, call};
 use gdev::nouveau::methods::{self, Area, Code};
-use gdev::nouveau::push::{Engine, MOST_WORDS, Object, Push, linear};
+use gdev::nouveau::push::{Engine, Object, PUSHBUFFER_BYTES, Push, linear};
 use gdev::nouveau::{TUNING, uapi};
 use gdev::{Grid, Image, Memory, Module, Params, Place};
 use workloads::Gpu;
@@ -111,7 +111,7 @@ impl Raw {
         let mut channel = uapi::ChannelAlloc::default();
         call(&file, &mut channel)?;
         let channel = channel.channel;
-        let pushbuffer = |_| Buffer::new(&file, uapi::DOMAIN_GART, MOST_WORDS as u64 * 4);
+        let pushbuffer = |_| Buffer::new(&file, uapi::DOMAIN_GART, PUSHBUFFER_BYTES);
         let pushbuffers = (0..RING).map(pushbuffer).collect::<Result<_>>()?;
         let bank = Buffer::new(&file, uapi::DOMAIN_VRAM, u64::from(methods::BANK_BYTES))?;
         let mut push = Push::default();

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use tracing_subscriber::filter::{EnvFilter, ParseError};
-
 use super::cuda::placement_order;
 use super::labels::MAX_LABELS;
 pub use super::refusal::{Refusal, RefusalKind};
@@ -324,7 +322,7 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
     for (field, what) in daemon.rebalance.iter().flat_map(super::RebalanceSpec::check) {
         table.say(field, what);
     }
-    if let Err(error) = parse_filter(&daemon.log) {
+    if let Err(error) = crate::filter::parse_filter(&daemon.log) {
         table.say(
             "log",
             format!(
@@ -590,20 +588,4 @@ fn memory(
         );
         say(RefusalKind::Quota, "vram_mib", what);
     }
-}
-
-/// Crates that `mediator` stands for in a log filter.
-const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
-
-/// Parses a filter such as `info,mediator=debug`. `mediator` stands for the crates in `MEDIATOR`.
-///
-/// # Errors
-/// Returns an error if the filter is invalid.
-pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
-    let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
-        Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),
-        None => directive.to_owned(),
-    };
-    let filter = filter.split(',').map(of_each).collect::<Vec<_>>().join(",");
-    EnvFilter::builder().parse(filter)
 }

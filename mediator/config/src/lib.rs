@@ -22,6 +22,7 @@ use vfio_host::Address;
 pub mod arguments;
 pub mod check;
 pub mod cuda;
+pub mod filter;
 mod function;
 mod labels;
 pub mod live;

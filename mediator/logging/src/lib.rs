@@ -27,7 +27,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{Layer, fmt};
 
 use config::LogFormat;
-use config::check::parse_filter;
+use config::filter::parse_filter;
 
 /// Name of the span that a virtual machine's threads enter. Its field `name` is the virtual machine's name.
 pub(crate) const VM_SPAN: &str = "vm";

@@ -128,31 +128,32 @@ fn job_without_shards_gets_nothing_and_its_options_fail() {
 }
 
 #[test]
-fn a_ledger_that_is_a_link_or_has_two_names_is_not_written() {
+fn a_ledger_that_is_a_link_or_has_two_names_is_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     let (victim, ledger) = (folder.path().join("victim"), folder.path().join("log/slurm.jsonl"));
     fs::write(&victim, "theirs").unwrap();
     fs::create_dir(folder.path().join("log")).unwrap();
-    let usage = Usage {
-        job: 1,
-        node: String::new(),
-        card: String::new(),
-        kind: "tenant",
-        weight: 1,
-        memory_mib: 1,
-        used_ns: 0,
-        busy_ns: 0,
-        launches: 0,
-        killed: 0,
-    };
     std::os::unix::fs::symlink(&victim, &ledger).unwrap();
-    assert!(write_down(&ledger, &usage).is_err());
+    assert!(opened(&ledger).is_err());
     fs::remove_file(&ledger).unwrap();
     fs::hard_link(&victim, &ledger).unwrap();
-    assert!(write_down(&ledger, &usage).is_err());
+    assert!(opened(&ledger).is_err());
     assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
     fs::remove_file(&ledger).unwrap();
-    write_down(&ledger, &usage).unwrap();
+    opened(&ledger).unwrap();
+}
+
+#[test]
+fn job_whose_usage_cannot_be_recorded_keeps_its_share() {
+    let (_served, arguments, folder) = served();
+    begin(&arguments, &VGPU, &job(7, 25, &folder)).unwrap();
+    fs::create_dir_all(&arguments.ledger).unwrap();
+    let error = end(&arguments, 7).unwrap_err();
+    assert!(error.contains("slurm.jsonl"), "{error}");
+    assert_eq!(held(&arguments).unwrap(), [7]);
+    fs::remove_dir(&arguments.ledger).unwrap();
+    end(&arguments, 7).unwrap();
+    assert_eq!((held(&arguments).unwrap(), ledger(&arguments).len()), (Vec::new(), 1));
 }
 
 /// Simplifies GET requests.

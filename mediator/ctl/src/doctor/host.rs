@@ -1,6 +1,7 @@
 //! A host, represented by the files below a root folder and the programs in it.
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -45,8 +46,8 @@ impl Host {
 
     /// Returns a file's text if it is readable.
     pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
-        let mut bytes = fs::read(self.path(path)).ok()?;
-        bytes.truncate(MAX_FILE);
+        let mut bytes = Vec::new();
+        fs::File::open(self.path(path)).ok()?.take(MAX_FILE as u64).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
