@@ -11,7 +11,7 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: a value stored in this vGPU, with the register's access mode.
+    /// Virtual: a value stored in this vGPU, subject to the register's access mode.
     Store,
     /// Virtual: state of this vGPU, with side effects.
     Model,
@@ -57,7 +57,7 @@ pub struct Range {
     pub end: u32,
     /// Handling of an access.
     pub policy: Policy,
-    /// Kind of range.
+    /// Kind of range: a window, a ROM, or storage.
     pub kind: RangeKind,
 }
 

@@ -67,7 +67,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates a state without tables. `base` is the end of guest VRAM. Table space starts at the next multiple of
+    /// Creates an empty set of tables. `base` is the end of guest VRAM. Table space starts at the next multiple of
     /// [`SLOT_BYTES`]. `limit` is the maximum total size of all tables in bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {

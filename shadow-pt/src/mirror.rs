@@ -194,8 +194,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card accesses the memory of the guest's entry, or at least its first page.
-    /// Returns 0 if there is none.
+    /// Returns the card's entry for a guest entry, or for its first 4 KiB page if the entry is split. Returns 0 if the
+    /// card has no such entry.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -203,7 +203,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry matches `shadow`, at the latest once all pending writes complete.
+    /// Returns true if the card's entry matches `shadow`, or will match it once all pending writes complete.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),

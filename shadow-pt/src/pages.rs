@@ -220,8 +220,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Adds shadow entries that make the pages of `run` writable to the counts if `up` is true, or removes them
-    /// otherwise. Adds the table pages that become writable or read-only for the GPU to `turned`.
+    /// Counts shadow entries that make the pages of `run` writable if `up` is true, or stops counting them otherwise.
+    /// Appends to `turned` the table pages that the GPU becomes able or unable to write.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

@@ -48,8 +48,8 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// Table pages with entries that refer to each block of guest memory, whether granted or not. Uses at most one record
-/// in host memory per table entry.
+/// For each block of guest memory, granted or not, the table pages with entries that refer to it. Uses at most one
+/// record in host memory per table entry.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.

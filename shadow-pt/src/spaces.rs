@@ -238,9 +238,9 @@ impl AddressSpaces {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Completes all deferred updates, before the card executes work of one of the space's channels. Afterwards, the
-    /// shadow matches the guest's tables, except for entries that are not granted. The card's TLBs must be flushed as
-    /// after [`Self::flush`].
+    /// Completes all deferred updates. Must be called before the card executes work of one of the space's channels.
+    /// Afterwards, the shadow matches the guest's tables, except for entries that are not granted. The card's TLBs must
+    /// be flushed as after [`Self::flush`].
     ///
     /// Another guest CPU may be in the middle of writing an entry. An entry that is not granted is not mapped. It is
     /// reported as denied when it is found again, or immediately if the space's tables have not been written since the
@@ -295,8 +295,8 @@ impl AddressSpaces {
     }
 
     /// Denies or permits the card's access to all guest RAM. Denial unlinks the tables that map RAM, so its cost
-    /// depends only on the directories. Other pages in these tables also become inaccessible. In the meantime,
-    /// [`Frames`] must not grant RAM. Returns the spaces for which the caller must call [`Self::relink`] for each part,
+    /// depends only on the directories. Other pages in these tables also become inaccessible. While RAM is denied,
+    /// [`Frames`] must not grant it. Returns the spaces for which the caller must call [`Self::relink`] for each part,
     /// and then flush the card's TLBs.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
@@ -319,8 +319,9 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved, or that now belongs to the guest. Retranslates the entries that map into it, and
-    /// marks tables within it as pending. The caller must then proceed as after [`Self::invalidate`].
+    /// Updates the spaces after a range has moved, or has been assigned to the guest. Retranslates the entries that map
+    /// into the range, and marks tables within it as pending. The caller must then proceed as after
+    /// [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,

@@ -108,8 +108,8 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the directory must be relinked, because creating a table has failed for the first time, or because such
-    /// a table is no longer needed.
+    /// True if the directory must be relinked, because creating a table has failed for the first time, or because a
+    /// table that could not be created is no longer needed.
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,
@@ -187,7 +187,7 @@ impl Splits {
         }
     }
 
-    /// Creates the needed tables, whose total size must not exceed `room` bytes. The tables are empty.
+    /// Creates the needed tables, up to a total size of `room` bytes. The tables are empty.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,

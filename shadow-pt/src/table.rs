@@ -203,8 +203,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If the page
-    /// is marked in `recheck`, also processes absent entries.
+    /// Updates the shadow of the `changed` entries of a page. `fresh` contains their new values if they have been read.
+    /// If the page is marked in `recheck`, also updates the shadow of absent entries.
     #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Mask of the clock bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock, which is the card's clock plus an offset. The offset changes when the guest sets its time.
+/// The guest's clock, which is the card's clock plus an offset. A guest write to the clock changes the offset.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time in ns, modulo 2^64.

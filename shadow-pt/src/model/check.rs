@@ -171,8 +171,8 @@ impl View<'_> {
         })
     }
 
-    /// Compares walks of several addresses of a directory entry through the card's tables, the guest's tables, and the
-    /// mirrors.
+    /// For several addresses that a directory entry maps, compares walks through the card's tables, the guest's tables,
+    /// and the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;
