@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// Enabled bits of each engine's nibble of non-stall interrupts: bit 0, which channel work sets.
+/// Non-stall interrupt bits that are enabled for each engine: bit 0, which channel work sets.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Card properties read during bring-up.

@@ -76,7 +76,7 @@ pub trait GuestEvents: Send + Sync {
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Rebuilds the VM's address spaces after the card was taken over from another owner. When this function returns,
-    /// they match the guest's, so the VM's work may run. Called without the card's lock.
+    /// they match the guest's page tables, so the VM's work may run. Called without the card's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -229,7 +229,8 @@ impl ManagedCard {
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires them.
+        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires the mediator's
+        // structures.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -388,7 +389,7 @@ impl ManagedCard {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns true for the first caller only.
+    /// Returns true for the first caller, which must remove all work from the failed card.
     pub(crate) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
@@ -421,7 +422,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of pieces of chunks that the copy engines have moved.
+    /// Returns the number of chunk pieces that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)

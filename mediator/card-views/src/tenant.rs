@@ -1,4 +1,4 @@
-//! Tenants of a CUDA card, and other processes on it.
+//! Converts the tenants of a CUDA card, and other processes on it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

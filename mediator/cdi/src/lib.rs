@@ -194,7 +194,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// An error while handling a CDI file.
+/// Reason why an operation on a CDI file failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages document the variants")]
 pub enum CdiError {

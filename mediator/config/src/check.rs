@@ -399,7 +399,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons to reject a virtual machine, given `others`.
+/// Returns all reasons to reject a virtual machine, given the other virtual machines `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();

@@ -192,7 +192,7 @@ pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) ->
     Ok(whole)
 }
 
-/// Merges `over` into `under`, recursively. `over` takes precedence, but its nulls replace no values.
+/// Merges `over` into `under`, recursively. `over` takes precedence, but its nulls do not replace values.
 fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {

@@ -32,7 +32,7 @@ pub struct ReplayedUse {
     pub vm: String,
     /// The engine.
     pub engine: Engine,
-    /// Time used, in ns.
+    /// Engine time that the virtual machine used, in ns.
     pub used_ns: u64,
     /// The VM's fraction of the engine's total use, in percent.
     pub share_percent: f64,

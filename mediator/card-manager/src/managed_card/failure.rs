@@ -41,8 +41,8 @@ impl<'a> StateGuard<'a> {
     }
 
     /// Releases the lock to a waiting thread, and then reacquires it. Use this for work with many short critical
-    /// sections. Without it, they would act as one long section, because a running thread reacquires the lock before a
-    /// sleeping thread wakes.
+    /// sections. Without this call, the sections would act as one long section, because a running thread reacquires the
+    /// lock before a sleeping thread wakes.
     ///
     /// # Panics
     /// Panics if the card has failed in the meantime.
@@ -112,8 +112,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. When the body returns or panics, the card fails, unless it is being
-/// closed. The first thread to exit takes the card out of service.
+/// Runs the body of one of the card's threads. When the body returns or panics, the card fails, unless the card is
+/// being closed. The first thread to exit takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

@@ -477,8 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, and requests that they leave the engines. If `held` is false, lets them run again unless
-    /// the card is quiesced.
+    /// If `held` is true, stops a VM's channels, and requests that they leave the engines. Otherwise, lets them run
+    /// again unless the card is quiesced.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -493,7 +493,7 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Pins a VM's memory in place while it arrives from another card, or permits it to move again.
+    /// Pins a VM's memory in place while the VM arrives from another card, or permits the memory to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }

@@ -30,7 +30,7 @@ use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, Vr
 
 /// Interval at which channels that must leave the engines are polled. The card has no interrupt for this event.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time limit for the engines to make progress. After it, the CPU copies the rest.
+/// Time that the engines may spend without progress before the CPU copies the rest.
 // TIMEOUT: allows for a copy of 512 KiB behind a queue of guest copies. The watchdog handles hung channels of the
 // mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
@@ -452,8 +452,8 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and appends to `ended`, for each chunk,
-    /// true if its move has ended.
+    /// Commits the new locations of moved chunks. Returns the chunks' ranges. Appends to `ended` a flag for each chunk,
+    /// which is true if the chunk's move has ended.
     fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
         let bytes = self.chunk_bytes();

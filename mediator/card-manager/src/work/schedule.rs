@@ -160,7 +160,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Handles the alarm's expiry. It does not expire again until it is armed again.
+    /// Handles the alarm's expiry. The alarm does not expire again until it is armed again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -289,8 +289,8 @@ impl<A: Alarm> Schedule<A> {
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine executes a channel all of whose work was waiting or descheduled. Returns the event for
-    /// the scheduler.
+    /// Records that an engine executes a channel, although all of the channel's work was waiting or descheduled.
+    /// Returns the event for the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

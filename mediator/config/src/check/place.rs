@@ -72,8 +72,8 @@ fn both(first: Refusal, second: Refusal) -> Refusal {
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine by the daemon's policy, given `others`. Ignores the virtual machine's
-/// configured card.
+/// Chooses one of `cards` for a virtual machine by the daemon's policy, given the other virtual machines `others`.
+/// Ignores the virtual machine's configured card.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
@@ -110,7 +110,8 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Assigns a virtual machine without a card to the suitable card chosen by the policy, given `others`.
+    /// Assigns a virtual machine without a card to the suitable card chosen by the policy, given the other virtual
+    /// machines `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

@@ -115,7 +115,7 @@ pub fn gangs(tenants: &[Tenant]) -> String {
     format!("\n{}", table(rows, &[2, 3, 4, 5, 6, 7]))
 }
 
-/// Renders the time of one card.
+/// Renders the division of one card's time.
 #[must_use]
 pub fn card(card: &CardScheduler) -> String {
     let mut rows = vec![row(&[&"card", &card.card])];

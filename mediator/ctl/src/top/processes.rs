@@ -7,7 +7,7 @@ use crate::output::NOTHING;
 use crate::output::memory::mib;
 use api::{Client, GuestProgram, Tenant, Vm};
 
-/// The columns. A guest program has a process ID in the guest; its worker has one on the host.
+/// Columns of the page. A guest program has a process ID in the guest; its worker has one on the host.
 pub(super) const TABLE: [Column; 7] = [
     Column { head: "CARD", kind: Kind::Text, rank: 5 },
     Column { head: "VM", kind: Kind::Text, rank: 1 },
