@@ -33,11 +33,11 @@
 //! entry in a large-page table hides the small-page entries for the same addresses. This is not considered a loss,
 //! because the guest still maps the hidden pages.
 //!
-//! A single entry cannot map a large page if its 4 KiB pages are not contiguous for the card: some may be in host
-//! memory, or its RAM may consist of several regions. Such a page is *split*: 32 small entries in a small-page table of
-//! this crate replace the large entry (`split`). The directory entry then refers to this table instead of the shadow of
-//! the guest's small-page table. This works because the hardware uses the small-page table wherever the large-page
-//! table has no valid entry.
+//! A single entry cannot map a large page if its 4 KiB pages are not contiguous for the card. Some of them may be in
+//! host memory, or the RAM may consist of several regions. Such a page is *split*: 32 small entries in a small-page
+//! table of this crate replace the large entry (`split`). The directory entry then refers to this table instead of the
+//! shadow of the guest's small-page table. This works because the hardware uses the small-page table wherever the
+//! large-page table has no valid entry.
 //!
 //! Not supported: compression tags (each compressed kind is replaced with its uncompressed counterpart), and large
 //! pages of 64 KiB.

@@ -83,11 +83,11 @@ pub(crate) struct Mirror {
     pub(crate) shadow: Box<[u64]>,
     /// Mask of pages whose contents may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Mask of pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
+    /// Mask of pages that may change at any time without a trap, because they are writable by the GPU or in guest RAM.
     pub(crate) watched: u64,
     /// Mask of pages that could not be read. Their entries are treated as 0.
     unreadable: u64,
-    /// Small entries that replace each split large entry, whose entry in `shadow` is 0.
+    /// Small entries that replace each split large entry, by index. The large entry in `shadow` is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
     /// Number of entries that map memory, for each page.
     pub(crate) live: Box<[u16]>,
@@ -129,7 +129,7 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks unreadable pages for rereading. Returns true if there are any.
+    /// Marks unreadable pages for rereading. Returns true if such pages exist.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -160,7 +160,7 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
-    /// differ from the mirror, or `None` if there are none. Marks the page as clean, but does not modify the mirrored
+    /// differ from the mirror, or `None` if no entry differs. Marks the page as clean, but does not modify the mirrored
     /// entries.
     pub(crate) fn read(
         &mut self,

@@ -1,4 +1,4 @@
-//! Tracks guest VRAM pages that contain tables, their users, and the entries that make them writable for the GPU.
+//! Tracks guest VRAM pages that contain tables, their users, and the entries that make them writable by the GPU.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -21,7 +21,7 @@ pub(crate) enum User {
     Table(u32, u32),
 }
 
-/// Consecutive guest VRAM pages that are writable for the GPU through shadow entries.
+/// Consecutive guest VRAM pages that are writable by the GPU through shadow entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -191,7 +191,7 @@ impl PageIndex {
     }
 
     /// Records that the page contains a table of `user`, which has not read the page yet. Returns true if the page is
-    /// writable for the GPU.
+    /// writable by the GPU.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {

@@ -298,7 +298,7 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Subtracts `bytes` bytes of tables from the size that counts towards the limit.
+    /// Subtracts `bytes` bytes of tables from the size to which the limit applies.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
@@ -564,7 +564,7 @@ impl Space {
         self.directory.retry();
     }
 
-    /// Handles a flush of the card's TLBs: frees unlinked tables, and returns the pages that are no longer writable.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);

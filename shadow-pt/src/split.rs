@@ -99,7 +99,7 @@ pub(crate) struct Splits {
     made: BTreeMap<Pair, SplitTable>,
     /// Pairs that may need a replacement table but have none. The value is true if creating the table has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs whose reference count has dropped to 0. It may have risen since.
+    /// Pairs whose reference count has dropped to 0. The count may have risen since.
     orphans: Vec<Pair>,
 }
 
@@ -108,8 +108,8 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs for which a replacement table was created.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the directory must be relinked, because creating a table has failed for the first time, or because a
-    /// table that could not be created is no longer needed.
+    /// True if the directory must be relinked: creating a table has failed for the first time, or a table that could
+    /// not be created is no longer needed.
     pub(crate) changes: bool,
     /// True if a table newly exceeds the limit.
     pub(crate) denied: bool,

@@ -64,7 +64,7 @@ use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
 
 /// A VM that receives events.
 pub trait GuestEvents: Send + Sync {
-    /// Handles a card event. Called from the card's interrupt thread, without the card's lock.
+    /// Delivers a card event to the VM. Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
     /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns

@@ -151,9 +151,8 @@ impl ProfileSpec {
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 
-    /// Computes the number of further instances of the profile that fit on a card: adds instances to a copy of the
-    /// state until the card rejects one. Also returns the reason for the rejection. The result is at most the number of
-    /// virtual machines or tenants that a daemon supports.
+    /// Returns the number of further instances of the profile that fit on a card, and the reason why no more fit. The
+    /// number is at most the number of virtual machines or tenants that a daemon supports.
     #[must_use]
     pub fn room(&self, daemon: &DaemonSpec, card: &CardSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> (u32, String) {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());

@@ -119,7 +119,8 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, the card may still see small entries that the guest has hidden with a large page.
+            // Until the page is read, the shadow may still contain small entries that the guest has hidden with a large
+            // page.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),

@@ -180,7 +180,8 @@ impl CardState {
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns a flag that is true if any interrupt was pending, and the
+    /// events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());

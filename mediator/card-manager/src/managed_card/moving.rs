@@ -3,7 +3,7 @@
 //! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]). The other card
 //! borrows this memory, and the rest is copied to it ([`ManagedCard::copy_ahead`]). Then the VM is suspended
 //! ([`ManagedCard::suspend`]): its channels leave the engines, and their state on this card is copied
-//! ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
+//! ([`Halted::depart`]). Memory that was not borrowed, and that differs on the target, is also copied
 //! ([`Suspended::copy_memory`]). The other card, on which the VM has already been created and
 //! [held](CardState::hold_still), receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this
 //! card's state does not change. If a step fails, the guard is dropped, and the VM continues on this card. Finally, the
@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the number of strikes to that of the replaced VM, if the latter is higher.
+    /// Raises the number of strikes to at least that of the replaced VM.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }

@@ -5,9 +5,9 @@
 //! 2. The VM's channels are stopped and leave the engines. The VM's CPUs are not affected: work that they submit waits
 //!    in the rings, and their writes go to the chunks' old locations and are recorded.
 //! 3. The mediator's own channels copy the chunks in batches.
-//! 4. When a batch has been copied, pages that were written in the meantime are copied again under the VM's lock and
-//!    the card's lock, while later batches are still being copied. Then the chunks switch to their new locations, the
-//!    shadow entries that refer to them are rewritten, and the card's TLBs are flushed.
+//! 4. When a batch has been copied, pages that were written in the meantime are copied again, under the VM's lock and
+//!    the card's lock. Copies of later batches continue during this time. Then the chunks switch to their new
+//!    locations, the shadow entries that refer to them are rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held during a wait.
@@ -237,7 +237,7 @@ impl ManagedCard {
     }
 
     /// Makes the host allocate the pages of destinations. This takes a long time, but does not delay any VM, because
-    /// the VM still works and the card's lock is free. Failed allocations are retried under the lock, and errors are
+    /// the VM still runs and the card's lock is not held. Failed allocations are retried under the lock, and errors are
     /// reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
@@ -292,7 +292,7 @@ impl ManagedCard {
         let by_engine = first.copies.ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "the copy engines failed; the CPU copies chunks");
-            // An engine that still works could write to memory that belongs to a guest by then.
+            // An engine that is still running could write to the memory after it has been assigned to a guest.
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);

@@ -35,11 +35,11 @@ pub(super) struct Scrubber {
     ring: [u64; 1 << RING_LOG2],
     put: u32,
     busy: Option<Submission>,
-    /// Set if the channel no longer works.
+    /// Set if the channel has hung or faulted.
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
-    /// Channels that had not left the card when PGRAPH changed hands, because a copy engine was executing them.
+    /// Channels that had not left the card when PGRAPH's tenant changed, because a copy engine was executing them.
     elsewhere: Vec<ChannelId>,
 }
 
@@ -133,7 +133,7 @@ impl Scrubber {
         Ok(())
     }
 
-    /// Records that PGRAPH changes hands while copy engines execute these channels of its tenant.
+    /// Records that PGRAPH's tenant changes while copy engines execute these channels of the previous tenant.
     fn not_awaited(&mut self, channels: Vec<ChannelId>) {
         self.elsewhere.extend(channels);
         self.elsewhere.sort_unstable();
@@ -194,7 +194,7 @@ impl CardState {
         }
     }
 
-    /// Handles the completion of the clearing kernel.
+    /// Admits the next VM to PGRAPH after the clearing kernel has completed.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
         if let Some(mut scrubber) = self.scrubber.take() {

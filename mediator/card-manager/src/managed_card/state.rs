@@ -215,8 +215,8 @@ impl CardState {
         self.memory.start_accesses(now, vm)
     }
 
-    /// Stops counting the accesses to a VM's memory and returns the counts, or `None` if they are not being counted,
-    /// for example because the VM was removed.
+    /// Stops counting the accesses to a VM's memory. Returns the counts, or `None` if no count is in progress, for
+    /// example because the VM was removed.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)

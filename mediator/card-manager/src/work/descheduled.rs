@@ -2,10 +2,9 @@
 //!
 //! There are two kinds. A channel of the first kind was stopped, by its guest or because memory moves, and has left the
 //! card. It resumes when it may run again. A channel of the second kind waits for a semaphore, and *rests* while other
-//! channels have work. The reason is that its acquire may repeatedly block the method fetch unit for a whole time
-//! slice, or that its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting
-//! channel may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel
-//! rests.
+//! channels have work. It rests because its acquire may repeatedly block the method fetch unit for a whole time slice,
+//! or because its VM has used up its [hops](WakeAllowance) for work between waits. Periodically, one resting channel
+//! may poll its semaphore again, as a submission does in its slice. If the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -96,8 +95,8 @@ impl DescheduledChannels {
 }
 
 /// Limits how often a VM's channels do work between two polls that both find them waiting. Such work is neither
-/// measured nor part of a slice, so each VM may do it a few times in a row, and then only as often as a resting channel
-/// may poll.
+/// measured nor part of a slice. Therefore, each VM may do it a few times in a row, and then only as often as a resting
+/// channel may poll.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 

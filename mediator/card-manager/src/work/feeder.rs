@@ -75,8 +75,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// Handles the end of a physical channel, which has left the card with all its work. Work that ended earlier was
-    /// already [completed](Self::complete).
+    /// Removes the work of a physical channel that has ended and left the card. Work that ended earlier was already
+    /// [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);

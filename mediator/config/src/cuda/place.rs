@@ -143,8 +143,8 @@ impl TenantSpec {
     }
 }
 
-/// Returns the indices of the tenants, in the order in which the tenants are placed: tenants with cards come first,
-/// because their memory there is already assigned.
+/// Returns the indices of the tenants in placement order. Tenants with cards come first, because their memory there is
+/// already assigned.
 #[must_use]
 pub fn placement_order(tenants: &[TenantSpec]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tenants.len()).collect();

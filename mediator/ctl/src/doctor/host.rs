@@ -14,7 +14,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Folders that contain programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
 
-/// A host.
+/// The checked host.
 pub(super) struct Host {
     root: PathBuf,
 }

@@ -87,7 +87,7 @@ pub fn cards(cards: &[CardScheduler]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// Renders tenants with several cards, each once. Returns an empty text if there are none.
+/// Renders tenants with several cards, each once. Returns an empty text if no tenant has several cards.
 #[must_use]
 pub fn gangs(tenants: &[Tenant]) -> String {
     let several: Vec<&Tenant> = tenants.iter().filter(|tenant| !tenant.cards.is_empty()).collect();

@@ -171,7 +171,7 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
     assert!(ran.out.starts_with("the daemon matches the file\ncard card0 matches the file\n"), "{}", ran.out);
-    // Omitted keys revert to their defaults.
+    // A key that the daemon's state omits matches its default value.
     let ran = with_file(
         &served,
         "[[vm]]\nname = \"web\"\nchannels = 32\nhang_limit_ms = 10000\nmode = \"660\"\n",

@@ -29,7 +29,7 @@ fn vm_of<'a>(look: &'a Look, name: &str) -> Option<&'a Vm> {
     look.vms.iter().find(|vm| vm.name == name)
 }
 
-/// Returns the processes of a tenant or VM as one line of text; `None` if there are none.
+/// Returns the processes of a tenant or VM as one line of text; `None` if it has no processes.
 pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     // A tenant with several cards has one line for each process, with all cards.
     let of_it = |line: &Line| line.cells[0].text.split(',').any(|one| one == card) && line.cells[1].text == name;

@@ -4,7 +4,7 @@
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps. Omitted operands are 0.
+/// A sequence of steps. Omitted operands are 0.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
