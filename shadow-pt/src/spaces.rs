@@ -53,7 +53,7 @@ pub struct AddressSpaces {
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Table pages not checked yet that may contain entries mapping into the range.
+    /// Table pages that may contain entries for the range and have not been checked yet.
     pieces: Vec<Piece>,
 }
 

@@ -253,7 +253,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes to the split entries in large-page table `key`.
+    /// Updates the replacement tables after changes to the split entries in large-page table `key`.
     pub(crate) fn large_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -274,7 +274,7 @@ impl Splits {
         }
     }
 
-    /// Applies changes to the entries in small-page table `key`.
+    /// Updates the replacement tables after changes to the entries in small-page table `key`.
     pub(crate) fn small_changed<'a>(
         &mut self,
         key: &TableKey,

@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The response to the request contains any error.
+            // The request reports any connection error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()

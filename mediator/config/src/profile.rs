@@ -120,8 +120,8 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Returns the reason why one more instance of the profile does not fit on a card in addition to `vms` or
-    /// `tenants`; `None` if it fits.
+    /// Returns the reason why one more instance of the profile does not fit on a card with `vms` and `tenants`; `None`
+    /// if it fits.
     #[must_use]
     pub fn lacks(
         &self,

@@ -48,7 +48,7 @@ impl<'a> StateGuard<'a> {
     /// Panics if the card has failed in the meantime.
     pub fn give_way(&mut self) {
         self.state.give_way();
-        // PANIC: as above.
+        // PANIC: the state under the lock is inconsistent, as in `new`.
         assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
     }
 
@@ -58,7 +58,7 @@ impl<'a> StateGuard<'a> {
     /// Panics if the card has failed in the meantime.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
-        // PANIC: as above.
+        // PANIC: the state under the lock is inconsistent, as in `new`.
         assert!(self.host.failure().is_none(), "the card has failed");
     }
 }

@@ -426,7 +426,7 @@ impl CardState {
         }
     }
 
-    /// Resets the engines that the first of a VM's remaining channels does not leave. The watchdog notifies the guest.
+    /// Resets the engines that execute the first channel of a VM that has not left. The watchdog notifies the guest.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)

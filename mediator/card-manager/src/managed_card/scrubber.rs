@@ -314,9 +314,9 @@ impl CardState {
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns true if PGRAPH is idle, and a second flag that is true if, in addition, no more of a VM's work can reach
-    /// PGRAPH. Work on a copy engine cannot, because its channel is stopped and runs on no other engine before the VM
-    /// is admitted again.
+    /// Returns two flags. The first is true if PGRAPH is idle. The second is true if, in addition, no more of a VM's
+    /// work can reach PGRAPH. Work on a copy engine cannot, because its channel is stopped and runs on no other engine
+    /// before the VM is admitted again.
     // GUESS: the card does not schedule a stopped channel on any engine other than the one that is already executing
     // it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {

@@ -27,7 +27,7 @@ impl CardState {
         &mut self.memory
     }
 
-    /// Returns the guest memory in all locations.
+    /// Returns the guests' memory, on the card and on the host.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
         self.memory.vram()

@@ -33,7 +33,7 @@ impl Host {
         Self { root: root.to_owned() }
     }
 
-    /// Returns the location of a host path. It is below the root folder even if the path is absolute.
+    /// Returns the path of a host file below the root folder. `path` may be absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
