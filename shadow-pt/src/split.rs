@@ -83,8 +83,8 @@ struct Writes {
 }
 
 /// Entries to write to a space's replacement tables, before and after the large entries are written. Small entries that
-/// replace large entries are written before them. All other entries are written after them, because large entries may
-/// hide them.
+/// replace large entries are written before the large entries. All other small entries are written after the large
+/// entries, which may hide them.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,

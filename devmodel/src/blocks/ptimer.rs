@@ -70,7 +70,7 @@ impl Ptimer {
         }
     }
 
-    /// Returns the card time in ns at which the alarm fires, if it is set and its interrupt is enabled.
+    /// Returns the card time in ns at which the alarm fires, if the alarm is set and its interrupt is enabled.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)

@@ -222,7 +222,7 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware`, and starts its threads.
     ///
     /// # Errors
-    /// Returns an error if the card's initialization fails, or if it has too little memory.
+    /// Returns an error if the card's initialization fails, or if the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
@@ -514,8 +514,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it is zeroed
-    /// in place.
+    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so the memory is
+    /// zeroed in place.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -539,7 +539,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Stops the card's threads and resets the card, unless it belongs to another process.
+    /// Stops the card's threads. Resets the card, unless it belongs to another process.
     pub fn close(&self) {
         self.end_threads();
         if self.owned.load(Ordering::Acquire) {

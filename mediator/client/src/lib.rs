@@ -106,8 +106,8 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request. The daemon rejects it if `expected` is given and is not the current revision. Returns the
-    /// body of a successful response.
+    /// Sends one request. The daemon rejects the request if `expected` is given and is not the current revision.
+    /// Returns the body of a successful response.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.

@@ -78,8 +78,8 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Creates a folder, unless it exists, and sets its mode and its owner, which is the owner of `like`. The daemon can
-/// then create folders in it.
+/// Creates a folder, unless it exists. Sets the folder's mode, and changes its owner to the owner of `like`. The daemon
+/// can then create folders in it.
 ///
 /// # Errors
 /// Returns an error, and changes nothing, if the path is another kind of file, or if the folder belongs to a third

@@ -244,7 +244,7 @@ impl Config {
     }
 }
 
-/// Returns the error for a table that cannot be parsed with its profile. The text names the key, unless it is
+/// Returns the error for a table that cannot be parsed with its profile. The text names the key, unless the key is
 /// `profile`.
 fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     let (field, what) = match what.strip_prefix("profile: ") {

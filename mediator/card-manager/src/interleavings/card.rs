@@ -1,5 +1,5 @@
-//! Model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes to the
-//! model. The model's clock advances when work completes or the timer expires.
+//! Model of the card as seen by the feeder, and of the related state of the mediator. All threads wait for changes to
+//! the model. The model's clock advances when work completes or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;

@@ -2,9 +2,9 @@
 //! card's own threads exits.
 //!
 //! The tenants' shared state may then be inconsistent, so it is no longer used. The card is reset, which stops all work
-//! and all of the card's accesses to host memory, and the clients of its VMs are disconnected. From then on, any thread
-//! that acquires the card's lock panics. The panic ends a VM's thread, and the VM is reported as failed. Other cards
-//! continue ([decision 115](../../../docs/decisions/115-panics.md)).
+//! and all of the card's accesses to host memory. The clients of the card's VMs are disconnected. From then on, any
+//! thread that acquires the card's lock panics. The panic ends a VM's thread, and the VM is reported as failed. Other
+//! cards continue ([decision 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
 use card::InterruptMode;

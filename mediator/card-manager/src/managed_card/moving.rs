@@ -101,8 +101,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets the card's memory move again, except that of the VM that has moved to another card, because that card may
-    /// have borrowed it. The VM's work stays stopped.
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card. The other card
+    /// may have borrowed that memory. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);

@@ -202,7 +202,7 @@ impl ManagedCard {
         moves
     }
 
-    /// Returns those chunks of a batch to which the VM's CPUs have written since their copy began.
+    /// Returns those chunks of a batch that the VM's CPUs have written since the chunk's copy began.
     fn written(&self, vm: TenantId, chunks: &[Chunk]) -> Vec<Chunk> {
         let state = self.lock();
         let is_written = |chunk: &&Chunk| {

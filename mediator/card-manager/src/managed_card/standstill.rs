@@ -137,8 +137,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine executes this channel. It is enough to reset the engines that it occupies, without notifying
-            // its guest.
+            // No engine executes this channel. Resetting the engines that it occupies is enough, and its guest need not
+            // be notified.
             self.reset_engines_of(physical);
             return None;
         };

@@ -16,7 +16,7 @@ use vram::TenantId;
 
 /// Methods for the card's memory.
 impl CardState {
-    /// Returns the card's memory: the VMs' shares, its division, and memory lent to the card.
+    /// Returns the state of the card's memory: the VMs' shares, the division, and RAM lent to the card.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory

@@ -79,8 +79,7 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// If a poll is due, removes the next channel to poll from the resting ones and returns it. `wanted` is true if
-    /// other VMs have work.
+    /// If a poll is due, removes and returns the resting channel to poll next. `wanted` is true if other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;

@@ -65,8 +65,8 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are kept off PGRAPH until their VM uses it again. They are not booked on
-    /// any engine in the scheduler.
+    /// Submissions on the card with channels that are kept off PGRAPH until their VM uses PGRAPH again. They are not
+    /// booked on any engine in the scheduler.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that could run on several engines, each with the engine on which it was last observed.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,

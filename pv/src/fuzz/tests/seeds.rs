@@ -67,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Keep directories referenced by address spaces, and modify directories.
+        // Bind address spaces to directories, free and reuse the directories' handles, flush, and unbind.
         (
             "bindings",
             seed(&[
