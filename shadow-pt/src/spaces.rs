@@ -182,7 +182,7 @@ impl AddressSpaces {
         }
     }
 
-    /// If `unseen` is true, records that the guest's CPU can write the guest VRAM page at `address` without a trap.
+    /// Records that the guest's CPU can write the guest VRAM page at `address` without a trap if `unseen` is true.
     /// Otherwise, records that it no longer can. [`Self::written`] need not be called for untrapped writes. Calls are
     /// counted: each call with `true` must be balanced by a call with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {

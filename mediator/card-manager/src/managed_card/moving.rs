@@ -477,7 +477,7 @@ fn copy(
 }
 
 impl CardState {
-    /// If `held` is true, stops a VM's channels, and requests that they leave the engines. Otherwise, lets them run
+    /// Stops a VM's channels, and requests that they leave the engines, if `held` is true. Otherwise, lets them run
     /// again unless the card is quiesced.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {

@@ -426,7 +426,7 @@ impl CardState {
         }
     }
 
-    /// Resets the engines that execute the first channel of a VM that has not left. The watchdog notifies the guest.
+    /// Resets the engines that execute the first remaining channel of a VM. The watchdog notifies the guest.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
             .stays_on(vm)

@@ -79,7 +79,7 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// If a poll is due, removes and returns the resting channel to poll next. `wanted` is true if other VMs have work.
+    /// Removes and returns the resting channel to poll next, if a poll is due. `wanted` is true if other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
             return None;

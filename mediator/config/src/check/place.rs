@@ -14,8 +14,8 @@ use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 /// Start of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has enough free capacity";
 
-/// Memory of a card that is not guaranteed to any virtual machine, in MiB, followed by a tie-breaker that decreases
-/// with the VRAM visible to virtual machines.
+/// A card's memory that is not guaranteed to any virtual machine, in MiB, and a tie-breaker that decreases with the
+/// VRAM visible to virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
