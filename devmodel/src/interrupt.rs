@@ -6,7 +6,7 @@
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// The interrupt line.
+/// State of the interrupt line, with counters of its signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// True if MSI is armed, so that an asserted line sends a message.

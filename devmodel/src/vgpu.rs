@@ -84,7 +84,7 @@ impl VGpu {
         &self.config
     }
 
-    /// Returns configuration space.
+    /// Returns the vGPU's configuration space.
     #[must_use]
     pub fn pci(&self) -> &PciConfig {
         &self.pci

@@ -18,7 +18,7 @@ pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_B
 /// Number of entries compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry in memory.
+/// An entry as stored in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// A run of changed entries, with a flag that is true if any entry has lost a permission.

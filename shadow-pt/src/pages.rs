@@ -54,7 +54,7 @@ struct Block {
     /// Number of small entries that make each small page writable. 32 bits suffice, because the table limit bounds the
     /// number of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
-    /// Number of nonzero counters.
+    /// Number of nonzero counters in `large` and `small`.
     counted: u32,
 }
 

@@ -54,7 +54,7 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// Deferred increment of a count. Consecutive entries usually refer to the same block.
+    /// Key of a count, and its deferred increment. Consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
     /// RAM blocks to which entries have referred since the last report, if logging is enabled.

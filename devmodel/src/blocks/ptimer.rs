@@ -4,7 +4,7 @@ use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Mask of the clock bits.
+/// Mask of the bits that the clock implements.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
 /// The guest's clock, which is the card's clock plus an offset. A guest write to the clock changes the offset.
