@@ -25,8 +25,8 @@ pub struct VGpuConfig {
     pub channels: u32,
     /// VBIOS image, which the guest reads from PROM.
     pub vbios: Arc<[u8]>,
-    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`]. Empty if there is
-    /// none.
+    /// Vendor-specific capability in the format of [`crate::pci::PciConfig::add_vendor_capability`]. Empty if the vGPU
+    /// has no such capability.
     pub vendor_capability: Vec<u8>,
 }
 

@@ -113,7 +113,7 @@ impl Denials {
         self.total
     }
 
-    /// Returns the counts of all locations and reasons, in address order.
+    /// Returns the counts for each location and reason, in address order.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
     }

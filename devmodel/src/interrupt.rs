@@ -6,7 +6,7 @@
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// The interrupt line.
+/// State of the interrupt line, with counters of its signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// True if MSI is armed, so that an asserted line sends a message.
@@ -57,7 +57,7 @@ impl Interrupts {
         }
     }
 
-    /// Handles a change of the MSI enable bit, which rearms MSI.
+    /// Rearms MSI after a change of the MSI enable bit.
     pub fn mode_changed(&mut self) {
         // GUESS: no public source specifies that enabling MSI rearms it. A driver that enables MSI while the line is
         // asserted must receive a message.

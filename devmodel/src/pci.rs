@@ -156,7 +156,7 @@ pub struct BadCapability(usize);
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
-    /// Mask of writable bits.
+    /// Mask of guest-writable bits.
     writable: Box<[u8; CONFIG_BYTES]>,
     /// Reset values.
     initial: Box<[u8; CONFIG_BYTES]>,
@@ -252,7 +252,7 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`. Bytes beyond the end of configuration space read as 0xff.
+    /// Reads configuration space at byte `offset`. Bytes beyond the end of configuration space read as 0xff.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
@@ -267,7 +267,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes at byte `offset`, and returns the effects. Read-only bits are not modified.
+    /// Writes configuration space at byte `offset`, and returns the effects. Read-only bits are not modified.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {

@@ -45,7 +45,7 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the mediator's paravirtual interface, in addition to the chip's interrupts.
+    /// Interrupt level of the mediator's paravirtual interface, which is combined with the chip's interrupts.
     beside: bool,
 }
 
@@ -84,7 +84,7 @@ impl VGpu {
         &self.config
     }
 
-    /// Returns configuration space.
+    /// Returns the vGPU's configuration space.
     #[must_use]
     pub fn pci(&self) -> &PciConfig {
         &self.pci
@@ -270,7 +270,7 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports an error of a PBDMA that has stopped on this guest's work.
+    /// Reports an error in this guest's work that has stopped a PBDMA.
     pub fn pbdma_error(&mut self, error: PbdmaError, backend: &mut dyn Backend) {
         self.pbdma.error(error);
         self.evaluate(backend);
@@ -285,15 +285,14 @@ impl VGpu {
     }
 
     /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed. As on hardware,
-    /// the guest sees an interrupt, and sees that the engine's context switch does not complete until the guest resets
-    /// the engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a
-    /// time.
+    /// the guest receives an interrupt, and the engine's context switch appears incomplete until the guest resets the
+    /// engine or unbinds the channel. `engine` is a value of `nvspec::fifo::engine`. The guest sees one hang at a time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
     }
 
-    /// Reports an error of an engine that has stopped on a method of this guest.
+    /// Reports a method of this guest that has stopped an engine.
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
             EngineError::Graph(error) => self.graph.error(error, &mut cx!(self, backend)),

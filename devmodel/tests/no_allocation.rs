@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of allocations of this thread. Counted per thread, because the test harness has other threads.
+    /// Number of allocations by this thread. Counted per thread, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A stateless mediator that accepts all requests.
+/// A minimal mediator that accepts all requests.
 #[derive(Default)]
 struct Null {
     now: u64,

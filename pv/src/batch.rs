@@ -81,7 +81,7 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
-    /// Offset of the current operation.
+    /// Byte offset of the current operation.
     at: usize,
     answers: Answers,
 }

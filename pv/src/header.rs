@@ -162,7 +162,7 @@ fn resolve(path: &str, module: &str) -> Option<String> {
     structure(&path).map(Structure::c_name).or_else(|| field.map(|s| format!("{name} of {}", s.c_name())))
 }
 
-/// Appends a comment.
+/// Appends `words` as a C comment.
 fn comment(text: &mut String, indent: &str, words: &str) {
     if words.len().saturating_add("/*  */".len()) <= MAX_COLUMNS {
         let _ = writeln!(text, "{indent}/* {words} */");

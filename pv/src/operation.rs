@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// A value requested by [`Op::Query`]: a value of [`query`].
+/// Code of an [`Op::Query`]: a value of [`query`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "documented at the constants of the same names")]

@@ -93,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// Handles a flush and returns the number of denied entries by reason.
+    /// Handles a guest TLB flush, and returns the numbers of denied entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };

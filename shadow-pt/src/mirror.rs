@@ -18,7 +18,7 @@ pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_B
 /// Number of entries compared at a time.
 const GROUP: u32 = 8;
 
-/// An entry in memory.
+/// An entry as stored in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// A run of changed entries, with a flag that is true if any entry has lost a permission.
@@ -83,11 +83,11 @@ pub(crate) struct Mirror {
     pub(crate) shadow: Box<[u64]>,
     /// Mask of pages whose contents may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Mask of pages that may change at any time without a trap, because they are writable for the GPU or in guest RAM.
+    /// Mask of pages that may change at any time without a trap, because they are writable by the GPU or in guest RAM.
     pub(crate) watched: u64,
     /// Mask of pages that could not be read. Their entries are treated as 0.
     unreadable: u64,
-    /// Small entries that replace each split large entry, whose entry in `shadow` is 0.
+    /// Small entries that replace each split large entry, by index. The large entry in `shadow` is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
     /// Number of entries that map memory, for each page.
     pub(crate) live: Box<[u16]>,
@@ -129,7 +129,7 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks unreadable pages for rereading. Returns true if there are any.
+    /// Marks unreadable pages for rereading. Returns true if such pages exist.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -160,7 +160,7 @@ impl Mirror {
     }
 
     /// Reads a page of the guest's array into `buffer`, or zeros if the memory is unreadable. Returns the entries that
-    /// differ from the mirror, or `None` if there are none. Marks the page as clean, but does not modify the mirrored
+    /// differ from the mirror, or `None` if no entry differs. Marks the page as clean, but does not modify the mirrored
     /// entries.
     pub(crate) fn read(
         &mut self,
@@ -194,8 +194,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card accesses the memory of the guest's entry, or at least its first page.
-    /// Returns 0 if there is none.
+    /// Returns the card's entry for a guest entry, or for its first 4 KiB page if the entry is split. Returns 0 if the
+    /// card has no such entry.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -203,7 +203,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry matches `shadow`, at the latest once all pending writes complete.
+    /// Returns true if the card's entry matches `shadow`, or will match it once all pending writes complete.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),

@@ -95,7 +95,8 @@ pub struct SyncReport {
     /// Number of guest table pages that may have changed and will be read by [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
     /// Number of tables that could not be created because card memory is exhausted. Each call that may create tables
-    /// retries. Until these tables exist, their pages are unmapped, and work that needs these pages must not start.
+    /// tries to create them again. Until these tables exist, their pages are unmapped, and work that needs these pages
+    /// must not start.
     pub waiting: u64,
     /// Newly denied entries.
     pub denied: Denials,

@@ -48,13 +48,13 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// Table pages with entries that refer to each block of guest memory, whether granted or not. Uses at most one record
-/// in host memory per table entry.
+/// For each block of guest memory, granted or not, the table pages with entries that refer to it. Uses at most one
+/// record in host memory per table entry.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
     /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
-    /// Deferred increment of a count. Consecutive entries usually refer to the same block.
+    /// Key of a count, and its deferred increment. Consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
     /// RAM blocks to which entries have referred since the last report, if logging is enabled.

@@ -138,7 +138,7 @@ impl Space {
     }
 
     /// Updates the shadow from the guest's current tables, limited to `scope` and to the memory granted by `world`.
-    /// `unflushed` is true unless the guest has just flushed: it may still be writing an entry.
+    /// `unflushed` is false if the guest has just flushed its TLB. Otherwise, the guest may still be writing an entry.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -245,7 +245,7 @@ impl Space {
     }
 
     /// Updates the host copies of the replacement tables from the mirrors, and creates missing replacement tables.
-    /// Returns the entries to write, and true if the directory must be relinked.
+    /// Returns the entries to write, and a flag that is true if the directory must be relinked.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -298,7 +298,7 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Subtracts `bytes` bytes of tables from the size that counts towards the limit.
+    /// Subtracts `bytes` bytes of tables from the size to which the limit applies.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
@@ -352,8 +352,7 @@ impl Space {
         relink
     }
 
-    /// Records `raw` as the guest's new directory entry. Adds the tables to which the previous entry referred to
-    /// `orphans`.
+    /// Records `raw` as the guest's new directory entry. Adds the previous entry's tables to `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -565,7 +564,7 @@ impl Space {
         self.directory.retry();
     }
 
-    /// Handles a flush of the card's TLBs: frees unlinked tables, and returns the pages that are no longer writable.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that are no longer writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);

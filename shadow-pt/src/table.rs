@@ -47,7 +47,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
 /// State that must be updated when an entry changes.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
-    /// VRAM pages that have become writable for the GPU.
+    /// VRAM pages that have become writable by the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
     /// Pages that cease to be writable at the next flush of the card's TLBs.
     pub(crate) released: &'a mut Vec<FrameRun>,
@@ -203,8 +203,8 @@ impl Table {
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page. `fresh` contains their new values if they have been read. If the page
-    /// is marked in `recheck`, also processes absent entries.
+    /// Updates the shadow of the `changed` entries of a page. `fresh` contains their new values if they have been read.
+    /// If the page is marked in `recheck`, also updates the shadow of absent entries.
     #[expect(clippy::too_many_arguments, reason = "parts of the state are borrowed separately")]
     pub(crate) fn take(
         &mut self,
@@ -259,7 +259,7 @@ impl Table {
     }
 
     /// Records an entry that is not granted. Returns true if the entry must be read again before it is reported: its
-    /// value differs from that of the last read, and fewer than [`MAX_DOUBTED`] entries are recorded.
+    /// value has changed since the last read, and fewer than [`MAX_DOUBTED`] entries are recorded.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -320,7 +320,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages for rereading. Returns true if there are any.
+    /// Marks absent entries and unreadable pages for rereading after a grant of memory. Returns true if such entries or
+    /// pages exist.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -333,7 +334,7 @@ fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
 
-/// Returns the frame number of the guest VRAM page that the entry makes writable for the GPU, if any.
+/// Returns the frame number of the guest VRAM page that the entry makes writable by the GPU, if any.
 fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
     Some(named.frame)

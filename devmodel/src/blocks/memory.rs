@@ -47,7 +47,7 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Handles flushes. They complete before the write returns, so the registers always read as idle.
+/// Writes a flush register. The flush completes before the write returns, so the registers always read as idle.
 pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     if reg == pflush::Reg::BAR_FLUSH && BAR_FLUSH::TRIGGER.is_set(value) {
         cx.backend.flush_apertures();

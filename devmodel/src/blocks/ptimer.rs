@@ -4,10 +4,10 @@ use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Mask of the clock bits.
+/// Mask of the bits that the clock implements.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock, which is the card's clock plus an offset. The offset changes when the guest sets its time.
+/// The guest's clock, which is the card's clock plus an offset. A guest write to the clock changes the offset.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time in ns, modulo 2^64.
@@ -70,7 +70,7 @@ impl Ptimer {
         }
     }
 
-    /// Returns the card time in ns at which the alarm fires, if it is set and its interrupt is enabled.
+    /// Returns the card time in ns at which the alarm fires, if the alarm is set and its interrupt is enabled.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)

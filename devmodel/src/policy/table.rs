@@ -156,7 +156,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // A vGPU has no compression tags, so the address of their memory is not used.
+        // A vGPU has no compression tags, so the address of the tags' memory is not used.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }

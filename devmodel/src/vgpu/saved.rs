@@ -166,7 +166,7 @@ impl VGpu {
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Returns the mask of engines that the guest has blocked. Its channels are not scheduled on these engines.
+    /// Returns the mask of engines that the guest has blocked. The guest's channels are not scheduled on these engines.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()

@@ -18,7 +18,7 @@ use nvspec::regs::{fecs, fecs_command};
 const ANSWER_POLLS: u32 = 2_000_000;
 /// First small page of the image's mapping. Address 0 remains unmapped.
 const FIRST_PAGE: u64 = 16;
-/// Size code of the page table: one eighth, which is the minimum size.
+/// Size code of the page table: one eighth of the full size, which is the minimum.
 const SIZE_CODE: u8 = 3;
 
 /// Makes PGRAPH create and save a context, and returns the context's image.

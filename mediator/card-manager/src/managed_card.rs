@@ -64,7 +64,7 @@ use vram::{ChunkTable, Contents, GuestVramAddr, Limits, ScrubWork, TenantId};
 
 /// A VM that receives events.
 pub trait GuestEvents: Send + Sync {
-    /// Handles a card event. Called from the card's interrupt thread, without the card's lock.
+    /// Delivers a card event to the VM. Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
     /// Relocates the VM's memory. Calls `commit` once, with the VM's lock and the card's lock held. `commit` returns
@@ -76,7 +76,7 @@ pub trait GuestEvents: Send + Sync {
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Rebuilds the VM's address spaces after the card was taken over from another owner. When this function returns,
-    /// they match the guest's, so the VM's work may run. Called without the card's lock.
+    /// they match the guest's page tables, so the VM's work may run. Called without the card's lock.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -222,14 +222,15 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware`, and starts its threads.
     ///
     /// # Errors
-    /// Returns an error if the card's initialization fails, or if it has too little memory.
+    /// Returns an error if the card's initialization fails, or if the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires them.
+        // Scrub a few chunks first for the mediator itself, because scrubbing the others requires the mediator's
+        // structures.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -388,7 +389,7 @@ impl ManagedCard {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns true for the first caller only.
+    /// Returns true for the first caller, which must remove all work from the failed card.
     pub(crate) fn begin_shutting_out(&self) -> bool {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
@@ -421,7 +422,7 @@ impl ManagedCard {
         self.moving.lock()
     }
 
-    /// Returns the number of pieces of chunks that the copy engines have moved.
+    /// Returns the number of chunk pieces that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
@@ -513,8 +514,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so it is zeroed
-    /// in place.
+    /// Wipes the VM's memory for a new client. If `quiet` is false, the card may be using the memory, so the memory is
+    /// zeroed in place.
     ///
     /// # Errors
     /// Returns an error if the card does not respond.
@@ -538,7 +539,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Stops the card's threads and resets the card, unless it belongs to another process.
+    /// Stops the card's threads. Resets the card, unless it belongs to another process.
     pub fn close(&self) {
         self.end_threads();
         if self.owned.load(Ordering::Acquire) {

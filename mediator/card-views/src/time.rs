@@ -1,4 +1,4 @@
-//! Time of a card.
+//! Converts the division and the usage history of a card's time.
 
 use api::{WaitKind, WaitReason};
 use sched::{Account, Config, History, Nanos, Quarantine, Sample};

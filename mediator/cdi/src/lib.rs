@@ -20,7 +20,7 @@ pub const VERSION: &str = "0.5.0";
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder that container runtimes search for files that do not survive a reboot.
+/// Folder in which container runtimes look for CDI files. Its contents do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder of the CUDA library in a container.
@@ -111,7 +111,7 @@ pub struct Cuda<'a> {
     /// The tenant's socket on the host, in its own folder. The container mounts the folder, because a restarted daemon
     /// creates a new socket.
     pub socket: &'a Path,
-    /// Sockets for all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
+    /// Sockets of a tenant with several cards, in the order of the cards. All of them are in the folder of `socket`.
     pub sockets: &'a [PathBuf],
     /// Folder of gpu-mediator's library on the host.
     pub library: &'a Path,
@@ -194,7 +194,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// An error while handling a CDI file.
+/// Reason why an operation on a CDI file failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages document the variants")]
 pub enum CdiError {

@@ -106,8 +106,8 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request. The daemon rejects it if `expected` is given and is not the current revision. Returns the
-    /// body of a successful response.
+    /// Sends one request. The daemon rejects the request if `expected` is given and is not the current revision.
+    /// Returns the body of a successful response.
     ///
     /// # Errors
     /// Returns an [`AskError`] if the request fails.
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The response to the request contains any error.
+            // The request reports any connection error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()

@@ -21,7 +21,7 @@ pub(crate) const MAX_SOCKET_PATH: usize = 107;
 pub const MAX_CHANNELS: u32 = 128;
 /// Maximum number of virtual machines, which bounds threads and sockets.
 pub const MAX_VMS: usize = 64;
-/// Maximum number of tenants, which bounds sockets and the size of their status.
+/// Maximum number of tenants, which bounds the number of sockets and the size of status responses.
 pub const MAX_TENANTS: usize = 64;
 /// Maximum time limit for a channel without progress, in milliseconds: one hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
@@ -397,7 +397,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons to reject a virtual machine, given `others`.
+/// Returns all reasons to reject a virtual machine, given the other virtual machines `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();

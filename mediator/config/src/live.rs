@@ -19,7 +19,8 @@ pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
 }
 
-/// Returns true if a key, given as a path, can be changed while a virtual machine whose programs use CUDA runs.
+/// Returns true if a key of a virtual machine with a `cuda` table, given as a path, can be changed while the guest's
+/// programs run.
 #[must_use]
 pub fn of_function(key: &str) -> bool {
     within(key, &OF_FUNCTION)

@@ -85,7 +85,7 @@ pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Returns the value at a path; null if there is none.
+/// Returns the value at a path; null if the path does not exist.
 #[must_use]
 pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     let mut keys = path.split('.');

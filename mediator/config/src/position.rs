@@ -20,7 +20,7 @@ impl<'a> Positions<'a> {
         Self::of_part(text, text)
     }
 
-    /// Like [`Self::new`], for a text that is only partly TOML. In `part`, the rest of the text is blank.
+    /// Like [`Self::new`], for a text that is only partly TOML. `part` is the same text with everything else blanked.
     pub(super) fn of_part(text: &'a str, part: &'a str) -> Self {
         Self { text, tree: DeTable::parse(part).ok() }
     }

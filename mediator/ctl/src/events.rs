@@ -150,7 +150,7 @@ impl Events {
     }
 }
 
-/// Reason to stop following.
+/// Reason to stop following events.
 enum Stop {
     /// The request failed.
     Ask(AskError),

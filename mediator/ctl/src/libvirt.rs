@@ -1,14 +1,14 @@
 //! libvirt's hook: creates a domain's vGPU before the domain starts, and removes it after the domain has stopped.
 //!
 //! libvirt runs the hook as root with the domain XML on standard input: `HOOK DOMAIN prepare begin -` before QEMU
-//! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed, and
-//! at libvirt's next startup if it was down when QEMU exited. If `prepare` fails, libvirt cancels the start and shows
-//! the hook's message.
+//! starts, and `HOOK DOMAIN release end -` after QEMU has exited. libvirt also calls `release` if QEMU was killed. If
+//! libvirt was down when QEMU exited, it calls `release` at its next startup. If `prepare` fails, libvirt cancels the
+//! start and shows the hook's message.
 //!
 //! The hook writes a note with the host's boot ID for each VM that it creates, next to libvirt's own state. Therefore,
 //! VMs that remain after a power loss are removed when the next domain starts. Each of the hook's VMs has a label with
-//! a unique ID, which is also in the note, so the hook never removes another VM with the same name. It also keeps VMs
-//! that a VMM is using. libvirt also calls `release` after a failed `prepare`.
+//! a unique ID, which the note also contains. Therefore, the hook never removes another VM with the same name. It also
+//! keeps VMs that a VMM is using. libvirt also calls `release` after a failed `prepare`.
 //!
 //! Source: libvirt's `hooks.html`.
 
@@ -89,7 +89,7 @@ struct Note {
     prepared: String,
 }
 
-/// Result of a removal.
+/// Result of removing a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removed {
     /// The note's VM no longer exists.
@@ -321,7 +321,7 @@ fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, C
     }
 }
 
-/// Reads a note.
+/// Reads a note. Returns `None` if it is missing or invalid.
 fn read_note(path: &Path) -> Option<Note> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(MAX_NOTE).read_to_string(&mut text).ok()?;

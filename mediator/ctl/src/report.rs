@@ -72,14 +72,14 @@ pub struct Summary {
     /// Jain's index: 1 if all VMs with use received the same fraction of their entitlements. Absent if no VM used the
     /// engine.
     pub jain: Option<f64>,
-    /// The virtual machines.
+    /// Shares of the virtual machines.
     pub vms: Vec<Received>,
 }
 
 /// Average share of the engine's time that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
-    /// The virtual machine.
+    /// Name of the virtual machine.
     pub vm: String,
     /// Share to which the virtual machine is entitled while all VMs have work, in percent.
     pub entitled_percent: f64,
@@ -126,12 +126,12 @@ impl Uses {
         let earliest = end.saturating_sub(history.since_ms.saturating_mul(1_000_000));
         let samples = || history.vms.iter().flat_map(|vm| &vm.samples);
         let first = samples().map(|sample| sample.from_ns).min().unwrap_or(earliest).clamp(earliest, end);
-        // Whole windows, counted from the end.
+        // Count whole windows from the end.
         let windows = ((end - first) / window).max(1);
         if windows > MAX_WINDOWS {
             return Err(format!("{windows} windows, expected at most {MAX_WINDOWS}; choose a longer window"));
         }
-        // PANIC: at most MAX_WINDOWS.
+        // PANIC: the value is at most MAX_WINDOWS.
         let count = windows as usize;
         let vms = history.vms.iter().map(|vm| {
             let mut percent = vec![0.0; count];

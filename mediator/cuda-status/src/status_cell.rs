@@ -1,5 +1,5 @@
-//! The latest status of a card's owner. The thread that communicates with the owner writes it. Readers never block on
-//! the owner.
+//! The latest status of a card's owner. The thread that communicates with the owner writes the status. Readers never
+//! block on the owner.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -391,7 +391,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Executes an operation on tables. Other operations are not executed here.
+/// Executes an operation on tables. Accepts all other operations without executing them.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

@@ -16,7 +16,7 @@ pub(crate) struct Table {
     pub(crate) kind: u32,
     /// Entries, empty for a directory.
     pub(crate) entries: Vec<u64>,
-    /// Directory entries.
+    /// Nonempty entries of a directory, by index.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 

@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// Creates a guest whose instance block permits 16 MiB and whose directory refers to both tables.
+/// Creates a guest with an instance block limit of 16 MiB and a directory that refers to both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -82,7 +82,7 @@ fn faults_are_the_hardwares() {
 fn a_shortened_table_ends_where_it_says() {
     let mut guest = guest();
     guest.write64(vram(INSTANCE + vm::LIMIT_LO), 0xff_ffff_ffff);
-    // Reduce the table to an eighth, which covers 16 MiB.
+    // Reduce the table to an eighth of its full size, which covers 16 MiB.
     guest.write64(vram(DIRECTORY), 1 | 3 << 2 | (LPT >> 12) << 4);
     guest.write64(vram(LPT + 127 * 8), pte(0));
     let mut tlb = bound();

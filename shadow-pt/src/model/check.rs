@@ -119,7 +119,8 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, the card may still see small entries that the guest has hidden with a large page.
+            // Until the page is read, the shadow may still contain small entries that the guest has hidden with a large
+            // page.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -171,8 +172,8 @@ impl View<'_> {
         })
     }
 
-    /// Compares walks of several addresses of a directory entry through the card's tables, the guest's tables, and the
-    /// mirrors.
+    /// For several addresses that a directory entry maps, compares walks through the card's tables, the guest's tables,
+    /// and the mirrors.
     fn check_walks(&self, index: u64, pde: u64) {
         for offset in (0..24).map(|page| page * PAGE).chain((0..12).map(|page| page * LARGE + 3 * PAGE)) {
             let va = (index << 27) + offset;

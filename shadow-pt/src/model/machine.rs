@@ -374,8 +374,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM, which the guest may then unmap and flush, and grants it again. `at` selects an entry in a page
-    /// with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM, and grants it again. In between, the guest may unmap the RAM and flush its TLB. `at` selects an
+    /// entry in a page with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -478,7 +478,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // The caller would not prepare this space.
+            // A caller need not prepare a settled space before its work runs.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);

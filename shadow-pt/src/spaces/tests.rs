@@ -10,7 +10,7 @@ mod splits;
 const DIRECTORY: u64 = 0x1_0000;
 /// Address of a large-page table.
 const LPT: u64 = 0x2_0000;
-/// Address of a small-page table, which the directory entry reduces to an eighth (32 KiB).
+/// Address of a small-page table, which the directory entry reduces to an eighth of its full size (32 KiB).
 const SPT: u64 = 0x3_0000;
 const EIGHTH: u64 = 3 << 2;
 

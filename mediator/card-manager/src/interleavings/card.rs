@@ -1,5 +1,5 @@
-//! Model of the card as seen by the feeder, and of the mediator's state around it. All threads wait for changes to the
-//! model. The model's clock advances when work completes or the timer expires.
+//! Model of the card as seen by the feeder, and of the related state of the mediator. All threads wait for changes to
+//! the model. The model's clock advances when work completes or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -112,7 +112,7 @@ impl Card {
         }
     }
 
-    /// Runs an engine thread, which executes the first runnable submission.
+    /// Runs an engine thread, which executes runnable submissions until the test ends.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
@@ -328,14 +328,14 @@ impl State {
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
-    /// Same as `CardState::retire_channel`.
+    /// Models `CardState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: TenantId, channel: ChannelId) {
         self.feeder().complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.feeder().channel_ended(vm, channel);
     }
 
-    /// Same as `CardState::quiesce`.
+    /// Models `CardState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: TenantId) {
         self.feeder().complete();
         self.card.change(|hardware| {

@@ -164,7 +164,7 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // Look up the VM for each event, because it may have been removed. Its lock must not be acquired with the
+        // Look up the VM for each event, because it may have been removed. The VM's lock must not be acquired with the
         // card's lock held.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
@@ -180,7 +180,8 @@ impl CardState {
         self.guest_alarms.due(now)
     }
 
-    /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
+    /// Makes one pass through the interrupt tree. Returns a flag that is true if any interrupt was pending, and the
+    /// events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(TenantId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -244,7 +245,7 @@ impl CardState {
         events
     }
 
-    /// Reports runlists that have taken effect to their VMs.
+    /// Notifies VMs of their runlists that have taken effect.
     fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));

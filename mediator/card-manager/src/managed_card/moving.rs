@@ -3,7 +3,7 @@
 //! While the guest still runs, the VM's memory is evicted to host memory ([`ManagedCard::empty`]). The other card
 //! borrows this memory, and the rest is copied to it ([`ManagedCard::copy_ahead`]). Then the VM is suspended
 //! ([`ManagedCard::suspend`]): its channels leave the engines, and their state on this card is copied
-//! ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
+//! ([`Halted::depart`]). Memory that was not borrowed, and that differs on the target, is also copied
 //! ([`Suspended::copy_memory`]). The other card, on which the VM has already been created and
 //! [held](CardState::hold_still), receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this
 //! card's state does not change. If a step fails, the guard is dropped, and the VM continues on this card. Finally, the
@@ -61,7 +61,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the number of strikes to that of the replaced VM, if the latter is higher.
+    /// Raises the number of strikes to at least that of the replaced VM.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -101,8 +101,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets the card's memory move again, except that of the VM that has moved to another card, because that card may
-    /// have borrowed it. The VM's work stays stopped.
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card. The other card
+    /// may have borrowed that memory. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -477,8 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, and requests that they leave the engines. If `held` is false, lets them run again unless
-    /// the card is quiesced.
+    /// Stops a VM's channels, and requests that they leave the engines, if `held` is true. Otherwise, lets them run
+    /// again unless the card is quiesced.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -493,7 +493,7 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Pins a VM's memory in place while it arrives from another card, or permits it to move again.
+    /// Pins a VM's memory in place while the VM arrives from another card, or permits the memory to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }

@@ -124,7 +124,7 @@ impl CardState {
         }
     }
 
-    /// Handles a departing channel that has left its engines.
+    /// Completes the departure of a channel that has left its engines.
     fn departed(&mut self, vm: TenantId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -222,7 +222,7 @@ impl CardState {
 
     /// Removes a faulted channel (if its owner is known) from the card, and lets its engine continue with other
     /// channels. The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`). Acknowledging the error would
-    /// make the scheduler use the engine again, but would not repair it. An engine that already works for another
+    /// make the scheduler use the engine again, but would not repair it. An engine that already executes another
     /// channel is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {

@@ -7,8 +7,8 @@
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors. Any more are only counted. Engines continue after an error, so a guest can cause
-/// any number of errors.
+/// Maximum number of queued errors. Further errors are only counted. Engines continue after an error, so a guest can
+/// cause any number of errors.
 const MAX_QUEUED_ERRORS: usize = 256;
 
 /// Events waiting for a VM.

@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Processes a method. Returns false if the rest need not be read.
+    /// Adds the needs of a method. Returns false if the rest need not be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();

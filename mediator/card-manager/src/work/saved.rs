@@ -68,7 +68,8 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts caused by a VM. Its channels' state shows whether it is paused because of them.
+/// Interrupts caused by a VM. The state of the VM's channels shows whether the VM is paused because of these
+/// interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,

@@ -13,7 +13,7 @@ pub use tenancy::{TenantTime, TimeView, Wait};
 pub struct SchedulerUsage {
     /// Settings of the scheduler.
     pub config: Config,
-    /// Division of time, in the form common to all kinds of card.
+    /// Division of time, in the form common to all kinds of cards.
     pub time: TimeView,
     /// Oldest overdue submissions of each VM, oldest first.
     pub overdue: BTreeMap<TenantId, Vec<Overdue>>,

@@ -78,7 +78,7 @@ pub(super) fn unplaced(
     if suitable as u64 >= count {
         return Vec::new();
     }
-    // If all cards reject a value for the same reason, report an error in its key.
+    // If all cards reject a value for the same reason, report the error for the value's key.
     let mut of_cuda = all.iter().filter_map(|(refusal, _)| refusal.as_ref()).filter(|refusal| refusal.field != "kind");
     if let Some(first) = of_cuda.next()
         && suitable == 0
@@ -96,8 +96,8 @@ pub(super) fn unplaced(
 }
 
 impl TenantSpec {
-    /// Assigns cards to a tenant that does not name them, given `others`, if enough cards are suitable. The tenant's
-    /// own policy takes precedence over the `default`.
+    /// Assigns cards to a tenant that does not name any, given the other tenants `others`, if enough cards are
+    /// suitable. The tenant's own policy takes precedence over the `default`.
     #[must_use]
     pub fn placed(
         mut self,
@@ -143,8 +143,8 @@ impl TenantSpec {
     }
 }
 
-/// Returns the tenants in the order in which they are placed: tenants with cards come first, because their memory there
-/// is already assigned.
+/// Returns the indices of the tenants in placement order. Tenants with cards come first, because their memory there is
+/// already assigned.
 #[must_use]
 pub fn placement_order(tenants: &[TenantSpec]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tenants.len()).collect();

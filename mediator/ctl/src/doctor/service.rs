@@ -6,7 +6,7 @@ use super::{Finding, Patient, host::Host};
 use crate::client::ClientError;
 use admin_client::AskError;
 
-/// Name of the service.
+/// Name of the daemon's systemd service.
 const UNIT: &str = "gpu-mediator.service";
 /// Maximum number of configuration error lines to report.
 const LINES: usize = 5;

@@ -87,7 +87,7 @@ pub fn cards(cards: &[CardScheduler]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// Renders tenants with several cards, each once. Returns an empty text if there are none.
+/// Renders tenants with several cards, each once. Returns an empty text if no tenant has several cards.
 #[must_use]
 pub fn gangs(tenants: &[Tenant]) -> String {
     let several: Vec<&Tenant> = tenants.iter().filter(|tenant| !tenant.cards.is_empty()).collect();
@@ -115,7 +115,7 @@ pub fn gangs(tenants: &[Tenant]) -> String {
     format!("\n{}", table(rows, &[2, 3, 4, 5, 6, 7]))
 }
 
-/// Renders the time of one card.
+/// Renders the division of one card's time.
 #[must_use]
 pub fn card(card: &CardScheduler) -> String {
     let mut rows = vec![row(&[&"card", &card.card])];

@@ -73,8 +73,9 @@ impl Run {
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Waits until the card's owner responds and, within the time limit, the MPS server of the tenant's group has
-    /// started: a program becomes an MPS client at its start or never. Returns the tenant.
+    /// Waits until the card's owner responds and the MPS server of the tenant's group has started, because a program
+    /// can become an MPS client only at its start. Returns the tenant. After the time limit, no longer waits for the
+    /// server, and returns an error if the owner does not respond.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {

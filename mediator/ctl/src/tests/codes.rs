@@ -187,7 +187,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// Accepts a limited number of writes, and then fails like a closed pipe.
+/// A writer that accepts a limited number of writes, and then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,

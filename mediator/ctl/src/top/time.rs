@@ -12,7 +12,7 @@ use crate::output::memory::mib;
 use crate::output::scheduler::{duration, percent, state};
 use api::{CardMemory, CardScheduler, VmEngine, VmShare};
 
-/// The columns.
+/// Columns of the page.
 pub(super) const TABLE: [Column; 14] = [
     Column { head: "CARD", kind: Kind::Text, rank: 10 },
     Column { head: "VM", kind: Kind::Text, rank: 0 },

@@ -15,7 +15,7 @@ use super::history::History;
 use super::{Look, memory, processes, time};
 use crate::output::{self, scheduler};
 
-/// Style of a line.
+/// Style of a table line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     /// The normal style.
@@ -139,7 +139,7 @@ const HELP: [&str; 10] = [
     "yellow     strikes, or memory in the host; red: action needed",
 ];
 
-/// Screen contents.
+/// Contents and state of the screen.
 #[derive(Debug, Default)]
 pub(super) struct View {
     look: Look,

@@ -4,7 +4,7 @@
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
 
-/// Steps. Omitted operands are 0.
+/// A sequence of steps. Omitted operands are 0.
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
@@ -67,7 +67,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Keep directories referenced by address spaces, and modify directories.
+        // Bind address spaces to directories, free and reuse the directories' handles, flush, and unbind.
         (
             "bindings",
             seed(&[

@@ -4,7 +4,7 @@
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations. Omitted operands are 0.
+/// A sequence of operations. Omitted operands are 0.
 type Ops<'a> = &'a [&'a [u8]];
 
 /// Mode byte of all seeds, which selects the default mode and a high table limit. The tests also run the seeds in all
@@ -114,7 +114,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Move, withdraw and grant chunks of VRAM. Then do the same with ranges that the guest keeps.
+        // Move, withdraw and grant chunks of VRAM. Then do the same with ranges that the guest still owns.
         (
             "chunks",
             seed(&[

@@ -122,7 +122,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` is true if it waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` is true if the channel waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
