@@ -141,7 +141,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the channel need more polls than the guest's write makes.
+    // Make the channel stay for more polls than the guest's write performs.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
@@ -224,7 +224,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     }
     card.holds.store(true, Ordering::SeqCst);
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
-    // The guarantee requires chunks of the first VM. Each attempt to copy them loses its destination.
+    // The guarantee requires chunks of the first VM. Each failed copy quarantines its destination slot.
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;
