@@ -22,7 +22,7 @@ use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, guest, wait};
 
 const MIB: u64 = 1 << 20;
-/// Size of the card and of host memory in MiB.
+/// Size of the card's VRAM and of the host memory for chunks, in MiB.
 const CARD_MIB: u64 = 128;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 32;

@@ -31,7 +31,7 @@ use counting::Phases;
 
 /// Default number of rounds of each workload.
 const ROUNDS: usize = 5;
-/// Size of each card in MiB.
+/// VRAM size of each card in MiB.
 const CARD_MIB: u32 = 384;
 /// VRAM size of a mediated VM in MiB.
 const VRAM_MIB: u32 = 256;

@@ -47,7 +47,7 @@ fn copy_rate() -> f64 {
 /// Names of a pause's phases, as reported by the daemon.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
-/// One move.
+/// A move of the VM to the other card.
 struct Move {
     /// Durations of the pause's phases, in ms.
     parts: [f64; PARTS.len()],
