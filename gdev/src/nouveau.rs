@@ -39,7 +39,7 @@ use uapi::param;
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 4 << 10, direct_read_bytes: 1 << 10, piece_bytes: 2 << 20, overlap: true };
 
-/// Number of launches with stamps in the buffer.
+/// Number of launches whose stamps fit in the stamp buffer.
 const STAMPED: u64 = 128;
 /// Maximum number of submissions in flight. Each submission needs its own stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;

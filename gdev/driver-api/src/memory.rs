@@ -151,7 +151,7 @@ pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usi
 }
 first_name!(cuMemGetAddressRange, cuMemGetAddressRange_v2, (start: *mut u64, size: *mut usize, address: u64));
 
-/// Copies to the card, and waits.
+/// Copies `size` bytes from this process to the card, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize) -> Status {
     status(with(|state| {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usi
 }
 first_name!(cuMemcpyHtoD, cuMemcpyHtoD_v2, (to: u64, from: *const c_void, size: usize));
 
-/// Copies from the card, and waits.
+/// Copies `size` bytes from the card to this process, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -248,14 +248,14 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, s
 }
 first_name!(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2, (to: u64, from: u64, size: usize, stream: Handle));
 
-/// Fills memory with a byte value.
+/// Fills `count` bytes of card memory with a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, count: usize) -> Status {
     status(with(|state| fill(state, to, &[value], count)))
 }
 first_name!(cuMemsetD8, cuMemsetD8_v2, (to: u64, value: u8, count: usize));
 
-/// Fills memory with a 32-bit value.
+/// Fills `count` 32-bit words of card memory with a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD32_v2(to: u64, value: c_uint, count: usize) -> Status {
     status(with(|state| fill(state, to, &value.to_le_bytes(), count)))
