@@ -128,7 +128,7 @@ fn select_bank(push: &mut Push, bank: u64) {
 
 /// Stores a timestamp with `payload` once all earlier work has completed.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
-    // Release four 32-bit words.
+    // The release writes four 32-bit words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
@@ -143,7 +143,7 @@ pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank
     select_bank(push, bank);
     let words: Vec<u32> = params.bytes().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     for (index, words) in (0..).zip(words.chunks(16)) {
-        // Send the offset, then its sixteen data methods.
+        // Send the offset, followed by up to sixteen data words.
         let mut row = vec![PARAMS_AT + 64 * index];
         row.extend_from_slice(words);
         set(push, 0x238c, &row);
