@@ -15,7 +15,7 @@ use crate::raw::Raw;
 use crate::report;
 use crate::rig::{Counts, Rig};
 
-/// Maximum value of `--scale`, which is that of the `workloads` crate.
+/// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 /// Maximum value of `--count`.
 const MOST_COUNT: u64 = 1000;

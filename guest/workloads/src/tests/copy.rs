@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// Returns the rectangles of the copy on an engine.
+    /// Returns the rectangles into which an engine's limits split the copy.
     pub fn rects(self, source: u64, target: u64, engine: Engine) -> Vec<Rect> {
         match self {
             Self::Linear { size } => linear(source, target, size, engine.most_lines()),
