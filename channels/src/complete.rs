@@ -105,7 +105,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // Channels that are skipped here are handled by the next interrupt or the next poll for completions.
+        // Channels that are skipped here are polled at the next interrupt or at the next poll for completions.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);

@@ -1,5 +1,5 @@
-//! Moves a VM that does work back and forth between two cards of a daemon. Measures the number of bytes copied, and the
-//! VM's pauses relative to the time that this CPU needs to copy the VM's memory once.
+//! Moves a working VM back and forth between two cards of a daemon. Measures the number of bytes copied, and the VM's
+//! pauses relative to the time that this CPU needs to copy the VM's memory once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,5 +1,6 @@
-//! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum that
-//! works. Also measures the cost of relocation support if memory is sufficient. Verifies every byte of every run.
+//! GPUswap's figure 5: two instances of a program with decreasing amounts of card memory, down to the minimum with
+//! which they run correctly. Also measures the cost of relocation support if memory is sufficient. Verifies every byte
+//! of every run.
 
 use std::path::Path;
 use std::time::Instant;

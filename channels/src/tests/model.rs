@@ -1,5 +1,5 @@
 //! Rules that hold after any sequence of operations, checked against an independent model of the guest's rings, the
-//! entries pulled from them, and the fake card's observations. Used by the property tests and the fuzz target.
+//! entries pulled from them, and the fake card's observations. The property tests and the fuzz target use this model.
 
 mod audit;
 

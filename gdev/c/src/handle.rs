@@ -109,12 +109,12 @@ pub(crate) fn with<T>(handle: Ghandle, work: impl FnOnce(&mut State) -> Outcome<
     work(&mut state)
 }
 
-/// Records an error. Returns 0 on success, or a negative errno value.
+/// Records the error, if any. Returns 0 on success, or a negative errno value.
 pub(crate) fn status(outcome: Outcome<()>) -> c_int {
     outcome.map_or_else(|failure| -record(failure), |()| 0)
 }
 
-/// Records an error. Returns the value, or 0 on error.
+/// Records the error, if any. Returns the value, or 0 on error.
 pub(crate) fn value(outcome: Outcome<u64>) -> u64 {
     outcome.unwrap_or_else(|failure| {
         record(failure);

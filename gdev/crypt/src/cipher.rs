@@ -66,7 +66,7 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, which handles one request at a time. `None` while no card is open.
+    /// The card, which transforms the data of one request at a time. `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }

@@ -180,7 +180,7 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize
 }
 first_name!(cuMemcpyDtoH, cuMemcpyDtoH_v2, (to: *mut c_void, from: u64, size: usize));
 
-/// Copies within card memory, and waits.
+/// Copies `size` bytes within card memory, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize) -> Status {
     status(with(|state| {
@@ -200,7 +200,8 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card. If the source is pinned, does not wait. Otherwise, returns once the source may be reused.
+/// Copies `size` bytes from this process to the card. If the source is pinned, does not wait. Otherwise, returns once
+/// the source may be reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -219,7 +220,8 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card. If the target is pinned, does not wait. Otherwise, waits like [`cuMemcpyDtoH_v2`].
+/// Copies `size` bytes from the card to this process. If the target is pinned, does not wait. Otherwise, waits like
+/// [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -238,7 +240,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: 
 }
 first_name!(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2, (to: *mut c_void, from: u64, size: usize, stream: Handle));
 
-/// Copies within card memory without waiting.
+/// Copies `size` bytes within card memory without waiting.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {

@@ -100,7 +100,7 @@ fn high(address: u64) -> u32 {
 
 /// Sets the state shared by all launches: windows, an identity map of global addresses, and constant bank 0.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
-    // Set the maximum number of warps, the call depth, and the local memory per warp to Mesa's values.
+    // Set the multiprocessor limit, the call depth limit, and method 0x2a0, as Mesa does.
     set(push, 0x0758, &[multiprocessors]);
     set(push, 0x0d64, &[0xf]);
     set(push, 0x02a0, &[0x8000]);

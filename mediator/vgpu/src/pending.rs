@@ -56,7 +56,7 @@ pub(crate) struct Pending {
     /// Maximum time that an entry may wait while the mover's scans fail.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
-    /// Doorbells of bound channels whose work waits, and the start of each wait.
+    /// Doorbells of bound channels whose work waits for memory, and the start of each wait.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
     /// Last runlist that the guest submitted.
     listed: Vec<VirtualChannelId>,
@@ -159,7 +159,7 @@ impl Pending {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// Returns the doorbells whose work waits.
+    /// Returns the doorbells whose work waits for memory.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

@@ -250,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked and
-/// kept.
+/// A saved VM that is being loaded. Its memory is written directly to the receiving VM. Other state is checked, and
+/// stored until the stream ends.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,

@@ -21,7 +21,7 @@ pub(crate) const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// State of a VM's blocked writes.
 #[derive(Debug, Default)]
 pub(crate) struct WriteWait {
-    /// Maximum time that work may wait, as set by the operator.
+    /// Maximum time that a write may wait: the operator's limit for work, but at most [`MAX_WAIT`].
     limit: Duration,
     /// Wait of the current write, if it waits.
     wait: Option<Wait>,

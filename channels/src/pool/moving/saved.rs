@@ -39,7 +39,7 @@ const STATE: [u64; 18] = [
     ramfc::PB_COUNT,
     ramfc::SUBDEVICE,
 ];
-/// Number of subchannels, each of which has an object.
+/// Number of subchannels, each of which has a saved object.
 const SUBCHANNELS: u64 = 8;
 /// Offsets of the USERD dwords in which the card reports progress.
 const PROGRESS: [u64; 6] =

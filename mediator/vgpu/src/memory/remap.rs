@@ -1,7 +1,7 @@
 //! Apertures backed by host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
 //!
 //! The VMM maps a file under most of an aperture, once, so that CPU accesses to this part cause no messages. While the
-//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*: the mediator moves the
+//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*. The mediator moves the
 //! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses to the VRAM
 //! page, including the card's, use the home. For PRAMIN, a register selects the pages, not the guest's tables.
 //!

@@ -167,8 +167,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // These threads do the same as the scheduler's tick, but more often: they poll departing channels whenever the
-        // card's lock is free.
+        // These threads poll departing channels whenever the card's lock is free, as the scheduler's tick does less
+        // often.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {

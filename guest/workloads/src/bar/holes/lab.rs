@@ -409,8 +409,8 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits until the queued work completes or fails, for a limited number of polls, which is small unless `patient`
-    /// is true.
+    /// Waits until the queued work completes or fails, for at most `MAX_POLLS` polls, or `SHORT_PATIENCE` polls if
+    /// `patient` is false.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { MAX_POLLS } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {

@@ -1,6 +1,6 @@
 //! Saved form of the apertures that the VMM maps: the records, and the I/O addresses of the memory. The memory itself
-//! is in files, which are handed over separately. The client keeps the files mapped during the handover, and its CPUs
-//! may write at any time.
+//! is in files, which are handed over separately. The client keeps the files mapped during the handover, and guest CPUs
+//! may write to them at any time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};

@@ -138,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process [`MARK`] as data, as an address, as an object, and as a table entry.
+/// Makes the card use [`MARK`] as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
