@@ -38,9 +38,9 @@ const WORKLOADS: [(&str, &str); 4] = [
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// VRAM size in MiB of the card of the daemon inside the machine.
+/// VRAM size in MiB of the card that the daemon inside the machine manages.
 const INNER_MIB: u32 = 64;
-/// VRAM size in MiB of the VM of the daemon inside the machine.
+/// VRAM size in MiB of the VM that the daemon inside the machine serves.
 const INNER_VM_MIB: u32 = 16;
 /// Amount of RAM to map with huge pages, in MiB.
 const LENT_HUGE_MIB: u32 = 512;

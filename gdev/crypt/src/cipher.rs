@@ -94,7 +94,7 @@ impl Cipher {
         Counts { card_bytes, cpu_bytes, card_failures }
     }
 
-    /// Transforms data in place. The first sector has number `sector`.
+    /// Transforms data in place. `sector` is the number of the first sector.
     ///
     /// # Panics
     /// Panics if the data does not consist of whole sectors.

@@ -205,7 +205,7 @@ pub struct GemInfo {
 pub struct GemNew {
     /// In: the request. Out: the result.
     pub info: GemInfo,
-    /// Not used.
+    /// Unused, always zero.
     pub channel_hint: u32,
     /// Alignment in bytes.
     pub align: u32,
@@ -215,7 +215,7 @@ pub struct GemNew {
 #[repr(C)]
 #[derive(Debug, Default, Clone)]
 pub struct PushbufBuffer {
-    /// Not used by the kernel.
+    /// The kernel ignores this value.
     pub user_priv: u64,
     /// Handle of the buffer.
     pub handle: u32,
