@@ -21,12 +21,12 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Programs in figure 5 of the `swap` benchmark.
+/// Names and scales of the programs in figure 5 of the `swap` benchmark.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Card sizes, in percent of the memory in use.
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
-/// Number of seeds of `random`.
+/// Number of seeds with which the `random` policy is measured.
 const SEEDS: u64 = 20;
 /// Input seeds of the two instances, and of the profiling run.
 const INPUTS: [u64; 3] = [1, 3, 2];

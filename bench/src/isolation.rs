@@ -128,7 +128,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A failed request counts as infinite latency.
+                // Record a failed request as an infinite latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }

@@ -190,7 +190,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// Returns a quantile of the measurements, given as a fraction `part`, such as 0.99.
+/// Returns the quantile of the measurements at the fraction `part`, such as 0.99.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -79,7 +79,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Returns the VMs' entitlements, which depend on their weights.
+/// Returns the VMs' entitlements as fractions of the GPU time, which are proportional to their weights.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();

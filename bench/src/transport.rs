@@ -12,7 +12,7 @@ use crate::report::{Metric, Target, median};
 
 /// Number of measurements of each kind. The report contains the median.
 const ROUNDS: usize = 7;
-/// Number of accesses per measurement.
+/// Number of reads per measurement.
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 

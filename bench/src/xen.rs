@@ -11,7 +11,7 @@ use tests::xen::{Domain, DomainSpec, XenMachine};
 
 use crate::report::{Metric, Target};
 
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 128;
 /// VRAM size of the VM in MiB.
 const VM_MIB: u32 = 64;

@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Their offsets are translated by page tables that the driver writes.
+/// The two memory BARs. Page tables written by the driver translate offsets in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general VRAM access and the doorbells (USERD).

@@ -95,7 +95,7 @@ pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Starts removing a channel from its engines, and polls a few times until it has left.
+/// Starts removing a channel from its engines, and polls briefly. Returns an error if the channel has not left by then.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }

@@ -46,9 +46,9 @@ pub struct GuestInstance {
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
-    /// Saved state: index of the entry after the last one consumed. Not validated.
+    /// Saved state: index of the entry after the last one consumed. The value is not validated.
     pub gp_get: u32,
-    /// Saved state: index of the entry after the last one known to be written. Not validated.
+    /// Saved state: index of the entry after the last one known to be written. The value is not validated.
     pub gp_put: u32,
     /// Location of the guest's page directory.
     pub directory: Place,

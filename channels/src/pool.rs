@@ -103,14 +103,16 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Index of the next of the two runlist pages to be written.
+    /// Index of the runlist page to write next, 0 or 1.
     next_page: usize,
-    /// Number from which to search for a free channel, so that freed numbers are reused as late as possible.
+    /// Channel number at which the next search for a free channel starts, so that freed numbers are reused as late as
+    /// possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// True if a submission appears to have ended while an engine is still running its channel.
+    /// True if the last poll for completions skipped channels, or found a submission that appears to have ended while
+    /// an engine is still running its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -233,8 +235,8 @@ impl Channels {
     /// channel's position.
     ///
     /// # Errors
-    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but it cannot be
-    /// reused before [`Self::let_go`].
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but the channel's
+    /// number cannot be reused before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -334,8 +336,8 @@ impl Channels {
     }
 
     /// Prevents a physical channel from running, or lets it run again. A withheld channel does not run even if its
-    /// guest enables it. Work that it has started is kept, and the channel leaves its engine as if its guest had
-    /// requested a preemption.
+    /// guest enables it. Its started work is kept, and the channel leaves its engine as if its guest had requested a
+    /// preemption.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -435,7 +437,7 @@ impl Channels {
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a card reset. Frees every channel, including stuck ones. Guests must bind their channels again.
+    /// Frees every channel, including stuck ones, after a card reset. Guests must bind their channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -469,8 +471,8 @@ impl Channels {
     }
 
     /// Rereads the guest's engine context pointers, and updates the card's block for the contexts that now exist. As on
-    /// hardware, the guest may change a running channel, and the card sees the change when it next loads the context.
-    /// The guest's images are never read, because the host provides the images.
+    /// hardware, the guest may change the pointers of a running channel, and the card sees the change when it next
+    /// loads the context. The guest's images are never read, because the host provides the images.
     ///
     /// If work is in flight, the change is deferred until this work has ended. The change is still made before the next
     /// pull, because work is charged to the engine that the channel's contexts selected at submission.
@@ -564,8 +566,8 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts. Alternates between two pages, because the card may still be reading the
-    /// previous one.
+    /// Submits the union of all VMs' parts of the runlist. Alternates between two pages, because the card may still be
+    /// reading the previous one.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms

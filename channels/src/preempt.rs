@@ -83,8 +83,8 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Starts removing a physical channel, bound or [stuck](crate::RunState::Stuck), from its engines, and polls a few
-    /// times until it has left. If the channel is bound, enabled and listed, the card may schedule it again
+    /// Starts removing a physical channel, bound or [stuck](crate::RunState::Stuck), from its engines, and polls
+    /// briefly until it has left. If the channel is bound, enabled and listed, the card may schedule it again
     /// immediately.
     ///
     /// # Errors
@@ -97,9 +97,9 @@ impl Channels {
     /// again. [`Self::vacating`] returns the remaining channels.
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // A channel without a PBDMA may still have its context on an engine. The engine saves this context, to the old
-        // address of the channel's memory, only when another channel needs the engine. The card does not report such
-        // contexts, so send a request for each channel. Unnecessary requests are cheap.
+        // A channel that is not loaded in a PBDMA may still have its context on an engine. The engine saves this
+        // context, to the old address of the channel's memory, only when another channel needs the engine. The card
+        // does not report such contexts, so send a request for each channel. Unnecessary requests are cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }

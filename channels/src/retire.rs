@@ -1,4 +1,4 @@
-//! First half of ending a channel: the channel does no more work, but its number is not reused yet.
+//! First half of ending a channel: the channel executes no more work, but its number is not reused yet.
 //!
 //! Between the two halves, the channel's work area is removed from its address space. If the number were reused
 //! earlier, other channels in the old address space could write the new channel's semaphores.

@@ -51,7 +51,7 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of the dword at byte offset `offset` in its USERD. Returns 0 for a channel that is not
+    /// Emulates a guest's read of the dword at byte offset `offset` in its USERD. Returns 0 for a channel that is not
     /// bound. GP_PUT reads as the guest wrote it, and GP_GET reads as an index in the guest's ring. While the card
     /// executes one of the host's completion records, GET reads as the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
@@ -86,7 +86,7 @@ impl Channels {
     /// an unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was
     /// never bound.
     ///
-    /// All fetched work counts as completed, so the rest of the current range is lost.
+    /// All fetched work is treated as completed, so the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),

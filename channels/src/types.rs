@@ -267,7 +267,7 @@ pub struct HardwareState {
     pub enabled: bool,
     /// True if the channel waits for a semaphore.
     pub acquire_pending: bool,
-    /// True if the channel's context is in a PBDMA or an engine.
+    /// True if the channel's context is loaded in a PBDMA or an engine.
     pub loaded: bool,
     /// True if the channel has unfetched work.
     pub pending: bool,

@@ -9,9 +9,9 @@ use nvspec::mmu::{HOST_VA_BASE, Rights};
 
 /// Size of a channel's work area in bytes.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
-/// Distance in bytes between the virtual address ranges of two spans.
+/// Distance in bytes between the virtual address ranges of consecutive spans.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
-/// Distance in small pages between the virtual address ranges of two spans.
+/// Distance in small pages between the virtual address ranges of consecutive spans.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the number of entries in a host ring.
@@ -24,7 +24,7 @@ pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const RECORDS: usize = 256;
 /// Offset of the records' push buffers in the work area, in bytes.
 const PUSH: u64 = SMALL_PAGE;
-/// Distance in bytes between two push buffers.
+/// Distance in bytes between consecutive push buffers.
 const PUSH_STRIDE: u64 = 32;
 /// Offset of the records' semaphores in the work area, in bytes.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;

@@ -144,7 +144,7 @@ pub struct Vgpu {
     modules: Vec<Loaded>,
     bank: Mapped,
     local: Option<Mapped>,
-    /// Freed memory, each with the number of the last submission that may use it.
+    /// Freed memory blocks, each with the number of the last submission that may use the block.
     freed: Vec<(u64, Mapped)>,
 }
 

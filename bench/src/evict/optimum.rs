@@ -22,7 +22,7 @@ const DIRTY: [u64; 4] = [1, 2, 3, 6];
 /// Bounds on the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
-    /// Lower bound of the number of copied chunks.
+    /// Lower bound on the number of copied chunks.
     pub(super) least: u64,
     /// Number of copied chunks in the best schedule found.
     pub(super) reached: u64,

@@ -24,7 +24,7 @@ const MAX_VMS: usize = 8;
 const MEMORY_MIB: u32 = 320;
 /// VRAM size of a VM in MiB.
 const VRAM_MIB: u32 = 48;
-/// Size of the card in MiB.
+/// VRAM size of the card in MiB.
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Number of launches per context. The paper uses 10,000.
 const LAUNCHES: u32 = 100;

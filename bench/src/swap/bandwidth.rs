@@ -14,7 +14,7 @@ use super::{CHUNK, WAIT_TIMEOUT, division, time};
 use crate::report::{Metric, Target, median};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Number of bytes per copy or move.
+/// Number of bytes copied or moved per measurement.
 pub(super) const BYTES: u64 = 32 * MIB;
 /// Guest VRAM address of the buffer, which is a chunk boundary for every chunk size.
 pub(super) const BUFFER_AT: u64 = 64 * MIB;

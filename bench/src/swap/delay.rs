@@ -13,7 +13,7 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of the card in MiB. The victim uses all card memory.
+/// VRAM size of the card in MiB. The victim uses all of it.
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;

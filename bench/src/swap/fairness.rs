@@ -14,16 +14,16 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 
-/// Size of the card in MiB. The card has an odd number of chunks, so that two VMs cannot divide them evenly, as in the
-/// paper.
+/// VRAM size of the card in MiB. The card has an odd number of chunks, so that two VMs cannot divide them evenly, as in
+/// the paper.
 const CARD_MIB: u64 = 94;
 /// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;
-/// Interval at which chunks are allocated.
+/// Interval between chunk allocations of a VM.
 const ALLOCATION_INTERVAL: Duration = Duration::from_millis(25);
 /// Start time of the second VM.
 const SECOND_VM_START: Duration = Duration::from_millis(2500);
-/// Time that each VM keeps its memory.
+/// Time for which each VM keeps its memory after allocating all of it.
 const HOLD_TIME: Duration = Duration::from_millis(3500);
 /// Index of the first guest VRAM chunk that the driver does not use.
 const FIRST_FREE_CHUNK: u64 = 4;

@@ -12,11 +12,11 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, SharedGuest, guest};
 
-/// Size of the card in MiB, which is a sixteenth of the size in the Gdev paper.
+/// VRAM size of the card in MiB, which is a sixteenth of the size in the Gdev paper.
 const CARD_MIB: u64 = 100;
-/// Size of the large job in MiB.
+/// Memory of the large job in MiB.
 const LARGE_MIB: u64 = 64;
-/// Size of each small job in MiB.
+/// Memory of each small job in MiB.
 const SMALL_MIB: u64 = 8;
 /// VRAM of a VM in addition to its job's memory, in MiB.
 const BESIDE_MIB: u64 = 16;

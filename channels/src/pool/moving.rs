@@ -135,7 +135,7 @@ impl Channels {
         Ok(arrived)
     }
 
-    /// Assigns a number to an arriving channel, and writes the channel's data to the card.
+    /// Assigns a physical channel number to an arriving channel, and writes the channel's data to the card.
     fn install(
         &mut self,
         host: &mut impl Host,

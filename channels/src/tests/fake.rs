@@ -1,4 +1,4 @@
-//! A fake card that executes commands and records their order. It reads the host's rings, and a guest's memory and
+//! A fake card, which executes commands from the host's rings and records their order, and a fake guest with memory and
 //! rings.
 
 use crate::{
@@ -111,7 +111,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns the position in the log of the first write of `value` to the register.
+    /// Returns the position in the log of the first write of `value` to the register at `offset`.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did

@@ -26,7 +26,7 @@ const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20
 /// Number of trials per size. The fastest one is used.
 const TRIALS: usize = 3;
 
-/// Minimum size of the requests that the card handles.
+/// Minimum size of the requests that are sent to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CardMin {
     /// A fixed size in bytes.
@@ -49,7 +49,7 @@ pub struct Counts {
 /// An open card.
 struct Opened {
     card: Card,
-    /// Minimum size of the requests that the card handles, in bytes.
+    /// Minimum size of the requests that are sent to the card, in bytes.
     min_bytes: usize,
 }
 
@@ -66,7 +66,7 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, which handles one request at a time. `None` while no card is open.
+    /// The card, which transforms the data of one request at a time. `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }
@@ -94,7 +94,7 @@ impl Cipher {
         Counts { card_bytes, cpu_bytes, card_failures }
     }
 
-    /// Transforms data in place. The first sector has number `sector`.
+    /// Transforms data in place. `sector` is the number of the first sector.
     ///
     /// # Panics
     /// Panics if the data does not consist of whole sectors.

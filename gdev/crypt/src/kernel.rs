@@ -270,7 +270,7 @@ impl Text {
         let (left, right) = (self.name(LEFT), self.name(RIGHT));
         for word in (0..4).rev() {
             let tweak = TWEAK + word;
-            // The bits shifted out of this word go to the next word, or are reduced.
+            // The bits shifted out of this word are carried into the next word, or reduced by the polynomial.
             self.shift_right(SECOND, tweak, 1);
             self.two("SHR.U32", "shr.u32", SECOND, SECOND, &right);
             if word == 3 {

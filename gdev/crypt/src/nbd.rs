@@ -187,7 +187,7 @@ impl Client<'_> {
         Err(violation("too many options"))
     }
 
-    /// Replies to `INFO` and `GO`. Returns false on error.
+    /// Replies to `INFO` and `GO`. Returns false if the reply is an error.
     fn inform(&mut self, option: u32, data: &[u8]) -> io::Result<bool> {
         let Some((name, requests)) = split_request(data) else {
             self.option_reply(option, option::INVALID, b"the option has another length")?;

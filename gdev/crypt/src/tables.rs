@@ -14,7 +14,8 @@ const NK: usize = 8;
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
-/// Total size in bytes, a multiple of the number of bytes that a thread block copies per round.
+/// Total size of the tables and round keys in bytes, a multiple of the number of bytes that a thread block copies per
+/// round.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.
@@ -30,7 +31,7 @@ impl Direction {
     /// Both directions.
     pub const ALL: [Self; 2] = [Self::Encrypt, Self::Decrypt];
 
-    /// Returns the kernel's name.
+    /// Returns the name of the kernel for this direction.
     pub fn name(self) -> &'static str {
         match self {
             Self::Encrypt => "encrypt",

@@ -37,7 +37,7 @@ impl Volume {
         Ok(Self { file, bytes, cipher })
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the volume in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -99,7 +99,7 @@ pub struct Mediator {
 pub struct Wanted {
     /// Key of the segment, or 0 if it has no key.
     pub key: u64,
-    /// Size in bytes.
+    /// Size of the segment in bytes.
     pub bytes: u64,
     /// Combination of [`CREATE`] and [`ABROAD`].
     pub flags: u32,

@@ -160,7 +160,7 @@ const RECT_WORDS: usize = 16;
 const END_WORDS: usize = 8;
 
 impl Push {
-    /// Returns the dwords.
+    /// Returns the dwords of the push buffer.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words
@@ -223,7 +223,7 @@ impl Push {
         self.methods(0, 0x0010, &[(address >> 32) as u32, address as u32, payload, operation]);
     }
 
-    /// Copies a rectangle.
+    /// Adds the methods that copy a rectangle.
     pub fn copy(&mut self, engine: Engine, rect: &Rect) {
         let high = |address: u64| (address >> 32) as u32;
         let low = |address: u64| address as u32;

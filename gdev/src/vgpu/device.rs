@@ -66,7 +66,7 @@ struct Size {
 /// The lock-protected state of a device.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Registers and memory.
+    /// Access to the device's registers and memory.
     pub(super) bus: Box<dyn Bus>,
     /// Free VRAM.
     pub(super) vram: Ranges,

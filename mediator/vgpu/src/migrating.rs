@@ -28,7 +28,7 @@ fn misplaced() -> MigrationError {
 }
 
 impl Core {
-    /// Starts or stops logging writes to guest RAM by the card's work.
+    /// Starts or stops logging the guest RAM that the VM's work on the card may write.
     pub(super) fn log_writes(&mut self, on: bool) {
         self.client.logs = on;
         self.backend.log_ram(on);

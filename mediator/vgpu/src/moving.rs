@@ -163,7 +163,7 @@ impl MediatedVm {
     }
 
     /// Takes over the memory of the apertures that the client of `old` has mapped. If `inhabited` is true, the memory
-    /// keeps its pages; otherwise, it counts as empty. Its contents do not change, so that `old` can resume.
+    /// keeps its pages; otherwise, it is treated as empty. Its contents do not change, so that `old` can resume.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It is limited by the number of the mover's scans rather than by time.
+/// A wait for memory, which is limited by the number of the mover's failed scans rather than by time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start time of the wait, for statistics.
@@ -56,7 +56,7 @@ pub(crate) struct Pending {
     /// Maximum time that an entry may wait while the mover's scans fail.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
-    /// Doorbells of bound channels whose work waits, and the start of each wait.
+    /// Doorbells of bound channels whose work waits for memory, and the start of each wait.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
     /// Last runlist that the guest submitted.
     listed: Vec<VirtualChannelId>,
@@ -124,7 +124,7 @@ impl Pending {
     }
 
     /// Queues a channel's work, or replaces the doorbell of work that is already queued. Returns `Some(true)` if no
-    /// work of the channel was queued, or `None` after too long a wait.
+    /// work of the channel was queued, or `None` if the work has waited too long.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -159,7 +159,7 @@ impl Pending {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// Returns the doorbells whose work waits.
+    /// Returns the doorbells whose work waits for memory.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

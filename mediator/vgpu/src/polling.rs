@@ -17,7 +17,7 @@ impl MediatedVm {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.
         core.complete_deferred();
-        // The next owner of a card polls after a handover.
+        // After a handover, the next process polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
         // A doorbell consumed now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {

@@ -1,4 +1,4 @@
-//! A VM's paravirtual interface, a part of the VM's PCI function that the real chip does not have.
+//! A VM's paravirtual interface, a part of the VM's PCI function that the real chip lacks.
 //!
 //! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
 //! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] defines the binary

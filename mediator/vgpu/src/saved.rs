@@ -109,7 +109,7 @@ impl MediatedVm {
     /// Checks that the VM can be handed over, moved or saved. The caller must do this before it quiesces anything.
     ///
     /// # Errors
-    /// Returns an error with the reason if a part cannot be handed over.
+    /// Returns an error with the reason if the VM cannot be handed over, moved or saved.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
@@ -171,7 +171,7 @@ impl MediatedVm {
     /// The client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
+    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory cannot be
     /// mapped.
     pub fn reopen(
         card: &mut Reopened,

@@ -57,7 +57,7 @@ pub(crate) enum Runlist {
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
-    /// Guest VRAM pages that contain a channel's USERD, by page number.
+    /// Channels by the number of the guest VRAM page that contains their USERD.
     userd: HashMap<u64, VirtualChannelId>,
     /// Channels that the guest has unbound but that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,
@@ -190,7 +190,7 @@ impl Work {
         self.blocks()
     }
 
-    /// Returns true if the guest blocks an engine.
+    /// Returns true if the guest blocks any engine.
     pub(crate) fn blocks(&self) -> bool {
         self.blocked != 0
     }

@@ -1,7 +1,7 @@
 //! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
 //! Each type of attack first runs on our own memory (`armed`), because otherwise an empty result would prove nothing.
-//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as
+//! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest is then treated as
 //! another VM's VRAM. Afterwards, a driver must reinitialize the card.
 
 use anyhow::{Result, bail, ensure};
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // Access our last page, and then addresses beyond the end without moving the window.
+    // Point the window at our last 64 KiB, and access addresses beyond the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -163,7 +163,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     Ok(armed)
 }
 
-/// Sets our own instance blocks for BAR1 and BAR3.
+/// Points BAR1 and BAR3 at our own instance blocks.
 fn point_at_own(ground: &Ground<'_>) {
     ground.card.write(reg::BAR1_INSTANCE, instance_pointer(ground.base + own::BAR1_INSTANCE, 0));
     ground.card.write(reg::BAR3_INSTANCE, instance_pointer(ground.base + own::BAR3_INSTANCE, 0));

@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// Returns the rectangles of the copy on an engine.
+    /// Returns the rectangles that copy the bytes. Splits a linear copy at the engine's limit on lines.
     pub fn rects(self, source: u64, target: u64, engine: Engine) -> Vec<Rect> {
         match self {
             Self::Linear { size } => linear(source, target, size, engine.most_lines()),

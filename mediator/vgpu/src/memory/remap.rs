@@ -1,15 +1,15 @@
 //! Apertures backed by host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to guest VRAM pages.
 //!
 //! The VMM maps a file under most of an aperture, once, so that CPU accesses to this part cause no messages. While the
-//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*: the mediator moves the
-//! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including
-//! the card's, use the home. For PRAMIN, a register instead of tables selects the pages.
+//! guest's tables map a page of its VRAM there, the page of the file is the VRAM page's *home*. The mediator moves the
+//! contents there when the guest flushes its TLB, and back when the mapping is removed. All other accesses to the VRAM
+//! page, including the card's, use the home. For PRAMIN, a register selects the pages, not the guest's tables.
 //!
 //! This module only keeps records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
 //! A page has only one home. The mapped parts of the apertures cannot show guest RAM, and can show guest VRAM only
 //! once: further slots show zeros. Such slots are counted, and logged once. PRAMIN yields to the other apertures,
-//! because a driver leaves it in place after its last use.
+//! because a driver leaves the PRAMIN window in place after its last use.
 
 mod overlay;
 mod saved;
@@ -37,7 +37,7 @@ pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 /// A part of a BAR that shows guest VRAM and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MappedWindow {
-    /// BAR1, beyond the trapped part.
+    /// Part of BAR1 beyond the trapped start.
     Bar1,
     /// BAR3.
     Bar3,
@@ -91,7 +91,7 @@ pub(crate) enum PageTarget {
     /// The page maps no guest memory.
     #[default]
     Nothing,
-    /// The page maps the page of guest VRAM with this number.
+    /// The page maps the guest VRAM page with this number.
     Vram(u32),
     /// The page maps guest RAM, which a mapped aperture cannot show.
     Ram,
@@ -105,7 +105,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Returns true if this slot yields to all other slots for the same page, even to later ones.
+    /// Returns true if this slot yields to all other slots that map the same page, even to later ones.
     fn gives_way(self) -> bool {
         self.window == MappedWindow::Pramin.index()
     }
@@ -119,7 +119,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. The caller must process all `outs` before any `ins`.
+/// Pages whose homes change. The caller must carry out all `outs` before any `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Guest VRAM pages that move back to the card, and their old slots.
@@ -150,11 +150,11 @@ counts! {
         moves: "aperture_moves",
         /// Mapped aperture pages that could not show the memory mapped by the guest.
         aliases: "aperture_aliases",
-        /// Number of times that work was stopped for moves.
+        /// Number of times that the VM's work was stopped for moves.
         stops: "aperture_stops",
-        /// Moves that were deferred because the guest had used up its budget.
+        /// Moves that were deferred because the guest had used up its move budget.
         waits: "aperture_waits",
-        /// Accesses to mappable parts that arrived as messages.
+        /// Accesses to mappable parts of apertures that arrived as messages.
         messages: "aperture_messages",
     }
 }
@@ -282,7 +282,7 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Replaces the window's memory with `file`, zeroed. The client of a process that was killed still maps this file.
+    /// Replaces the window's memory with `file`, which is zeroed. The client of a killed process still maps this file.
     ///
     /// # Errors
     /// Returns an error if the whole window is trapped, if it contains pages, or if the client does not map this file.
@@ -310,7 +310,7 @@ impl Remap {
         self.homes.len()
     }
 
-    /// Returns the slot of a page of guest VRAM, if it is in host memory.
+    /// Returns the slot of a guest VRAM page, if the page is in host memory.
     pub(crate) fn home(&self, page: u64) -> Option<Slot> {
         if self.homes.is_empty() {
             return None;

@@ -89,7 +89,7 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Do not sync because of tables in mapped memory. They seldom change, and each doorbell would read all of them
+        // Ignore tables in mapped memory here, because they seldom change, and each doorbell would read all of them
         // again.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
@@ -282,8 +282,8 @@ impl Memory {
     }
 
     /// Prevents the card's access to the guest's RAM, or permits it again. If `barred` is true, the card cannot access
-    /// any of this RAM after the call. The cost per address space is that of one directory, regardless of the number of
-    /// tables. The card's lock is released between the parts of a directory.
+    /// any of this RAM after the call. The cost per address space is that of updating one directory, regardless of the
+    /// number of tables. The card's lock is released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -299,7 +299,7 @@ impl Memory {
     }
 
     /// Removes guest RAM from all shadows, so that the card cannot access it after this call. The card's lock is
-    /// released between the parts, because a guest may map the same page any number of times.
+    /// released between steps, because a guest may map the same page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));

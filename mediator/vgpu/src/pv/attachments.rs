@@ -54,7 +54,7 @@ impl Attachments {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in an address space. Returns the number of the first one.
+    /// Finds contiguous free pages in the shared memory range of an address space. Returns the number of the first one.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();

@@ -140,7 +140,7 @@ impl Interface {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts another critical section of the VM's lock for a batch.
+    /// Counts another acquisition of the VM's lock for a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }

@@ -68,7 +68,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
         working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("the VM's thread does not panic")).min()
     });
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
-    // Moves of a removed VM have no effect, but their copies must end first.
+    // Moves of a removed VM have no effect, but their copies must still end.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "a move did not complete");

@@ -29,7 +29,7 @@ use rig::{CHUNK, Guest, Rig};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Size of the card in MiB, which is enough for three VMs, the mediator, and shadow tables.
+/// Card memory in MiB: enough for three VMs, the mediator, and shadow tables.
 const CARD_MIB: u32 = 96;
 /// Size of each VM's VRAM in bytes.
 const SHARE_BYTES: u64 = VM_MIB * MIB;
@@ -446,9 +446,9 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither rejected nor faulted");
 }
 
-/// Returns the card's own registers, except clocks, registers that the mediator uses on each access, registers that
-/// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
-/// that change when they are read.
+/// Returns the values of the card's own registers. Excludes clocks, registers that the mediator uses on each access,
+/// registers that change when they are read, and registers that show running channels or pending interrupts (the
+/// neighbour's last interrupt may still be pending).
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

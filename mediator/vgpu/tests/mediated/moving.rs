@@ -243,7 +243,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // Wait long enough for the work to wait for the semaphore on the engine rather than in the queue.
+    // Give the work time to reach the engine, where it waits for the semaphore.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();

@@ -527,7 +527,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Wait until each VM has its share of the memory, because these moves must not count.
+        // Wait until each VM has its share of the memory, because the moves until then must not be counted.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(TenantId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each VM has its share", || {

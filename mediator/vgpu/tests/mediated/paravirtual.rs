@@ -156,7 +156,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches continue to work on the same tables.
+        // Batches can still modify the same tables.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::{Limits, Step, TenantId, To};
 
-/// Size of the card in MiB.
+/// Size of the card's VRAM in MiB.
 const CARD_MIB: u32 = 64;
 /// VRAM size of a VM in MiB. All of a VM's VRAM fits on the card, and also in host memory.
 const VM_MIB: u64 = 32;
@@ -144,7 +144,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.usize(..BUFFERS as usize), dice.usize(..BUFFERS as usize));
         match dice.u64(..4) {
             0 => {
-                // Let the CPU copy this buffer.
+                // Let the CPU fill the target buffer.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));

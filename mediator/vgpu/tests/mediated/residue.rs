@@ -280,8 +280,8 @@ impl Pair {
         Self { one, channels, neighbour, channel }
     }
 
-    /// Submits `work` back to back, `times` times, on one of the measured VM's channels, while the neighbour
-    /// continuously copies with PGRAPH. Returns the number of the neighbour's copies.
+    /// Submits `work` back to back `times` times on one of the measured VM's channels, while the neighbour continuously
+    /// copies with PGRAPH. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -425,14 +425,14 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing may be killed before the limit is reached.
+    // No work may be killed before the limit is reached.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
     assert!(!reaches_pgraph(&rig, hung.id), "its block has no PGRAPH context while another VM works there");
-    // On a busy host, the scheduler may see the end of the neighbour's last copy late.
+    // On a busy host, the scheduler may detect the end of the neighbour's last copy late.
     let deadline = Instant::now() + Duration::from_secs(10);
     while rig.host.lock().scheduler().is_busy(Engine::Compute) {
         assert!(Instant::now() < deadline, "the work counts for the copy engine");
@@ -500,7 +500,8 @@ fn alternating_copy_and_pgraph_work_completes_in_order() {
     for round in 0..20 {
         let seed = 20 + round;
         let from = one.buffer(channel, A, 1, seed);
-        // Copy to B with a copy engine, from there with PGRAPH, and from there with the other copy engine.
+        // Copy A to B with a copy engine, B to the target with PGRAPH, and the target to the next page with the other
+        // copy engine.
         one.submit(channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         one.submit(channel, &[object(M2MF), m2mf_copy(B, TARGET_AT, PAGE as u32)].concat());
         one.submit(channel, &[]);

@@ -233,7 +233,7 @@ fn doorbell_of_disabled_channel_blocks_no_vm() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // Enable the channel while it runs, and disable it midway.
+    // Enable the channel, and disable it again while its work runs.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {

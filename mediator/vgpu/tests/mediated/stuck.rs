@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // If there is no next fault, no channel has work.
+            // Without a next fault, wait until no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);

@@ -70,12 +70,12 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Reads a register.
+    /// Reads the interface's register at byte offset `register`.
     pub fn read(&self, register: u32) -> u32 {
         self.registers.load(self.offset + register as usize, Width::Dword) as u32
     }
 
-    /// Writes a register.
+    /// Writes the interface's register at byte offset `register`.
     pub fn write(&self, register: u32, value: u32) {
         self.registers.store(self.offset + register as usize, Width::Dword, value.into());
     }

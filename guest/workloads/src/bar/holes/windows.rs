@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 /// An aperture offset outside USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads through an aperture before and after a write, and records whether any data was visible.
+/// Reads a dword through PRAMIN before and after a write, and records whether any data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);

@@ -168,7 +168,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
+    // Let a copy engine rewrite the channel's own table. The mediator cannot observe such writes.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;

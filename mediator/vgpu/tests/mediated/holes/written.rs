@@ -88,12 +88,12 @@ fn is_marked(value: u32) -> bool {
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// Returns the names of a register's block and of the register.
+/// Returns the name of a register's block, and the name of the register.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// Returns the card memory page to which a register's value refers, if it contains an address.
+/// Returns the number of the card memory page to which a register's value refers, if the value contains an address.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -138,7 +138,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Makes the card process [`MARK`] as data, as an address, as an object, and as a table entry.
+/// Makes the card use [`MARK`] as data, as an address, as an object, and as a table entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [

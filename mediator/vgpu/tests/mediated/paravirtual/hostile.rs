@@ -1,4 +1,5 @@
-//! Tests guests that misuse the interface. The hole numbers (13 to 19) are those of the study of GPUvm's code.
+//! Tests guests that misuse the interface. The numbers of the holes (13 to 19) are those used by the study of GPUvm's
+//! code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -197,7 +197,7 @@ fn segment_attach_waits_until_card_has_memory() {
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("the thread starts");
-        // By now, the request was rejected or is waiting. On a slow host, the test could miss a rejection.
+        // By now, the request has been rejected or is waiting. On a slow host, the test could miss a rejection.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("the thread does not panic")

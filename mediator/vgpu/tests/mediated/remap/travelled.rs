@@ -164,7 +164,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // Load a state into a device that was used before. The client's earlier mappings are invalid then.
+    // Load a state into a device that was used before. The client's earlier mappings must show the loaded contents.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

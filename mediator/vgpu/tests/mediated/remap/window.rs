@@ -212,7 +212,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
-/// Writes all memory at two positions of the window, so that each move of the window maps or unmaps 512 pages.
+/// Writes all pages that the window shows at two positions, so that each move of the window maps or unmaps 512 pages.
 fn two_windows(driver: &mut Driver) -> u64 {
     let at = driver.vram(768).next_multiple_of(MIB);
     driver.guest.vram_write(at, &pages(4, 512));

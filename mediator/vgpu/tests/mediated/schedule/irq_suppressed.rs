@@ -1,4 +1,4 @@
-//! Tests completions that no VM awaits, and interrupts for another VM.
+//! Tests that a VM gets no interrupts for completions that no VM awaits, or for completions of another VM's work.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -153,7 +153,8 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt must be reported together with the completion of the first submission.
+        // Wait for the interrupt that reports the first VM's completion. One for the second VM would arrive at the same
+        // time.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
         // Otherwise, the interrupt may have reported the VM's own completion.
