@@ -38,7 +38,7 @@ use workers::Workers;
 
 /// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time for programs of an earlier daemon to reconnect, before other programs get memory.
+/// Time for which other programs get no memory, so that programs of an earlier daemon can reconnect first.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -59,7 +59,7 @@ pub enum ServerError {
     System(#[from] io::Error),
 }
 
-/// Tenant or user that causes a log line.
+/// Tenant or user to which a connection and its log lines are attributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// A tenant's programs.
@@ -458,7 +458,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Reports a change of a process to the state machine.
+    /// Reports a state change of a process to the state machine.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
@@ -561,7 +561,7 @@ fn end_for_lost_card(error: &str) {
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // The driver's objects can no longer be released, and its exit handlers may wait for the card.
+    // Exit without dropping the driver's objects, because they can no longer be released.
     std::process::exit(cuda_control::CARD_LOST);
 }
 

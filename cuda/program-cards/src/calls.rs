@@ -37,7 +37,7 @@ const PROPERTY_LOCATION: usize = 2;
 /// Maximum length of a list that is examined. No program has this many devices.
 const MAX_LIST: usize = 1024;
 
-/// Number of devices that the program sees. Static because the calls cannot pass it.
+/// Number of devices that the program sees. A static variable, because intercepted calls have no argument for it.
 static SHOWN: AtomicI32 = AtomicI32::new(c_int::MAX);
 
 /// Hides all devices whose numbers are at least `count`.

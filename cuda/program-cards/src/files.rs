@@ -2,8 +2,8 @@
 //!
 //! NVIDIA's kernel driver lists its cards in `/proc/driver/nvidia/gpus`, each with its UUID and the number of its
 //! device file `/dev/nvidiaN`. A container with some of the device files has either all entries or only those of its
-//! cards. The driver's library ignores the first entry of the list of visible cards whose card it cannot open, and all
-//! later entries.
+//! cards. If the driver's library cannot open a card in the list of visible cards, it ignores this entry and all later
+//! ones.
 
 use std::path::Path;
 

@@ -8,7 +8,7 @@
 //! - [`files`]: the cards whose device files the program can reach;
 //! - [`calls`]: functions whose arguments name devices, and the rejection of calls that name hidden devices;
 //! - [`identities`]: the UUIDs of the devices that the driver sees;
-//! - [`integrity`]: the answer to the query of NVIDIA's runtime about the devices;
+//! - [`integrity`]: the answer to the integrity query of NVIDIA's runtime;
 //! - [`peers`]: pairs of contexts with peer access;
 //! - [`cross`]: the cards on which a program must be quiesced while memory moves.
 //!

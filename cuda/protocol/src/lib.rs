@@ -193,8 +193,7 @@ pub const VERSION_GANGS: u16 = 7;
 pub const VERSION_MOVES: u16 = 8;
 /// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
 pub const VERSION_VISIBLE_CARDS: u16 = 9;
-/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
-/// replies.
+/// Maximum number of pending [`FromTenant::Allocate`] and [`FromTenant::Fix`] requests of a process.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -210,7 +209,7 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Maximum number of cards that a process's driver sees, in one message.
+/// Maximum number of a driver's visible cards in one message.
 pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.

@@ -66,7 +66,7 @@ fn kernels(rig: &Rig, program: &Program) -> Vec<Kernel> {
     text.lines().filter_map(kernel).collect()
 }
 
-/// Returns the number of kernels in `one` that ran concurrently with a kernel in `other` for more than half of their
+/// Returns the number of kernels in `one` that ran concurrently with kernels in `other` for more than half of their
 /// duration.
 fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     let overlap = |a: &Kernel, b: &Kernel| a.end.min(b.end).saturating_sub(a.begin.max(b.begin));

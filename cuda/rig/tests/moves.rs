@@ -1,6 +1,6 @@
-//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver, which
-//! restores a process on another card only if it has no memory of another process, and lets it import memory there only
-//! if it saw the card from its start.
+//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver. This
+//! driver restores a process on another card only if the process does not use memory of other processes. A process can
+//! import memory there only if it saw the card from its start.
 
 mod support;
 
@@ -531,7 +531,7 @@ fn drained_card_loses_its_tenants_or_names_them() {
     one.steps(2);
     own.steps(2);
     assert_eq!(own.end(), "held 4");
-    // Without programs, the tenant moves as well.
+    // Once it has no programs, this tenant can move as well.
     let text = good(&rig, &["card", "drain", "one"]);
     assert!(text.contains("no VMs or tenants are left on it"), "{text}");
     assert_eq!(["a", "b", "c"].map(|name| card_of(&rig, name)), ["two"; 3]);

@@ -1,5 +1,5 @@
 //! Tests VMs whose programs continue on another card. `mediatord`, the owners and the workers are separate processes on
-//! the fake driver; this process is the guest's driver.
+//! the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -28,7 +28,7 @@ impl Program {
         Self { calls, address, word }
     }
 
-    /// Checks that the program uses its memory, in a worker.
+    /// Checks that the program can access its memory through a worker.
     fn check(&mut self, driver: &mut Driver) {
         self.calls.check(driver, self.address, self.word);
     }

@@ -21,8 +21,8 @@ mod peers;
 mod start;
 mod stubs;
 
-/// State shared by all functions. Static, because the program's calls cannot pass it. A forked child inherits its
-/// parent's shim, but uses it only if the parent had not initialized the driver (`fork`).
+/// State shared by all functions. A static variable, because the program's calls have no argument for it. A forked
+/// child inherits its parent's shim, but uses it only if the parent had not initialized the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
 /// Returns the shim. Creates it on the first call.

@@ -41,7 +41,7 @@ impl Settings {
         }
     }
 
-    /// Returns the reason if these sockets are invalid.
+    /// Returns an error message if the list of sockets is invalid.
     pub fn fault(&self) -> Option<String> {
         let variable = cuda_protocol::SOCKET_VARIABLE;
         let count = self.sockets.len();

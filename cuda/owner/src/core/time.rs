@@ -11,7 +11,7 @@ use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
 /// Maximum time that the owner polls before the announced end of a turn, in microseconds. This also limits the cost of
-/// a program that announces the end of its turns falsely.
+/// a program's false announcements.
 const ATTENDED_US: u32 = 1000;
 
 /// Minimum limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit
@@ -116,7 +116,7 @@ impl Core {
         let waits_for_it = |other: TenantId| class(&other) > class(&tenant) && group(other) == own;
         let preferred = own.is_some() && present().any(waits_for_it);
         let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
-        // A member of a better class that is ahead waits for these reports.
+        // A member of a better class waits for these reports while it is ahead.
         let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));

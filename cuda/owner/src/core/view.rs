@@ -117,7 +117,7 @@ impl Core {
         self.clock
     }
 
-    /// Returns the current memory quantum, if tenants take turns.
+    /// Returns the current memory quantum, or `None` if no quanta are in use.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
         self.machine.residency.turn()

@@ -1,4 +1,4 @@
-//! Libraries in files, and their functions' names and numbers of parameters.
+//! Libraries loaded from files, and the names and parameter counts of their functions.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::{Cuda, Failed, check};
 
-/// Function names, each with the number of parameters.
+/// Function names, each with the function's number of parameters.
 type Named = Vec<(String, usize)>;
 type Count = unsafe extern "C" fn(*mut usize, u64) -> c_int;
 

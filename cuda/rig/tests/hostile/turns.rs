@@ -1,4 +1,5 @@
-//! Tests that programs that lie, stop, exit or cannot be killed do not keep turns or memory from others.
+//! Tests that programs cannot keep turns or memory from others by lying, stopping or exiting, or because they cannot be
+//! killed.
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ fn until_turn_ends(serving: &mut Program) {
     });
 }
 
-/// Owner's limit on turns in these tests, in ms.
+/// The owner's time limit for a turn in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
 /// Checks that the neighbour never waited longer than the limit on the attacker's turn.

@@ -188,8 +188,8 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Waits for all work of the context, and frees the allocation at `address`. Returns false if the memory does not
-    /// belong to this library.
+    /// Waits for all work in the current context, and frees the allocation at `address`. Returns false if the memory
+    /// does not belong to this library.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -450,9 +450,9 @@ impl<'a> Operations<'a> {
     }
 
     /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
-    /// `connected` with the descriptor of one of them. Returns false as soon as a report or `connected` fails. No chunk
-    /// is allocated or freed in between. From `connected` on, the program therefore refers only to chunks that the
-    /// owner knows.
+    /// `connected` with the descriptor of one chunk, if any. Returns false as soon as a report or `connected` fails. No
+    /// chunk is allocated or freed in between. From `connected` on, the program therefore refers only to chunks that
+    /// the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,

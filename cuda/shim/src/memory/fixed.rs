@@ -93,7 +93,8 @@ impl Operations<'_> {
         self.return_counted(ended);
     }
 
-    /// Returns true if allocations from a pool may be shared, so that the driver must allocate them.
+    /// Returns true if allocations from a pool may be shared with other processes, in which case the driver must
+    /// allocate them.
     pub fn is_exported_pool(self, pool: Object) -> bool {
         self.memory.fixed.pools().contains(&(pool as u64))
     }

@@ -1,4 +1,4 @@
-//! Tests how many steps of work one message causes in the serving thread. The card is the largest one: 192 GiB in
+//! Tests how many steps of work one message causes in the serving thread. The card has the maximum size: 192 GiB in
 //! chunks of 2 MiB.
 
 use super::*;
@@ -15,7 +15,7 @@ struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
     makes: std::collections::VecDeque<PieceId>,
-    /// Highest number of steps of any event so far.
+    /// Largest number of steps that an event has taken so far.
     most: u64,
     next: u64,
 }

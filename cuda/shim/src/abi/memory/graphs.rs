@@ -1,4 +1,4 @@
-//! Driver functions for graphs. This library accounts for the memory of graphs that allocate.
+//! Driver functions for graphs. This library accounts for the memory that graphs allocate.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
