@@ -21,7 +21,7 @@ const QUICK_NS: u64 = 60_000;
 /// also observed.
 const LEAST_PART: f64 = 0.6;
 
-/// Creates cards with the latency of a socket.
+/// Creates cards that exchange messages with the latency of a socket.
 fn quick(cards: u32, tenants: &[Tenant]) -> World {
     let mut world = World::new(cards, tenants, 1);
     world.transit_ns = (10_000, QUICK_NS);
