@@ -38,7 +38,7 @@ use workers::Workers;
 
 /// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time for which other programs get no memory, so that programs of an earlier daemon can reconnect first.
+/// Time during which programs of an earlier daemon can reconnect before other programs get memory.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -82,7 +82,7 @@ enum Note {
     Unlisten(TenantId),
     Mps(MpsOptions),
     Links(OwnerLinks),
-    /// Cards whose owners this owner must connect to, with their sockets.
+    /// Cards to whose owners this owner must connect, each with the owner's socket.
     LinkWith(BTreeMap<CardId, PathBuf>),
     /// Processes of a tenant that has moved here from another card.
     Expect(TenantId, Vec<u32>),
@@ -251,7 +251,8 @@ impl Server {
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Kills the processes that do not connect in time, because they have chunks that no owner accounts for.
+    /// Expects processes of a tenant to connect. Kills those that do not connect in time, because no owner accounts for
+    /// their chunks.
     pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
         self.notes.put(Note::Expect(tenant, pids));
     }

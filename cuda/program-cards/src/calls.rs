@@ -20,7 +20,7 @@ enum Argument {
     Device(usize),
     /// `CUmemLocation` by value.
     Location(usize),
-    /// Pointer to a structure in which a `CUmemLocation` begins at an index in units of `int`.
+    /// Pointer to a structure, and the index of a `CUmemLocation` in that structure, in units of `int`.
     InStructure(usize, usize),
     /// Pointer to a list of `CUmemAccessDesc`, and the position of its length.
     List(usize, usize),

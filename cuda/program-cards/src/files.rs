@@ -26,8 +26,8 @@ fn entry(text: &str) -> Option<Entry> {
     Some(Entry { uuid: field("GPU UUID")?.replace('-', ""), device: format!("nvidia{}", field("Device Minor")?) })
 }
 
-/// Returns those of `cards` whose device files exist. Returns all cards if the kernel driver does not list the UUID of
-/// each card: it knows a card's UUID only after the card's first use.
+/// Returns those of `cards` whose device files exist. Returns all cards if a UUID is missing from the kernel driver's
+/// list, because the kernel driver knows a card's UUID only after the card's first use.
 #[must_use]
 pub fn reachable(cards: &[[u8; 16]], listed: &Path, devices: &Path) -> Vec<[u8; 16]> {
     let files = std::fs::read_dir(listed).into_iter().flatten().flatten();

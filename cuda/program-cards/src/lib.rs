@@ -1,8 +1,8 @@
 //! The cards of a CUDA program: those that it sees, those that its driver sees, and access between them.
 //!
-//! A program can move to another card only if its driver saw this card from the start (decision 165). The driver
-//! therefore sees the tenant's cards, followed by the other cards to which the program could move, and the library in
-//! front of the driver hides the latter.
+//! A program can move to another card only if its driver saw that card from the start (decision 165). The driver
+//! therefore sees the tenant's cards, followed by the other cards to which the program could move. The library in front
+//! of the driver hides these other cards from the program.
 //!
 //! - [`list`]: the value of `CUDA_VISIBLE_DEVICES` for the driver's initialization;
 //! - [`files`]: the cards whose device files the program can reach;

@@ -106,7 +106,8 @@ pub enum Refusal {
     Unsupported,
     /// The owner failed. Its log contains the details.
     Failed,
-    /// The chunks are being relocated, so the request must be repeated later. Only a reply to [`FromTenant::Export`].
+    /// The chunks are being relocated, so the request must be repeated later. Sent only in reply to
+    /// [`FromTenant::Export`].
     Moving,
     /// The process already has [`crate::MAX_PENDING`] pending requests, so the request must be repeated after a reply.
     /// Since version 4.

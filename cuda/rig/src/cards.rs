@@ -227,7 +227,8 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses the second device's memory on the first device without access rights, which must destroy the program's context.
+/// Uses the second device's memory on the first device without access rights. The access must destroy the program's
+/// context.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);

@@ -95,7 +95,7 @@ impl Ranks {
     }
 }
 
-/// Polls until a condition holds.
+/// Polls until `done` returns true.
 fn awaited(what: &str, done: impl Fn() -> bool) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..6000 {

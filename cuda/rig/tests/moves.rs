@@ -151,7 +151,7 @@ fn program_sees_one_card_although_its_driver_sees_two() {
             until(&rig, tenant, "it has ended", |tenant| programs(tenant) == 0);
         }
     }
-    // The tenant's list has one card.
+    // The tenant has only one card, so these lists do not select any.
     for list in ["1", "", "-1", SECOND] {
         let mut command = command(&rig, "a", built("cuda-hoard").to_str().expect("UTF-8"));
         let mut program = Program::start(command.env("CUDA_VISIBLE_DEVICES", list).arg("cards"));

@@ -1,5 +1,5 @@
-//! Tests shares of a card's time, as measured by the programs themselves, and programs that do not obey or bypass the
-//! owner, under a daemon on the fake driver.
+//! Tests shares of a card's time, as measured by the programs themselves, and programs that bypass the owner or do not
+//! obey it, under a daemon on the fake driver.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Tests programs with the guest library next to each other and next to host programs: failures of workers and owners,
-//! moving memory, and shares of a card's time. All are real processes on the fake driver.
+//! Tests programs with the guest library that run concurrently with each other and with host programs: failures of
+//! workers and owners, moving memory, and shares of a card's time. All are real processes on the fake driver.
 
 mod support;
 

@@ -56,7 +56,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) ->
         Ok(connected) => connected,
         Err(reason) => {
             let line = format!("gpu-mediator: libcuda: {reason}\n");
-            // A list of sockets is easy to get wrong, and the program reports only CUDA error 802.
+            // With several sockets, always report the error, because the program itself reports only CUDA error 802.
             if !shim.is_single() || log::wanted() {
                 log::write(&line);
             }

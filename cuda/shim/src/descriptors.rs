@@ -34,10 +34,10 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a healthy owner receives messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// Bitmap of the library's descriptors. Static, because the `fork` handler, which closes these descriptors, may neither
-/// allocate nor lock.
+/// Bitmap of the library's descriptors. A static variable, because the `fork` handler, which closes these descriptors,
+/// may neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that were ever used. Static, because the `fork` handler reads it.
+/// Number of leading words of [`OURS`] that were ever used. A static variable, because the `fork` handler reads it.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor as the library's. The mark is removed before the descriptor is closed, so that a child never

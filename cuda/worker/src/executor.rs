@@ -74,7 +74,7 @@ fn effect(name: &str) -> Effect {
 /// First address for the program's own reservations. The shim uses lower addresses.
 const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
-/// Returns true if this error makes a context unusable.
+/// Returns true if an error makes the context unusable.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }

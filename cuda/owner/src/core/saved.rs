@@ -37,7 +37,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the total number of strikes and the total used time in ns, which change with the accounts.
+    /// Returns the total number of strikes and the total used time in ns. If neither has changed, the accounts need not
+    /// be saved again.
     pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
         self.turns.turns().scheduler().strikes_and_use()
     }

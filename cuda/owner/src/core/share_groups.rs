@@ -1,8 +1,8 @@
 //! Groups of tenants whose programs may use the card concurrently.
 //!
-//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS
-//! server (`mps`). Programs cannot become clients later, so a tenant with any other program gets exclusive turns until
-//! that program exits. Programs that have never requested a turn or memory are ignored.
+//! A tenant takes part in its group if all of its programs can run concurrently. These programs are clients of the
+//! group's MPS server (`mps`). Programs cannot become clients later, so a tenant with any other program gets exclusive
+//! turns until that program exits. Programs that have never requested a turn or memory are ignored.
 
 use super::{Core, Nanos};
 use vram::TenantId;

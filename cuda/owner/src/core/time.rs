@@ -18,8 +18,8 @@ const ATTENDED_US: u32 = 1000;
 /// reduces the card time spent on events, and draining the work is cheap compared with a change of quanta.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is
-/// long for a program with work, but short compared with the change of quanta that idleness can cause.
+/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. A program
+/// with work is rarely idle for this long, but the change of quanta that idleness can cause takes longer.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 /// Interval in microseconds at which a group member's program reports its use. It is much shorter than the lead in work
@@ -344,7 +344,7 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// Pauses a tenant's turns if its memory is moving or it waits for its quantum, and resumes them otherwise. Does
     /// not pause turns that the tenant's work on another card may wait for.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {

@@ -226,7 +226,7 @@ impl Peers {
     pub(super) fn expect(&mut self, pid: u32, tenant: TenantId) {
         let connected = self.peers.values().any(|peer| peer.pid() == pid);
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| !connected) else { return };
-        // This fails if the process has exited.
+        // The call fails if the process has exited.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         let (given_up, failed, peer) = (false, false, Peer { pid, uid: 0, handle });
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });

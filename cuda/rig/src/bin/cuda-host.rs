@@ -1,5 +1,5 @@
 //! A CUDA test program. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
-//! per-thread default stream and events, checks each result, and prints a checksum. With the argument `fill`, it
+//! per-thread default stream and events. It checks each result, and prints a checksum. With the argument `fill`, it
 //! instead allocates pinned memory until an allocation fails, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.

@@ -79,7 +79,8 @@ struct Descriptor {
     flags: u32,
 }
 
-/// Returns the descriptor of an array with this size, whose elements are bytes or 32-bit numbers.
+/// Returns the descriptor of an array of this size. Its elements are 32-bit numbers if `is_wide` is set, and bytes
+/// otherwise.
 fn described([width, height, depth]: [usize; 3], is_wide: bool) -> Descriptor {
     Descriptor { width, height, depth, format: if is_wide { 3 } else { 1 }, channels: 1, flags: 0 }
 }

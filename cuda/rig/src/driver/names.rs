@@ -27,7 +27,7 @@ fn count(name: &CStr) -> Result<Count, Failed> {
 }
 
 impl Cuda {
-    /// Loads a library from a file. Returns the names and numbers of parameters of some of its kernels and of their
+    /// Loads a library from a file. Returns the names and parameter counts of some of its kernels and of the kernels'
     /// functions, and the results of invalid calls.
     pub fn name_functions(&self, file: &Path) -> Result<(Named, Vec<c_int>), Failed> {
         let load = function!(

@@ -171,7 +171,7 @@ impl<'a> Operations<'a> {
         self.give_back(back);
     }
 
-    /// Runs `work` with the memory, while no part of the memory moves.
+    /// Runs `work` with the memory locked, so that no part of it moves.
     pub fn with<T>(self, work: impl FnOnce(&mut ChunkMemory) -> T) -> T {
         work(&mut self.lock())
     }
@@ -179,7 +179,7 @@ impl<'a> Operations<'a> {
     /// Runs `attempt`, and repeats it if it runs out of memory and memory can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
-        // First free the memory that does not wait for work.
+        // First free only memory that no work uses.
         for wait in [false, true] {
             if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
                 done = attempt();

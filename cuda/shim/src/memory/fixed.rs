@@ -195,7 +195,7 @@ impl Operations<'_> {
         self.memory.fixed.handles().retain(handle);
     }
 
-    /// Records that a driver handle's memory is bound to an object, which keeps it alive.
+    /// Records that a driver handle's memory is bound to an object. The binding keeps the memory alive.
     pub fn bound_fixed(self, target: Target, handle: Handle) {
         self.memory.fixed.handles().bind(target, handle);
     }

@@ -207,7 +207,7 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Creates a rule for 32-bit arguments, whose upper half the kernel ignores.
+/// Creates a rule that compares only the lower 32 bits of the arguments, because the kernel ignores the upper half.
 fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     let made = conditions.iter().map(|(argument, comparison, value)| {
         SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, comparison.clone(), *value)

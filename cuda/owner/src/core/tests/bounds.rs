@@ -4,7 +4,7 @@
 use super::*;
 use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Refusal, VERSION};
 
-/// Number of chunks of the largest card.
+/// Number of chunks of a card of the maximum size.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// Maximum number of steps per event: the limit on deferred work, plus the message's own steps (see the table in
 /// `cuda-protocol`).

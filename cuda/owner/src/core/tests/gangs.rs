@@ -113,7 +113,7 @@ impl Host {
         host
     }
 
-    /// Connects the owner of a card with the other owners.
+    /// Connects the owner of a card to the other owners.
     fn link(&mut self, card: usize) {
         let others: Vec<usize> = (0..self.cores.len()).filter(|at| *at != card && !self.dead.contains(at)).collect();
         for other in others {
@@ -324,7 +324,7 @@ impl Host {
         panic!("no kernel waits for its peer");
     }
 
-    /// Resumes the owner of a card, which reads the queued packets and messages.
+    /// Resumes the owner of a card. The owner then reads the queued packets and messages.
     fn continue_owner(&mut self, card: usize) {
         self.stopped.remove(&card);
         for (session, message) in std::mem::take(&mut self.unread) {

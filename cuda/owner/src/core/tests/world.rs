@@ -93,7 +93,7 @@ pub(super) struct World {
     pub(super) ends: BTreeMap<SessionId, End>,
     /// The driver's error when moving a process to this card.
     pub(super) fetch_error: Option<String>,
-    /// Set if SIGKILL succeeds.
+    /// Set if sending SIGKILL succeeds.
     pub(super) kills: bool,
     /// Set if released pieces stay in use because a process keeps them.
     pub(super) keeps_dropped: bool,
