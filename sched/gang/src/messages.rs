@@ -72,7 +72,7 @@ pub enum CardState {
 /// Command of a gang's home to a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Requests a report of the gang's state.
+    /// Report the gang's state.
     Report,
     /// The gang must not compete for a turn, because it has no work, or one of its cards has not stopped in time.
     Rest,
