@@ -113,7 +113,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
-    /// Each multi-card tenant's cards, with the sockets of their owners.
+    /// Each multi-card tenant's cards, each with the path of its owner's socket.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
     /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
@@ -251,8 +251,8 @@ impl Server {
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Expects processes of a tenant to connect. Kills those that do not connect in time, because no owner accounts for
-    /// their chunks.
+    /// Expects processes of a tenant to connect. Kills the processes that do not connect in time, because no owner
+    /// accounts for their chunks.
     pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
         self.notes.put(Note::Expect(tenant, pids));
     }

@@ -1,6 +1,6 @@
 //! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver. This
-//! driver restores a process on another card only if the process does not use memory of other processes. A process can
-//! import memory there only if it saw the card from its start.
+//! driver restores a process on another card only if the process does not use memory of other processes. The process
+//! can import memory on that card only if it saw the card from its start.
 
 mod support;
 
@@ -365,7 +365,7 @@ fn tenant_that_cannot_move_is_refused_by_name_and_continues() {
     good(&rig, &["tenant", "set", "a", "--guarantee-mib", "16"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("memory.guarantee_mib"), "{text}");
-    // The tenant on this card cannot move to another card, so the command reports it.
+    // The tenant on card `two` cannot move to another card, so the command reports this tenant.
     let _ = ctl(&rig, &["card", "drain", "two"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("the card is drained"), "{text}");

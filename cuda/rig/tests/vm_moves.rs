@@ -117,7 +117,7 @@ fn programs_continue_on_the_other_card_with_their_tenant() {
         assert!(bad(&service.rig, 4, &["vm", "move", "vm", "--card", to]).contains("it already has that card"));
     }
     assert!(get(&service.rig, "/v1/events").contains("moved from card `one` to card `two`"));
-    // The next daemon finds the programs on their card. A later program begins there.
+    // The next daemon finds the programs on their card. A program that starts later uses the new card.
     let mut third = Program::start(&mut driver, 3, 4096);
     service.until_kept();
     service.kill();

@@ -44,8 +44,8 @@ fn memory_at(address: Address) -> Operations<'static> {
 
 /// Creates the shim before its first use. Returns `None` in a child whose parent forked while creating the shim.
 fn prepare() -> Option<&'static Shim> {
-    /// Runs the creation once. Static, like the shim. A child does not wait for a thread of its parent that was
-    /// creating the shim.
+    /// Runs the creation once. A static variable, like the shim. A child does not wait for a thread of its parent that
+    /// was creating the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

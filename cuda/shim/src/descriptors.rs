@@ -222,8 +222,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise, they would keep memory that the program
-/// frees alive, and would hide the program's exit from the owner.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise, they would keep memory alive that the
+/// program frees, and would hide the program's exit from the owner.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

@@ -51,7 +51,7 @@ pub(super) struct Session {
     /// Version of the protocol.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Tenant of the connection, set by the first message.
+    /// Tenant of the connection, or `None` until the first message determines it.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
@@ -62,7 +62,7 @@ pub(super) struct Session {
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
-    /// Chunks that the process had under an earlier owner.
+    /// Chunks that an earlier owner granted to the process.
     pub(super) adopted: BTreeSet<ChunkId>,
     /// Set while the process has more chunks from an earlier owner to report.
     pub(super) adopts: bool,

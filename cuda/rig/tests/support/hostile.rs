@@ -85,8 +85,8 @@ impl Neighbour {
 const MIN_SHARE_KEPT: f64 = 0.96;
 /// Minimum duration of each round.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
-/// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
-/// permits.
+/// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than
+/// [`MIN_SHARE_KEPT`] permits.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's progress in several rounds, with the time that the owner charged to it and the elapsed time on the

@@ -1,4 +1,4 @@
-//! Tests of owners of several cards, with programs whose kernels wait for their peers on other cards.
+//! Tests the owners of several cards, with programs whose kernels wait for their peers on other cards.
 //!
 //! A tenant has one process (a *rank*) for each of its cards. All ranks submit the same kernels, and a kernel runs when
 //! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.

@@ -450,7 +450,7 @@ impl World {
         (card.len(), host.len())
     }
 
-    /// Replaces the owner. The new one adopts the programs with their memory.
+    /// Replaces the owner. The new owner adopts the programs with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
