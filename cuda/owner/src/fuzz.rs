@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    /// Returns the number of a chunk of this process or of any process, or an unused number.
+    /// Returns the ID of a chunk of this process or of any process, or an unused ID.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);

@@ -38,7 +38,7 @@ use workers::Workers;
 
 /// Maximum number of notes from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time for programs of an earlier daemon to reconnect, before other programs get memory.
+/// Time during which programs of an earlier daemon can reconnect before other programs get memory.
 // TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -59,7 +59,7 @@ pub enum ServerError {
     System(#[from] io::Error),
 }
 
-/// Tenant or user that causes a log line.
+/// Tenant or user to which a connection and its log lines are attributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
     /// A tenant's programs.
@@ -82,7 +82,7 @@ enum Note {
     Unlisten(TenantId),
     Mps(MpsOptions),
     Links(OwnerLinks),
-    /// Cards whose owners this owner must connect to, with their sockets.
+    /// Cards to whose owners this owner must connect, each with the owner's socket.
     LinkWith(BTreeMap<CardId, PathBuf>),
     /// Processes of a tenant that has moved here from another card.
     Expect(TenantId, Vec<u32>),
@@ -113,7 +113,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
-    /// Each multi-card tenant's cards, with the sockets of their owners.
+    /// Each multi-card tenant's cards, each with the path of its owner's socket.
     gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
     /// Sockets of tenants that are moving to this card, until the owner listens on them.
     held_sockets: BTreeMap<TenantId, (PathBuf, Rights)>,
@@ -251,7 +251,8 @@ impl Server {
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
     }
 
-    /// Kills the processes that do not connect in time, because they have chunks that no owner accounts for.
+    /// Expects processes of a tenant to connect. Kills the processes that do not connect in time, because no owner
+    /// accounts for their chunks.
     pub fn expect(&self, tenant: TenantId, pids: Vec<u32>) {
         self.notes.put(Note::Expect(tenant, pids));
     }
@@ -458,7 +459,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Reports a change of a process to the state machine.
+    /// Reports a state change of a process to the state machine.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
@@ -561,7 +562,7 @@ fn end_for_lost_card(error: &str) {
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // The driver's objects can no longer be released, and its exit handlers may wait for the card.
+    // Exit without dropping the driver's objects, because they can no longer be released.
     std::process::exit(cuda_control::CARD_LOST);
 }
 

@@ -208,7 +208,7 @@ impl RunAhead {
     }
 
     /// Starts a group before a submission to a stream without work in flight, so that the card's idle time is not
-    /// counted. If the submission was `held`, first updates the work in flight.
+    /// counted. If the gate has `held` the submission, first removes the groups that have completed.
     pub fn begin(&self, captures: &Captures, stream: Stream, held: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();

@@ -77,7 +77,7 @@ impl Default for SoloBacklog {
 }
 
 impl SoloBacklog {
-    /// Returns a backlog without work.
+    /// Returns an empty backlog.
     pub fn new() -> Self {
         Self {
             left: Countdown(AtomicU32::new(INITIAL_SUBMISSIONS_PER_MARK)),

@@ -20,7 +20,7 @@ enum Argument {
     Device(usize),
     /// `CUmemLocation` by value.
     Location(usize),
-    /// Pointer to a structure in which a `CUmemLocation` begins at an index in units of `int`.
+    /// Pointer to a structure, and the index of a `CUmemLocation` in that structure, in units of `int`.
     InStructure(usize, usize),
     /// Pointer to a list of `CUmemAccessDesc`, and the position of its length.
     List(usize, usize),
@@ -37,7 +37,7 @@ const PROPERTY_LOCATION: usize = 2;
 /// Maximum length of a list that is examined. No program has this many devices.
 const MAX_LIST: usize = 1024;
 
-/// Number of devices that the program sees. Static because the calls cannot pass it.
+/// Number of devices that the program sees. A static variable, because intercepted calls have no argument for it.
 static SHOWN: AtomicI32 = AtomicI32::new(c_int::MAX);
 
 /// Hides all devices whose numbers are at least `count`.

@@ -94,7 +94,8 @@ pub fn is_query(uuid: &[u8; 16]) -> bool {
 /// Returns the table of the integrity query.
 ///
 /// # Errors
-/// Returns the driver's error if it has no table of the runtime's functions, whose address the answer includes.
+/// Returns the driver's error if the driver lacks the table of the runtime's functions. The answer includes the address
+/// of this table.
 pub fn table() -> Result<*const c_void, i32> {
     let mut runtime = std::ptr::null();
     // SAFETY: the pointers point to a local variable and a constant.

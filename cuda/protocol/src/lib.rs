@@ -110,16 +110,16 @@
 //! of the process's card. If no owner serves the process in time, it maps its chunks on that card, and runs without an
 //! owner.
 //!
-//! The driver imports chunks of another card only if it showed this card to the process at its start. `WelcomeAmong`
-//! names the cards that the library makes visible to the driver and hides from the program, and `Sees` reports the
-//! result.
+//! The driver imports chunks of another card only if that card was visible to the process when the driver was
+//! initialized. `WelcomeAmong` names the cards that the library makes visible to the driver and hides from the program,
+//! and `Sees` reports the result.
 //!
 //! # Ends
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason, and the connection is closed afterwards. If a
 //! connection is closed without a `Goodbye`, the owner considers the process dead, and the tenant's side considers the
 //! owner absent. The tenant's side then opens its gate, keeps its memory, lets allocations in chunks wait for a limited
-//! time, and tries to reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set.
+//! time, and tries to reconnect every [`RECONNECT_MS`]. The new `Hello` has the same `instance`, and `adopts` is set.
 //! Neither side waits indefinitely for the other, and the owner never blocks when it sends a message
 //! ([`Link::try_send`]). Messages wait while the queue of their connection is full, or while the connection, its tenant
 //! or all tenants together have the maximum number of unread descriptors. A full queue makes the owner close a
@@ -193,8 +193,7 @@ pub const VERSION_GANGS: u16 = 7;
 pub const VERSION_MOVES: u16 = 8;
 /// First version with [`FromOwner::WelcomeAmong`], [`FromTenant::Sees`] and [`FromTenant::Unusable`].
 pub const VERSION_VISIBLE_CARDS: u16 = 9;
-/// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
-/// replies.
+/// Maximum number of pending [`FromTenant::Allocate`] and [`FromTenant::Fix`] requests of a process.
 pub const MAX_PENDING: usize = 64;
 /// Maximum size of a packet in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -210,7 +209,7 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Maximum number of cards that a process's driver sees, in one message.
+/// Maximum number of a driver's visible cards in one message.
 pub const MAX_SEEN: usize = 64;
 /// Time in microseconds before the end of a turn's last work at which the turn can end. The next tenant's first work
 /// takes this long to reach the card. If it arrived earlier, the hardware would time-slice between both tenants.

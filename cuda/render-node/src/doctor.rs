@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// A guest, given by its root folder.
+/// A guest, identified by its root folder.
 #[derive(Clone, Debug)]
 pub struct Guest {
     root: PathBuf,

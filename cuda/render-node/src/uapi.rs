@@ -61,7 +61,7 @@ requests! {
     InitContext = opcode::read_write::<InitContext>(GROUP, DRIVER + 0x0b), count: u32, padding: u32, parameters: u64;
 }
 
-/// Parameters of the device.
+/// Numbers of device parameters.
 pub(crate) mod parameter {
     pub(crate) const BLOBS: u64 = 3;
     pub(crate) const HOST_VISIBLE: u64 = 4;

@@ -421,7 +421,7 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets a location's access rights to mappings.
+    /// Sets a location's access rights to the mappings in an address range.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
@@ -543,13 +543,13 @@ impl Cuda {
         self.raw_copy(to, from, bytes as usize, stream)
     }
 
-    /// Reads 64-bit words.
+    /// Reads 64-bit words from an address.
     pub fn read(&self, at: u64, words: usize) -> Result<Vec<u64>, Failed> {
         let mut buffer = vec![0u64; words];
         self.raw_read(buffer.as_mut_ptr().cast(), at, words * 8).map(|()| buffer)
     }
 
-    /// Writes 64-bit words.
+    /// Writes 64-bit words to an address.
     pub fn write(&self, at: u64, words: &[u64]) -> Result<(), Failed> {
         self.raw_write(at, words.as_ptr().cast(), std::mem::size_of_val(words))
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use crate::{Cuda, Failed, Location};
 
 const MIB: u64 = 1 << 20;
-/// Location that gets access: the first card.
+/// Location that is granted access: the first card.
 const CARD: Location = Location::FIRST_CARD;
 /// Read and write access.
 const ALL: i32 = 3;

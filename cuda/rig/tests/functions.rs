@@ -13,7 +13,7 @@ use support::daemon::{get, good, json, signal};
 use support::service::{Calls, PINNED, Service, begin, is_alive, owner_of, workers};
 use support::virtio::{Driver, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 
-/// Checks that a program continues with its worker: that waits, blobs and the program's exit still work.
+/// Checks that a program continues with its worker, and that its pending wait completes. Then begins another wait.
 fn check(service: &Service, driver: &mut Driver, worker: i32) {
     assert_eq!(driver.status(), 0xf, "{}", service.log());
     assert_eq!(workers(&service.rig), [worker], "{}", service.log());

@@ -95,7 +95,7 @@ impl Ranks {
     }
 }
 
-/// Polls until a condition holds.
+/// Polls until `done` returns true.
 fn awaited(what: &str, done: impl Fn() -> bool) {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..6000 {
@@ -148,7 +148,7 @@ fn gangs_next_to_a_single_tenant_make_progress_by_weight() {
     assert_eq!(states.iter().map(|state| state["card"].as_str().expect("a name")).collect::<Vec<_>>(), CARDS);
     assert!(states.iter().all(|state| state["turns"].as_u64() > Some(5) && state["served"] == true), "{shown}");
     assert_eq!(programs(&shown), 2, "{shown}");
-    // The whole tenant is listed once, with all of its cards.
+    // The tenant as a whole is listed once, with all of its cards.
     let text = good(&rig, &["sched", "show"]);
     let whole = text.lines().filter(|line| line.starts_with("a ") && line.contains(" gpu0,gpu1 "));
     assert_eq!(whole.count(), 1, "{text}");

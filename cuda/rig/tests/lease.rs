@@ -31,7 +31,7 @@ fn started(rig: &Rig, more: &[&str], text: &str) -> Child {
     child
 }
 
-/// Returns tenant `a`'s limits that the tests change.
+/// Returns those limits of a tenant that the tests change.
 fn limits(tenant: &Value) -> [Value; 3] {
     [&tenant["memory"]["quota_mib"], &tenant["memory"]["weight"], &tenant["time"]["weight"]].map(Clone::clone)
 }

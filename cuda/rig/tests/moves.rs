@@ -1,6 +1,6 @@
-//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver, which
-//! restores a process on another card only if it has no memory of another process, and lets it import memory there only
-//! if it saw the card from its start.
+//! Tests tenants that move between two cards of a daemon. All programs are real processes on the fake driver. This
+//! driver restores a process on another card only if the process does not use memory of other processes. The process
+//! can import memory on that card only if it saw the card from its start.
 
 mod support;
 
@@ -151,7 +151,7 @@ fn program_sees_one_card_although_its_driver_sees_two() {
             until(&rig, tenant, "it has ended", |tenant| programs(tenant) == 0);
         }
     }
-    // The tenant's list has one card.
+    // The tenant has only one card, so these lists do not select any.
     for list in ["1", "", "-1", SECOND] {
         let mut command = command(&rig, "a", built("cuda-hoard").to_str().expect("UTF-8"));
         let mut program = Program::start(command.env("CUDA_VISIBLE_DEVICES", list).arg("cards"));
@@ -365,7 +365,7 @@ fn tenant_that_cannot_move_is_refused_by_name_and_continues() {
     good(&rig, &["tenant", "set", "a", "--guarantee-mib", "16"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("memory.guarantee_mib"), "{text}");
-    // The tenant on this card cannot move to another card, so the command reports it.
+    // The tenant on card `two` cannot move to another card, so the command reports this tenant.
     let _ = ctl(&rig, &["card", "drain", "two"]);
     let text = bad(&rig, 4, &["tenant", "move", "a", "--card", "two"]);
     assert!(text.contains("the card is drained"), "{text}");
@@ -531,7 +531,7 @@ fn drained_card_loses_its_tenants_or_names_them() {
     one.steps(2);
     own.steps(2);
     assert_eq!(own.end(), "held 4");
-    // Without programs, the tenant moves as well.
+    // Once it has no programs, this tenant can move as well.
     let text = good(&rig, &["card", "drain", "one"]);
     assert!(text.contains("no VMs or tenants are left on it"), "{text}");
     assert_eq!(["a", "b", "c"].map(|name| card_of(&rig, name)), ["two"; 3]);

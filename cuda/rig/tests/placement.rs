@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use support::Rig;
 use support::daemon::{Daemon, bad, card, good, json as shown, run};
 
-/// Creates four cards of 64 MiB with the first and the last connected, and a configured tenant with two cards.
+/// Creates a rig with four cards of 64 MiB, of which the first and the last are connected, and a configured tenant with
+/// two cards.
 fn four_cards() -> Rig {
     let mut rig = support::daemon::rig(|rig| {
         let cards = (0..4).map(|at| card(rig, &format!("gpu{at}"), &format!("cuda.device = \"{at}\"\n")));

@@ -1,5 +1,5 @@
-//! Tests shares of a card's time, as measured by the programs themselves, and programs that break the rules, under a
-//! daemon on the fake driver.
+//! Tests shares of a card's time, as measured by the programs themselves, and programs that bypass the owner or do not
+//! obey it, under a daemon on the fake driver.
 
 mod support;
 
@@ -235,7 +235,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(!output.status.success() && text.contains("802"), "{output:?}");
         }
-        // This needs root, and a user that may execute the built programs.
+        // Running as another user needs root, and that user must be able to execute the built programs.
         Err(error) => println!("skipped: no program can be run as another user here: {error}"),
     }
 }

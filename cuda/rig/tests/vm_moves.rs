@@ -1,5 +1,5 @@
 //! Tests VMs whose programs continue on another card. `mediatord`, the owners and the workers are separate processes on
-//! the fake driver; this process is the guest's driver.
+//! the fake driver; this process acts as the guest's driver.
 
 mod support;
 
@@ -28,7 +28,7 @@ impl Program {
         Self { calls, address, word }
     }
 
-    /// Checks that the program uses its memory, in a worker.
+    /// Checks that the program can access its memory through a worker.
     fn check(&mut self, driver: &mut Driver) {
         self.calls.check(driver, self.address, self.word);
     }
@@ -117,7 +117,7 @@ fn programs_continue_on_the_other_card_with_their_tenant() {
         assert!(bad(&service.rig, 4, &["vm", "move", "vm", "--card", to]).contains("it already has that card"));
     }
     assert!(get(&service.rig, "/v1/events").contains("moved from card `one` to card `two`"));
-    // The next daemon finds the programs on their card. A later program begins there.
+    // The next daemon finds the programs on their card. A program that starts later uses the new card.
     let mut third = Program::start(&mut driver, 3, 4096);
     service.until_kept();
     service.kill();

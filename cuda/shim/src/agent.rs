@@ -56,7 +56,7 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo], &[[u8; 16]]) ->
         Ok(connected) => connected,
         Err(reason) => {
             let line = format!("gpu-mediator: libcuda: {reason}\n");
-            // A list of sockets is easy to get wrong, and the program reports only CUDA error 802.
+            // With several sockets, always report the error, because the program itself reports only CUDA error 802.
             if !shim.is_single() || log::wanted() {
                 log::write(&line);
             }
@@ -333,7 +333,7 @@ impl Agent {
                 link.answer(request, |_| Answer::Memory(free_bytes, total_bytes));
             }
             FromOwner::Leave { patience_us } => self.leave(patience_us)?,
-            // A correct owner does not send these to a process that has left.
+            // A correct owner does not send these orders to a process that has left.
             FromOwner::Quiesce { order, .. } if self.departure.has_left() => {
                 self.connection.send(&FromTenant::Busy { order }, &[])?;
             }
@@ -452,7 +452,7 @@ impl Agent {
         // tenants' slices.
         let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.card.gate.is_told() {
-            // A thread may have sent `Waiting` before `Stopped`, which the owner then ignores.
+            // A thread may have sent `Waiting` before `Stopped`. The owner ignores that message, so send another one.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
         Ok(())

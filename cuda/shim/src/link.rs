@@ -68,7 +68,7 @@ pub struct Link {
     instance: OnceLock<u128>,
     /// The connection, for requests.
     connection: RwLock<Option<Arc<Connection>>>,
-    /// Number for the next request.
+    /// Number of the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
     /// Signalled when a reply arrives or a connection is established.

@@ -2,7 +2,7 @@
 //!
 //! Locks: a forked child never waits for a lock that a thread of its parent held.
 //!
-//! Signals: the library's threads block all of them except `SIGSYS`.
+//! Signals: the library's threads block all signals except `SIGSYS`.
 //!
 //! UNSAFETY: calls C library functions for signal masks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -48,7 +48,7 @@ pub struct Card {
     pub number: usize,
     pub gate: Gate,
     pub contexts: Contexts,
-    /// The program's work in flight.
+    /// Limits on the program's work in flight on the card.
     pub pacing: Pacing,
     memory: Memory,
     pub link: Link,
@@ -78,7 +78,7 @@ pub struct Shim {
     pub start: Lock<Start>,
     /// Set once the agent threads have started.
     pub started: AtomicBool,
-    /// State of access between the program's cards.
+    /// Controls access between the program's cards.
     pub cross: CrossAccess,
     pub peers: Peers,
     /// Card number and context of each stream, for a program with several cards.

@@ -1,4 +1,4 @@
-//! One end of the connection.
+//! The connection between a device and a worker.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -80,7 +80,7 @@ pub enum Reason {
     Addresses,
     /// A ring contains an unknown or malformed message, or a blob is invalid.
     Malformed,
-    /// The guest exceeds a limit: blobs, handles or bytes.
+    /// The guest has exceeded a limit on blobs, handles or bytes.
     Limit,
     /// The sandbox cannot be set up.
     Sandbox,

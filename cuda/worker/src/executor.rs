@@ -1,4 +1,4 @@
-//! Executes messages.
+//! Executes the messages in a program's rings.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write as _;
@@ -71,10 +71,10 @@ fn effect(name: &str) -> Effect {
     }
 }
 
-/// First address for the program's own reservations. The shim uses the addresses below.
+/// First address for the program's own reservations. The shim uses lower addresses.
 const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
-/// Returns true if this error makes a context unusable.
+/// Returns true if an error makes the context unusable.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
@@ -382,7 +382,7 @@ impl Executor {
         Ok(Vec::new())
     }
 
-    /// Replies to a call with its results. If the call has no reply, records its error.
+    /// Replies to a call with its results. If the call does not request a reply, records its error.
     pub(crate) fn finish(&mut self, origin: Origin, code: i32, results: &[u64]) {
         self.last_code = code;
         if self.is_replaying {

@@ -22,8 +22,8 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// The state of this worker's callbacks. Static, because the driver passes only one word, and may call the function
-/// after all other values have been dropped.
+/// The state of this worker's callbacks. A static variable, because the driver passes only one word, and may call the
+/// function after all other values have been dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Prepares callbacks. `posted` is the number of callbacks that the program's previous workers posted. `notify` wakes

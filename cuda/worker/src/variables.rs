@@ -109,7 +109,7 @@ impl Executor {
                 report("initial values of a module's variables contain addresses");
                 return Err(Obstacle::Addresses);
             }
-            // A library's variables exist in each context, and a module's only in its own.
+            // A library's variables exist in each context, but a module's variables exist only in the module's context.
             let mut contexts = self.objects.contexts();
             contexts.retain(|number| kind == Kind::Library || *number == context);
             if code.variables.is_empty() {

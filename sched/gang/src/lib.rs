@@ -318,7 +318,7 @@ impl GangTurns {
         self.members.values().find(|member| member.tenant == tenant)
     }
 
-    /// Returns the gang of a tenant.
+    /// Returns the gang that a tenant is a member of, if any.
     #[must_use]
     pub fn gang_of(&self, tenant: TenantId) -> Option<GangId> {
         self.members.iter().find(|(_, member)| member.tenant == tenant).map(|(&gang, _)| gang)

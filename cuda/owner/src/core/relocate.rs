@@ -1,10 +1,11 @@
-//! Moves chunks between the card and host memory: executes [`tenancy::relocation`] for processes.
+//! Moves the chunks of processes between the card and host memory, as [`tenancy::relocation`] requests.
 //!
 //! ```text
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece released -> Resume
 //! ```
 //!
-//! Here, the users of memory are processes. This module selects the pieces for a move and sends the messages.
+//! The users in [`tenancy::relocation`] are processes here. This module selects the pieces of each move and sends the
+//! messages.
 
 use super::given_up::Reason;
 use super::pieces::Receiver;
@@ -20,12 +21,12 @@ use tenancy::relocation::{self, Action, Config, User};
 use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
-/// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that the receiving tenant
-/// gets memory soon. When quanta change, the last batch can move to the card only after the last eviction.
+/// Maximum size of a batch in bytes: large enough to use the link's full bandwidth, and small enough that the receiving
+/// tenant gets memory soon. When quanta change, the last batch can move to the card only after the last eviction.
 const BATCH_BYTES: u64 = 128 << 20;
 /// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// Number of batches in progress above which a process does not get new ones.
+/// Number of batches in progress above which a planning round starts no new ones for a process.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
@@ -96,7 +97,7 @@ impl Core {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
         match (body, self.misplaced.get(&(tenant, index))) {
-            // The driver has already placed this memory. Only update the accounts to match.
+            // The driver has already placed this memory, so only update the accounts.
             (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
             // The piece is already at the destination.
             (Body::Chunk { .. }, Some(false)) => {
@@ -216,7 +217,7 @@ impl Core {
         }
     }
 
-    /// Records the end of an order. The tenant may have turns again.
+    /// Handles the end of an order: resumes the tenant's turns, and requests a new plan.
     fn has_stopped_moving(&mut self, tenant: TenantId) {
         self.pause_as_due(tenant);
         self.needs_plan = true;
@@ -282,7 +283,7 @@ impl Core {
         }
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // The chunk and the move each have a reference to the piece.
+            // The chunk and the move each hold a reference to the piece.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);

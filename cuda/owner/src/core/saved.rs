@@ -1,6 +1,7 @@
-//! Accounts of tenants for the next owner of the card: their use, the scheduler's credits, strikes and quarantines.
+//! Tenants' accounts for the card's next owner: used card time, scheduling credits, strikes and quarantines.
 //!
-//! Programs continue without an owner, and report their chunks to the next one (`adopt`). Tenants keep their names.
+//! Programs continue to run without an owner, and report their chunks to the next one (`adopt`). Names identify the
+//! tenants in the accounts.
 
 use super::Core;
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ impl Core {
     }
 
     /// Restores the accounts and the clock of an earlier owner. Must be called before tenants are added. Changes
-    /// nothing if the file is damaged, or is of an unsupported version.
+    /// nothing if the file is damaged, or has an unsupported version.
     pub(crate) fn restore(&mut self, file: &[u8]) -> Result<(), ReadError> {
         let RestoredAccounts { clock_ns, names, scheduler, quanta, begun } = RestoredAccounts::from_file(file)?;
         self.clock = clock_ns;
@@ -36,12 +37,13 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the total number of strikes and the total used time in ns, which change with the accounts.
+    /// Returns the total number of strikes and the total used time in ns. If neither has changed, the accounts need not
+    /// be saved again.
     pub(crate) fn strikes_and_use(&self) -> (u64, u64) {
         self.turns.turns().scheduler().strikes_and_use()
     }
 
-    /// Forgets the accounts of tenants that were not added.
+    /// Forgets the earlier owner's accounts of tenants that have not been added.
     pub(super) fn forget_unclaimed(&mut self) {
         let now = self.now();
         for tenant in std::mem::take(&mut self.unclaimed).into_values() {

@@ -51,22 +51,22 @@ pub(super) struct Session {
     /// Version of the protocol.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Tenant of the connection, set by the first message.
+    /// Tenant of the connection, or `None` until the first message determines it.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
     /// Indices reserved for memory that is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
-    /// The process's requests for fixed memory that have no reply yet.
+    /// The process's unanswered requests for fixed memory.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
-    /// Chunks that the process had under an earlier owner.
+    /// Chunks that an earlier owner granted to the process.
     pub(super) adopted: BTreeSet<ChunkId>,
     /// Set while the process has more chunks from an earlier owner to report.
     pub(super) adopts: bool,
-    /// Number of the turn that the process's gate is open for.
+    /// Number of the turn for which the process's gate is open, or `None` while the gate is closed.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
     /// Time during which the gate was open before `run_since` without reported use, in ns.
@@ -90,11 +90,11 @@ pub(super) struct Session {
     pub(super) checked_at: u64,
     pub(super) turn: u32,
     pub(super) reclaims: Reclaims,
-    /// Progress of a move to another card.
+    /// Progress of the process's move to another card.
     pub(super) departure: Departure,
     /// Set while the driver moves the process to this card. The process gets no orders in the meantime.
     pub(super) fetching: bool,
-    /// The process's move to this card.
+    /// Progress of the process's move to this card, if the process comes from another one.
     pub(super) arrival: Option<Arrival>,
     /// UUIDs of the cards that the process's driver sees.
     pub(super) sees: Vec<[u8; 16]>,
@@ -103,7 +103,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Returns true if the process replies to orders about its memory and its turns.
+    /// Returns true if the process can be sent orders about its memory and its turns.
     pub(super) fn takes_orders(&self) -> bool {
         !self.stuck && !self.fetching
     }
@@ -421,7 +421,7 @@ impl Core {
         self.give_up(id, Reason::Unsuspended);
     }
 
-    /// Abandons a process that began to report its memory and does not continue.
+    /// Abandons a process that has begun to report its memory but has not finished in time.
     pub(super) fn end_report(&mut self, id: SessionId) {
         tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
         self.stuck(id, Reason::Adoption);

@@ -11,15 +11,15 @@ use tenancy::{Changes, Deadline, Report, Traffic};
 use vram::TenantId;
 
 /// Maximum time that the owner polls before the announced end of a turn, in microseconds. This also limits the cost of
-/// a program that announces the end of its turns falsely.
+/// a program's false announcements.
 const ATTENDED_US: u32 = 1000;
 
 /// Minimum limit on work in flight while all other tenants wait for their quantum, in microseconds. A high limit
 /// reduces the card time spent on events, and draining the work is cheap compared with a change of quanta.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This is
-/// long for a program with work, but short compared with the change of quanta that idleness can cause.
+/// Minimum idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. A program
+/// with work is rarely idle for this long, but the change of quanta that idleness can cause takes longer.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 /// Interval in microseconds at which a group member's program reports its use. It is much shorter than the lead in work
@@ -116,7 +116,7 @@ impl Core {
         let waits_for_it = |other: TenantId| class(&other) > class(&tenant) && group(other) == own;
         let preferred = own.is_some() && present().any(waits_for_it);
         let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
-        // A member of a better class that is ahead waits for these reports.
+        // A member of a better class waits for these reports while it is ahead.
         let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -344,7 +344,7 @@ impl Core {
         }
     }
 
-    /// Pauses a tenant's turns while its memory is moving or it waits for its quantum, and resumes them otherwise. Does
+    /// Pauses a tenant's turns if its memory is moving or it waits for its quantum, and resumes them otherwise. Does
     /// not pause turns that the tenant's work on another card may wait for.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         if !self.tenants.contains_key(&id) {

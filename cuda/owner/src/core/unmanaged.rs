@@ -1,12 +1,13 @@
-//! Processes that use the card unmanaged, because they bypass the shim or do not belong to a tenant.
+//! Processes that use the card but are not managed by the owner, because they bypass the shim or do not belong to a
+//! tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must list a process before it counts as unmanaged. A process that is starting or exiting may
-/// appear once.
+/// Number of polls that must list a process before it is considered unmanaged. A process that is starting or exiting
+/// may appear once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
 /// Unmanaged processes, each with the number of polls that listed it.

@@ -83,7 +83,7 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// The new connection replaces another one, which is closed.
+    /// The new connection replaces this one, which is closed.
     Replaces(SessionId),
     /// The connection's tenant or user already has the maximum number of connections.
     Refused,

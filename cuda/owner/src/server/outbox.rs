@@ -1,9 +1,9 @@
 //! Messages in transit to processes, and descriptors that the processes have not received yet. The kernel counts the
-//! descriptors that a user has sent and that have not been received, and rejects more than the sender's limit on open
-//! files (`ETOOMANYREFS`). Therefore, this module keeps the number of such descriptors below that limit, for each
-//! connection, for each tenant, and in total. A message beyond a limit waits here, like a message that does not fit
-//! into the socket. A process that does not read delays only messages to its own tenant. A full queue closes a
-//! connection only if its process does not read replies that it has requested.
+//! descriptors that a user has sent and that have not been received. It rejects a message if this number exceeds the
+//! sender's limit on open files (`ETOOMANYREFS`). Therefore, this module limits the number of such descriptors per
+//! connection, per tenant and in total. A message beyond a limit waits here, like a message that does not fit into the
+//! socket. A process that does not read delays only messages to its own tenant. A full queue closes a connection only
+//! if its process does not read replies that it has requested.
 //!
 //! UNSAFETY: queries the number of unread bytes in a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

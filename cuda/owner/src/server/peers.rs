@@ -18,8 +18,8 @@ use vram::TenantId;
 
 /// Interval between polls of the processes without a connection, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process without a connection is killed, because it would keep chunks that are not in
-/// any account.
+/// Number of polls after which a process without a connection is killed. The process could otherwise keep chunks that
+/// are not in any account.
 // TIMEOUT: a program that lost its connection accidentally reconnects within `cuda_protocol::RECONNECT_MS`; the limit
 // is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
@@ -208,8 +208,8 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each such process uses one of the owner's descriptors. A large number of them is deliberate, so signal
-            // them at the next poll.
+            // Each such process uses one of the owner's descriptors. A large number of such processes is deliberate, so
+            // signal further ones at the next poll.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -226,7 +226,7 @@ impl Peers {
     pub(super) fn expect(&mut self, pid: u32, tenant: TenantId) {
         let connected = self.peers.values().any(|peer| peer.pid() == pid);
         let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| !connected) else { return };
-        // This fails if the process has exited.
+        // The call fails if the process has exited.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         let (given_up, failed, peer) = (false, false, Peer { pid, uid: 0, handle });
         self.left.push(Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed });

@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // These tests share memory in chunks, without quanta.
+        // In these tests, tenants share the memory by chunks, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }

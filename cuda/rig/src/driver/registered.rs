@@ -1,4 +1,4 @@
-//! Registered memory, run-time linking, and queries that the guest library handles itself.
+//! Registered memory, run-time linking, and queries that the guest library answers itself.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -1,4 +1,4 @@
-//! Tests that programs that lie, stop, exit or cannot be killed do not keep turns or memory from others.
+//! Tests that a program cannot keep turns or memory from others, even if it lies, stops, exits, or cannot be killed.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn until_turn_ends(serving: &mut Program) {
     });
 }
 
-/// Owner's limit on turns in these tests, in ms.
+/// The owner's time limit for a turn in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
 /// Checks that the neighbour never waited longer than the limit on the attacker's turn.
@@ -177,7 +177,7 @@ fn decline(manner: Manner) {
     let (link, _) = raw.hello("a", Through::Itself, Some(manner));
     assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
     let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
-    // The neighbour gets all its turns while the client declines, and eventually its share of the memory.
+    // While the client declines orders, the neighbour gets all its turns, and eventually its share of the memory.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
     until_accounts(&mut serving, "the neighbour gets its part of the card", half);

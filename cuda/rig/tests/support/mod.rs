@@ -51,7 +51,7 @@ pub fn host_has_driver(rig: &Rig) -> bool {
 }
 
 impl Rig {
-    /// Creates a card with `mib` MiB of memory.
+    /// Creates a rig with one card of `mib` MiB.
     pub fn new(mib: u64) -> Self {
         let memory = Path::new("/dev/shm");
         let folder = if memory.exists() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
@@ -230,7 +230,7 @@ impl Program {
     }
 }
 
-/// Starts a `cuda-owner serve` with tenants `a` and `b`, and waits until it is ready.
+/// Starts `cuda-owner serve` with tenants `a` and `b`, and waits until it is ready.
 pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }

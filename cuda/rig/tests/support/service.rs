@@ -1,4 +1,4 @@
-//! A daemon that runs as a service, with VMs whose programs use CUDA. The test is the guest's driver and program.
+//! A daemon that runs as a service, with VMs whose programs use CUDA. The test acts as the guest's driver and program.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ impl Service {
         Self::start_with(orphan_timeout_s, "")
     }
 
-    /// Starts such a daemon with additional keys for the card.
+    /// Starts a daemon as [`Self::start`] does, with additional configuration keys for the card.
     pub fn start_with(orphan_timeout_s: u64, keys: &str) -> Self {
         Self::with(1, |rig| {
             let worker = worker(rig, 1);
@@ -114,7 +114,7 @@ pub fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
     child
 }
 
-/// Writes a program that starts the worker with the fake cards in its environment.
+/// Writes a script that starts the worker with the fake cards in its environment.
 pub fn worker(rig: &Rig, cards: u64) -> PathBuf {
     let path = rig.folder.path().join("worker");
     let card = rig.folder.path().join("card");

@@ -1,7 +1,7 @@
 //! Driver functions that count, find or name devices. A program does not see the cards that the driver shows only for a
 //! later move (`program-cards`).
 //!
-//! UNSAFETY: forwards calls, also with unknown signatures.
+//! UNSAFETY: forwards calls, including calls with unknown signatures.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_char, c_int, c_void};

@@ -76,7 +76,7 @@ fn import_result(chunk: &ChunkDescriptor) -> c_int {
 pub(super) fn tell_seen(connection: &Connection, version: u16, terms: &Terms) {
     if version >= VERSION_VISIBLE_CARDS && !terms.seen.is_empty() {
         let uuids = terms.seen.iter().take(MAX_SEEN).copied().collect();
-        // Without this message, the program cannot move.
+        // Ignore errors: without this message, the program merely cannot move.
         let _ = connection.send(&FromTenant::Sees { uuids }, &[]);
     }
 }
@@ -169,7 +169,7 @@ impl Agent {
         loop {
             match connection.receive().map(|received| received.message) {
                 Ok(FromOwner::Fetched) => break,
-                // The owner has let the program continue on its card.
+                // The owner has let the program continue on its current card.
                 Ok(FromOwner::Goodbye(End::Moved)) => {
                     self.departure.asked_on = None;
                     return false;

@@ -1,8 +1,8 @@
 //! Handles and mappings of programs that manage their own virtual memory.
 //!
 //! This library assigns the handle numbers. A handle is backed by the owner's chunks and, if its size is not a multiple
-//! of the chunk size, by a driver allocation for the remainder. Each of these pieces is mapped separately within a
-//! mapping of the program. As with the driver, the program sets the access permissions of each mapping.
+//! of the chunk size, by a driver allocation for the remainder. When the program maps the handle, each of these pieces
+//! is mapped separately. As with the driver, the program sets the access permissions of each mapping.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -24,7 +24,7 @@ const CARD: u32 = 32;
 /// Mask of the card number.
 const CARDS: Handle = 0xff;
 
-/// Driver functions that handles need.
+/// Driver functions that [`Handles`] calls.
 pub trait Pages {
     /// Imports memory from a file descriptor.
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle>;
@@ -163,7 +163,7 @@ impl Handles {
         handle
     }
 
-    /// Returns true if a number may be a handle of this library, which must not be passed to the driver.
+    /// Returns true if a number may be a handle of this library. Such a handle must not be passed to the driver.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !(CARDS << CARD | 0xffff_ffff) == FIRST
     }

@@ -32,7 +32,7 @@ struct Foreign {
     chunk_bytes: u64,
     /// Size of the other process's allocation in bytes.
     bytes: u64,
-    /// Number of times the memory was opened.
+    /// Number of times that the memory was opened and not closed again.
     count: u32,
     pieces: Vec<(Handle, Backing)>,
 }

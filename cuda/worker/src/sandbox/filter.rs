@@ -174,7 +174,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_inotify_init1,
 ];
 
-/// Operations of `prctl` that concern the thread's name, its timer slack, and the names of memory areas.
+/// Operations of `prctl` that set or return the thread's name, or set its timer slack or the names of memory areas.
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
 /// Commands of `fcntl` that make the kernel send signals to a process of the caller's choice.
 const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
@@ -207,7 +207,7 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Creates a rule for 32-bit arguments, whose upper half the kernel ignores.
+/// Creates a rule that compares only the lower 32 bits of the arguments, because the kernel ignores the upper half.
 fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     let made = conditions.iter().map(|(argument, comparison, value)| {
         SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, comparison.clone(), *value)

@@ -1,4 +1,4 @@
-//! Tests of owners of several cards, with programs whose kernels wait for their peers on other cards.
+//! Tests the owners of several cards, with programs whose kernels wait for their peers on other cards.
 //!
 //! A tenant has one process (a *rank*) for each of its cards. All ranks submit the same kernels, and a kernel runs when
 //! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.
@@ -113,7 +113,7 @@ impl Host {
         host
     }
 
-    /// Connects the owner of a card with the other owners.
+    /// Connects the owner of a card to the other owners.
     fn link(&mut self, card: usize) {
         let others: Vec<usize> = (0..self.cores.len()).filter(|at| *at != card && !self.dead.contains(at)).collect();
         for other in others {
@@ -324,7 +324,7 @@ impl Host {
         panic!("no kernel waits for its peer");
     }
 
-    /// Resumes the owner of a card, which reads the queued packets and messages.
+    /// Resumes the owner of a card. The owner then reads the queued packets and messages.
     fn continue_owner(&mut self, card: usize) {
         self.stopped.remove(&card);
         for (session, message) in std::mem::take(&mut self.unread) {

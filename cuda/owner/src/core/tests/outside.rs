@@ -241,8 +241,8 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "the tenant's own work gets its limit once more, but no longer");
 }
 
-/// Returns the time after which the owner abandons a program that occupies the card at every poll while another tenant
-/// works, as a multiple of the turn limit. If `has_turns` is set, the program has a turn after each poll.
+/// Returns the time, as a multiple of the turn limit, after which the owner abandons a program that occupies the card
+/// at every poll while another tenant works. If `has_turns` is set, the program has a turn after each poll.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {

@@ -7,7 +7,7 @@ use vram::Limits;
 
 const IDENTITY: [u8; 16] = [7; 16];
 
-/// Creates a card that restores `file` and has tenants with these names.
+/// Creates a card that restores the accounts in `file`, and adds tenants with the given names.
 fn continued(file: &[u8], names: &[&str]) -> World {
     let mut world = World::new(64, 64);
     world.core.restore(file).expect("the file is valid");
@@ -38,7 +38,7 @@ fn struck() -> World {
     world.say(one, FromTenant::Waiting { card: 0 });
     world.pass(40 * MS);
     let (id, now) = (world.core.tenant("one").expect("a tenant"), world.core.now());
-    // Several strikes in one slice count once, so end the slice first.
+    // Several strikes in one slice are counted once, so end the slice first.
     world.core.turns.ended(id, now, false, now);
     for _ in 0..world.core.config().time.strikes {
         world.core.turns.with_turns(now, |turns| turns.strike(id, now));

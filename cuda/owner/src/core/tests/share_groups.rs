@@ -111,7 +111,7 @@ fn program_that_is_no_mps_client_has_exclusive_turns() {
     assert_eq!(names, ["test"]);
     assert!(view.tenants[0].membership.is_some_and(|state| state.joined));
     assert!(view.tenants[1].membership.is_some_and(|state| !state.joined));
-    // The tenant takes part as soon as this program has exited.
+    // The tenant takes part in the group as soon as this program has exited.
     world.leave(two);
     let two = client(&mut world, "two");
     want(&mut world, &[one, two]);

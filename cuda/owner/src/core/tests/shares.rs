@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Number of chunks of the card.
+/// Number of chunks that fit on the card.
 const CARD: u64 = 64;
 
 /// A tenant that always has work.

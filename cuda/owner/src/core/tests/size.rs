@@ -19,7 +19,7 @@ fn free(world: &mut World, session: SessionId, count: usize) {
     world.pass(300 * MS);
 }
 
-/// Returns the total and the free memory that a program sees, in chunks.
+/// Returns the total and the free memory that the owner reports to a program, in chunks.
 fn seen(world: &mut World, session: SessionId) -> (u64, u64) {
     world.say(session, FromTenant::AskMemory { request: 1000, card: 0 });
     world.settle();

@@ -50,7 +50,7 @@ pub(super) struct Program {
     pub(super) soon: Option<u32>,
     /// Number of the turn that the program must yield when it waits for a result.
     pub(super) yields: Option<u32>,
-    /// Reply to a request to leave the card.
+    /// Obstacle that the program reports when it must leave the card, if any.
     pub(super) obstacle: Option<cuda_protocol::Obstacle>,
     /// Set once the driver has moved the program to this card.
     pub(super) fetched: bool,
@@ -93,7 +93,7 @@ pub(super) struct World {
     pub(super) ends: BTreeMap<SessionId, End>,
     /// The driver's error when moving a process to this card.
     pub(super) fetch_error: Option<String>,
-    /// Set if SIGKILL succeeds.
+    /// Set if sending SIGKILL succeeds.
     pub(super) kills: bool,
     /// Set if released pieces stay in use because a process keeps them.
     pub(super) keeps_dropped: bool,
@@ -443,14 +443,14 @@ impl World {
         }
     }
 
-    /// Returns the number of a program's chunks on the card and in host memory.
+    /// Returns the numbers of a program's chunks on the card and in host memory.
     pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
         let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
         let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
         (card.len(), host.len())
     }
 
-    /// Replaces the owner. The new one adopts the programs with their memory.
+    /// Replaces the owner. The new owner adopts the programs with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }

@@ -1,4 +1,4 @@
-//! Tests of regions, with a mock driver.
+//! Tests regions with a mock driver.
 
 use super::super::fixture::Model;
 use super::*;
