@@ -6,17 +6,18 @@
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never changes the system's apt;
 //! - [`qemu`]: the host's QEMU if it is new enough, or an unpacked QEMU run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
-//! - [`unpacked`]: packages unpacked as the root of programs, such as the tools that check our packages;
+//! - [`unpacked`]: packages unpacked into a root folder for programs, such as the tools that check our packages;
 //! - [`browser`]: a browser, for the tests of the daemon's page;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules, which are our module and the driver with hooks that
 //!   call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and a system with cluster
 //!   software;
-//! - [`xen`]: a Xen host, with its own domains;
+//! - [`xen`]: a Xen host: the hypervisor and domain 0;
 //! - [`svm`]: a QEMU for machines that run VMs;
 //! - `cuda_guest`: a guest with the stock driver of virtio-gpu;
-//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: libraries of its programs;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, which runs other machines; [`libraries`]: the libraries that a
+//!   program loads;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, and messages for the user.
 //!

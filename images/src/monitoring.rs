@@ -67,7 +67,7 @@ impl Monitoring {
     }
 }
 
-/// Finds the programs, or creates them.
+/// Finds the programs in the cache, or fetches and unpacks them.
 pub fn ensure(
     recipe: &MonitoringRecipe,
     cache: &Cache,

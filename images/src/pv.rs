@@ -100,7 +100,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Builds both modules in the folder. Returns the packages used for the build.
+    /// Builds both modules in `self.folder`. Returns the packages used for the build.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -199,7 +199,7 @@ impl Build<'_> {
     }
 }
 
-/// Pipes an archive into `tar`, which extracts only the driver's folder, and strips the archive's top folder from its
+/// Pipes an archive into `tar`, which extracts only the driver's folder and strips the archive's top folder from its
 /// path.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;

@@ -165,7 +165,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     archive.link("init", "usr/lib/systemd/systemd");
     archive.link("var/run", "/run");
     archive.file("etc/hostname", 0o644, b"host\n");
-    // An empty machine-id avoids the questions of a first boot. systemd generates an ID.
+    // With an empty machine-id, systemd skips the questions of a first boot and generates an ID.
     archive.file("etc/machine-id", 0o444, b"");
     for unit in &recipe.masked {
         archive.link(&format!("{UNITS}/{unit}"), "/dev/null");

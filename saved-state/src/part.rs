@@ -4,8 +4,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data saved by a crate. The crate creates it from its state with a pattern that names each field, so that no
-/// field is forgotten.
+/// Plain data saved by a crate. The crate creates it by destructuring its state with a pattern that names each field,
+/// so that no field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
     /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;

@@ -351,7 +351,8 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the state dword that a method sets and its valid bits, or `None` for a method without state.
+/// Returns the index of the state dword that a method sets and the mask of its valid bits, or `None` for a method
+/// without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);

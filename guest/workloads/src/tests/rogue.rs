@@ -71,7 +71,7 @@ const ROGUES: [Rogue; 14] = [
     Rogue { what: "batches", run: registers::batches },
 ];
 
-/// Runs `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`].
+/// Runs `rogue --what WHAT [--duration SECONDS]`, where WHAT is one of [`ROGUES`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or_default();
     let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {

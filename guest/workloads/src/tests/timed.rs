@@ -1,5 +1,5 @@
-//! Workloads of a single operation type for benchmarks, timed without their setup. The results are checked at the end,
-//! so that a wrong result does not count as a fast one.
+//! Workloads of a single operation type for benchmarks, timed excluding their setup. The results are checked at the
+//! end, so that a wrong result does not count as a fast one.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::rig::{Helper, Rig};
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Size of the buffers for small copies in bytes.
+/// Size of the buffers for small copies, in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
 /// Maximum number of channels per open file. The 6.1 kernel has space for 16 notifiers.
 const MAX_CHANNELS_PER_FILE: u64 = 12;

@@ -1,5 +1,5 @@
-//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. The
-//! results are compared with those of the CPU.
+//! The papers' workloads. Each workload opens the device and creates a channel, and its phases are timed as in the
+//! papers. The results are compared with those of the CPU.
 
 use std::path::Path;
 use std::thread::sleep;
