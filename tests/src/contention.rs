@@ -222,7 +222,7 @@ fn ends_in(line: &str) -> Result<Vec<u64>> {
 }
 
 impl Outcome {
-    /// Returns Jain's index for the whole measured time.
+    /// Returns Jain's fairness index of the shares in the whole measured time, relative to `wanted`.
     pub fn jain(&self, wanted: &[f64]) -> f64 {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
@@ -232,7 +232,7 @@ impl Outcome {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
 
-    /// Returns the fraction of the time during which an engine was charged to any VM.
+    /// Returns the time of an engine that was charged to VMs, as a fraction of the measured time.
     pub fn utilisation(&self, engine: Engine) -> f64 {
         let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
         used as f64 / self.length.max(1) as f64
@@ -311,7 +311,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended before the measurement are omitted. The time of each other kernel is split among the
+        // Kernels that ended before the measurement are omitted. The time of each remaining kernel is split among the
         // intervals.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }

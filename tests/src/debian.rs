@@ -129,7 +129,7 @@ impl Debian {
         Ok(Self { namespaces, init, users, up: Instant::now(), root: scratch })
     }
 
-    /// Prepares a shell command on the host.
+    /// Returns a process command that runs a shell command on the host.
     fn command(&self, command: &str) -> Command {
         let mut enter = Command::new("nsenter");
         enter.arg("--target").arg(self.init.to_string());

@@ -12,7 +12,7 @@ use crate::{Daemon, Output, Paths, Vm, wait};
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
-/// Time limit for a counter to reach a value that the device already has.
+/// Time limit for a counter to show a value that the device has already reached.
 const COUNTER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns a configuration's `[daemon]` table, and the table of a software card `card0` with `vram_mib` MiB of VRAM.

@@ -171,7 +171,7 @@ impl Xen {
     }
 }
 
-/// Returns a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
+/// Returns QEMU's description of a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",

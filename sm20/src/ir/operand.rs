@@ -181,7 +181,7 @@ impl SpecialRegister {
     pub const TID_Y: Self = Self(0x22);
     /// Thread index, z.
     pub const TID_Z: Self = Self(0x23);
-    /// Parameter of the launch.
+    /// Data of the method that launched the grid.
     pub const CTA_PARAM: Self = Self(0x24);
     /// Block index, x.
     pub const CTAID_X: Self = Self(0x25);
@@ -197,7 +197,7 @@ impl SpecialRegister {
     pub const NTID_Y: Self = Self(0x2a);
     /// Block dimension, z.
     pub const NTID_Z: Self = Self(0x2b);
-    /// Parameter of the grid.
+    /// Grid parameter, which a method sets before the launch.
     pub const GRID_PARAM: Self = Self(0x2c);
     /// Grid dimension, x.
     pub const NCTAID_X: Self = Self(0x2d);

@@ -130,7 +130,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// Runs the same test with the paravirtual driver, which must not affect the other results.
+    /// Runs the same test with the paravirtual driver, which must not affect the results.
     #[test]
     fn linux_6_12_pv_is_notified_of_gpu_kernel_errors_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)
