@@ -53,7 +53,7 @@ pub struct Dependent {
     pub address: Address,
 }
 
-/// A change to a kind of interrupt.
+/// A change to the configuration of one kind of interrupt.
 #[derive(Clone, Copy, Debug)]
 pub enum Irq<'a> {
     /// Signals the first interrupt of the kind through an eventfd.
@@ -125,7 +125,7 @@ pub trait Kernel: Send + Sync {
     fn device_info(&self) -> io::Result<DeviceInfo>;
     /// Returns a region's properties.
     fn region(&self, index: u32) -> io::Result<Region>;
-    /// Changes a kind of interrupt.
+    /// Changes the configuration of one kind of interrupt.
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets only this function.
     fn reset(&self) -> io::Result<()>;

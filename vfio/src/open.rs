@@ -73,7 +73,7 @@ impl VfioCard {
         Self::take(kernel, &function, group, reset)
     }
 
-    /// Opens a function that has an IOMMU, either in a container or through an iommufd.
+    /// Opens a function whose IOMMU has been set up, either in a container or through an iommufd.
     fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
         let address = function.address;
         let fail = |call| move |source| OpenError::Call { address, call, source };

@@ -148,9 +148,8 @@ impl Workload for Backprop {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term passes through
-        // one product, eight sums in the trees, two more sums, and its thread's sums, the number of which is a 4096th
-        // of the inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below
-        // 12.
+        // one product, eight sums in the trees, two more sums, and its thread's sums, one for every 4096 inputs. The
+        // sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;

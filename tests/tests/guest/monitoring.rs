@@ -32,7 +32,7 @@ const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
 /// Time limit for a server to respond, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Virtual address of the source buffer.
+/// GPU virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

@@ -152,7 +152,7 @@ fn two_guests_share_one_card() -> Result<()> {
     Ok(())
 }
 
-/// Runs each test with the other kernel.
+/// Runs each test with the kernel version that the default run omits.
 mod full {
     use super::*;
 

@@ -21,7 +21,7 @@ const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
 /// Numbers of the holes whose attempts only read memory or write virtual registers, so that the mediator denies no
 /// access: residue, scheduler masks, the timer, interrupts, and configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
-/// Time limit for the attempts of one hole.
+/// Time limit for all attempts at one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Returns the sum of the daemon's violation counters for a VM.
