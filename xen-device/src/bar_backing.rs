@@ -25,7 +25,7 @@ pub(crate) struct Window {
     pub range: hypervisor::Range,
 }
 
-/// Pages of an area.
+/// State of an area's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pages {
     /// The area has no pages yet.
@@ -80,7 +80,7 @@ impl BarBacking {
         Self(areas.collect())
     }
 
-    /// Moves pages to the enabled BARs.
+    /// Adds or moves pages, so that they are at the addresses of the enabled BARs.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
         // If a guest swaps two BARs, the old pages of one BAR occupy the new location of the other BAR. Each address

@@ -1,5 +1,5 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: it records as [`FakeXen::breaches`] errors that
-//! Xen would accept, such as binding a port twice, partially releasing a range, or answering without a request.
+//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept, such as binding a
+//! port twice, partially releasing a range, or answering without a request, are recorded in [`FakeXen::breaches`].
 //!
 //! The guest's side is [`FakeDomain`], which makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 

@@ -98,7 +98,7 @@ mod op {
     pub const RELOCATE_MEMORY: u64 = 17;
 }
 
-/// Makes Xen read the ring with atomic additions.
+/// Declares that the server updates the ring's read pointer atomically.
 const BUFFERED_ATOMIC: u64 = 2;
 /// Keeps the pages out of the domain's memory.
 const NO_FRAMES: u64 = 1;
@@ -170,7 +170,7 @@ impl Hypervisor for KernelHypervisor {
     }
 }
 
-/// Hypervisor calls that concern one domain.
+/// Hypervisor calls for one domain.
 #[derive(Clone, Debug)]
 struct Calls {
     privcmd: Arc<File>,
@@ -178,7 +178,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Makes a device model call with its number and argument words. Returns the words as modified by Xen.
+    /// Makes a device model call. `words` contains its number and its arguments. Returns the words as modified by Xen.
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
@@ -221,7 +221,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
 
-    /// Maps frames, and returns an error number for each. Frames that failed must not be accessed.
+    /// Maps frames, and returns an error number for each. Frames that could not be mapped must not be accessed.
     fn map_frames(&self, first: u64, count: usize) -> io::Result<(Foreign, Vec<i32>)> {
         let area = self.area(count)?;
         let frames: Vec<u64> = (first..=u64::MAX).take(count).collect();

@@ -108,7 +108,7 @@ impl Ram {
         !holes.is_empty()
     }
 
-    /// Returns true if a chunk has a hole.
+    /// Returns true if any chunk has a hole.
     pub fn has_holes(&self) -> bool {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }

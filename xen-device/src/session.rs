@@ -44,7 +44,7 @@ pub(crate) enum Ended {
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     number: usize,
-    /// Port of the server.
+    /// The server's port for this virtual CPU.
     port: u32,
     /// True if the port has fired and is still masked.
     silent: bool,

@@ -126,7 +126,7 @@ impl Buffer {
     }
 }
 
-/// Calls that concern one domain's memory.
+/// Calls that query or change one domain's memory.
 #[derive(Debug)]
 pub(super) struct Frames<'a> {
     pub privcmd: &'a File,

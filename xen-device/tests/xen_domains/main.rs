@@ -43,7 +43,7 @@ impl Rig {
         Self { xen, link, seen, stop, thread: Some(thread) }
     }
 
-    /// Creates a domain that is served, with its BARs in place.
+    /// Creates a domain, waits until it is served, and sets the addresses of its BARs.
     fn domain(&self, spec: FakeSpec) -> FakeDomain {
         let domain = self.xen.create(spec);
         domain.wait_served();
@@ -310,7 +310,7 @@ fn interrupts_are_the_message_or_the_pin() {
     let (message, pin) = (PLACE0 + register::MESSAGE, PLACE0 + register::PIN);
     domain.write(0, pin, 8, 1);
     assert_eq!(domain.pin(), (true, 1));
-    // The guest's next access may have removed the cause, but the cause remains.
+    // The guest's next access may have removed the interrupt's cause, but here the cause remains.
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     assert_eq!(domain.pin(), (true, 2));
     domain.write(0, pin, 8, 0);
