@@ -25,7 +25,7 @@ pub const INIT: &str = "init";
 pub struct Program {
     /// Path of the program in the guest, without a leading slash.
     pub guest_path: String,
-    /// The static binary.
+    /// Path of the static binary on the host.
     pub path: PathBuf,
 }
 

@@ -81,9 +81,9 @@ pub struct Kernel {
     pub name: String,
     /// Release as `uname -r` prints it in the guest.
     pub release: String,
-    /// The kernel image.
+    /// Path of the kernel image.
     pub vmlinuz: PathBuf,
-    /// The initramfs for this kernel (uncompressed cpio).
+    /// Path of the initramfs for this kernel (uncompressed cpio).
     pub initrd: PathBuf,
 }
 
@@ -184,8 +184,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Creates the missing images as [`ensure`] does, for the kernel called `name` with the paravirtual driver instead of
-/// the stock driver. The modules are built from the kernel's sources, which takes minutes the first time.
+/// Works like [`ensure`] for the kernel called `name`, but with the paravirtual driver instead of the stock driver. The
+/// modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

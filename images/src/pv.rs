@@ -20,7 +20,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "1";
 /// File name of our module.
 const MODULE: &str = "gpu_mediator_pv.ko";

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Version of the recipes. Must be incremented when the result of a recipe changes, so that older items are recreated.
+/// Version of the recipes. It must be incremented when the result of a recipe changes, so that older items are
+/// recreated.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of requested images.
@@ -14,7 +15,7 @@ pub const RECIPE_VERSION: &str = "1";
 pub struct Manifest {
     /// The VMM.
     pub qemu: QemuRecipe,
-    /// The guest kernels.
+    /// Recipes of the guest kernels.
     #[serde(rename = "kernel")]
     pub kernels: Vec<KernelRecipe>,
     /// Contents of the initramfs.
@@ -25,15 +26,15 @@ pub struct Manifest {
     pub monitoring: MonitoringRecipe,
     /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
-    /// Parts of the Debian system with cluster software.
+    /// Recipe of the Debian system with cluster software.
     pub fleet: TreeRecipe,
-    /// A headless browser.
+    /// Recipe of the headless browser.
     pub browser: TreeRecipe,
-    /// Tools that check packages, manifests and scripts.
+    /// Recipe of the tools that check packages, manifests and scripts.
     pub checkers: TreeRecipe,
-    /// The machine that has a card behind an IOMMU and runs its own VMs.
+    /// Recipe of the machine that has a card behind an IOMMU and runs its own VMs.
     pub nest: NestRecipe,
-    /// The guest with CUDA programs.
+    /// Recipe of the guest with CUDA programs.
     pub cuda_guest: CudaGuestRecipe,
     /// The Xen host.
     pub xen: XenRecipe,

@@ -26,9 +26,9 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "2";
-/// The archive's name in its folder.
+/// File name of the system's archive.
 const ARCHIVE: &str = "system.cpio";
 /// Folders that become links to folders in `/usr`, even if a package contains them as folders.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
@@ -200,7 +200,7 @@ fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> 
     Ok(names)
 }
 
-/// Adds a file, folder or link.
+/// Adds the file, folder or link at `path` under the name `name`.
 fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     let metadata = fs::symlink_metadata(path).with_context(|| format!("cannot stat {}", path.display()))?;
     let mode = metadata.permissions().mode() & 0o7777;

@@ -62,7 +62,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the file.
+    /// Returns the bytes of the file.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         let count = u32::try_from(self.written.len()).unwrap_or(u32::MAX);

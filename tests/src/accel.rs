@@ -1,4 +1,4 @@
-//! Detects whether KVM works by starting a guest, because opening the device file proves nothing.
+//! Starts a guest to detect whether KVM works, because opening the device file proves nothing.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -94,7 +94,7 @@ pub struct Contest {
 /// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads. The other lists are in the same order.
+    /// Index of each load's VM. The other lists are in the same order.
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
@@ -274,7 +274,7 @@ impl Outcome {
         ends.into_iter().find(|end| within(*end) >= wanted).unwrap_or(u64::MAX)
     }
 
-    /// Returns a number reported by a load.
+    /// Returns the number that a load reported under `key`.
     pub fn reported(&self, place: usize, key: &str) -> Result<f64> {
         let line = &self.reports.get(place).context("a load without a report")?.line;
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

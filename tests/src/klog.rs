@@ -1,4 +1,4 @@
-//! Parses a guest's kernel log in the format of the agent's `dmesg`, in which lines have a level.
+//! Parses a guest's kernel log in the format of the agent's `dmesg`, in which each line has a level.
 
 /// Numerically highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;

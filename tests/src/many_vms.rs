@@ -133,7 +133,7 @@ impl Crowd {
         self.vms.is_empty()
     }
 
-    /// Returns a VM.
+    /// Returns the VM with this index.
     pub fn vm(&self, index: usize) -> Result<&Vm> {
         self.vms.get(index).with_context(|| format!("there is no VM {index}"))
     }
@@ -185,8 +185,8 @@ pub struct History {
     pub from_ns: u64,
     /// Length of an interval in ns.
     pub interval_ns: u64,
-    /// Intervals in which each VM was charged, each as its start in ns and an object with the charged time in ns by
-    /// engine.
+    /// Per VM, the intervals in which it was charged. Each consists of its start in ns, and an object with the charged
+    /// time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
@@ -206,7 +206,7 @@ impl History {
     }
 }
 
-/// Returns the name of a VM.
+/// Returns the name of the VM with this index.
 pub fn name_of(index: usize) -> String {
     format!("vm{index}")
 }

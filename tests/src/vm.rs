@@ -61,7 +61,7 @@ pub struct VmConfig {
     pub xen: Option<Xen>,
     /// Additional QEMU arguments.
     pub extra_args: Vec<String>,
-    /// Additional words for the kernel command line.
+    /// Additional parameters on the kernel command line.
     pub append: String,
 }
 

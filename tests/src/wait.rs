@@ -71,7 +71,7 @@ impl Scratch {
         Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })
     }
 
-    /// Returns the folder.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -258,7 +258,7 @@ impl XenMachine {
     }
 }
 
-/// Compresses a file with gzip, whose format the kernel can unpack.
+/// Compresses a file with gzip, a format that the kernel can unpack.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;

@@ -45,7 +45,7 @@ pub enum OpenError {
     Call {
         /// Address of the function.
         address: Address,
-        /// Name of the call.
+        /// Name of the failed call.
         call: &'static str,
         /// The kernel's error.
         #[source]

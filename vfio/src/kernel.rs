@@ -38,7 +38,7 @@ pub struct Region {
     pub flags: u32,
     /// Size in bytes.
     pub size: u64,
-    /// Offset in the device file.
+    /// Byte offset in the device file.
     pub offset: u64,
     /// True if only parts of the region are mappable.
     pub sparse: bool,
@@ -102,7 +102,7 @@ pub trait Kernel: Send + Sync {
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Returns the interface version.
+    /// Returns VFIO's API version.
     fn api_version(&self) -> io::Result<u32>;
     /// Returns true if the kernel supports an IOMMU type.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;

@@ -31,7 +31,7 @@ const APERTURE: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 /// Locations of sysfs and of VFIO's device files.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The kernel's view of devices.
+    /// Sysfs, the kernel's view of devices.
     pub sysfs: Sysfs,
     /// Folder of VFIO's device files.
     pub files: PathBuf,

@@ -11,9 +11,9 @@ const LAUNCH_STEPS: u32 = 2;
 const TILE: u32 = 16;
 /// Side of the part of a tile that is still valid after a launch, in cells.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductance to each neighboring cell in x.
+/// Conductance to each neighboring cell in the x direction.
 const ALONG_X: f32 = 1.0;
-/// Conductance to each neighboring cell in y.
+/// Conductance to each neighboring cell in the y direction.
 const ALONG_Y: f32 = 0.75;
 /// Conductance to the environment.
 const AMBIENT_WEIGHT: f32 = 0.0625;

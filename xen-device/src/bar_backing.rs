@@ -1,8 +1,8 @@
 //! Domain pages under the BARs, for device memory that a client can map.
 //!
 //! A vfio-user client maps a file for this memory. A domain cannot do so, because it can access only its own memory
-//! without an exit. Instead, pages are added to the domain at the addresses that the guest assigns to the BAR, one for
-//! each page of the device's area, and the device stores the area's data in them. An access that does not reach these
+//! without an exit. Instead, one page for each page of the device's area is added to the domain, at the addresses that
+//! the guest assigns to the BAR. The device stores the area's data in these pages. An access that does not reach these
 //! pages, for any reason, arrives as a request and reaches the same memory. The pages only speed up accesses.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR when it moves. While the BAR is disabled, they

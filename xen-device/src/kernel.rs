@@ -1,7 +1,8 @@
 //! The hypervisor through Linux devices: `/dev/xen/privcmd` for calls and memory, `/dev/xen/evtchn` for events.
 //!
 //! This implementation uses only interfaces that are identical in all Xen versions since 4.11 (device model calls, and
-//! mapping their pages as a resource), except for one call, which `frames` describes. It does not need a Xen library.
+//! the mapping of a server's pages as a resource), except for one call, which `frames` describes. It does not need a
+//! Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure in the layout that its number requires. The structure outlives the call and
 // points only to memory of this module. Each mapping is owned by one value, which unmaps it on drop.
@@ -188,7 +189,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
 
-    /// Reserves address space for `count` pages, without memory.
+    /// Reserves address space, but not memory, for `count` pages.
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;

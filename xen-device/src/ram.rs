@@ -3,7 +3,7 @@
 //! A complete chunk is one region. A chunk with holes has a region for each run of frames, and is checked periodically,
 //! because Xen does not report that the guest has taken memory back. When Xen reports that frames may have been
 //! removed, each chunk is compared with the present frames. The regions of missing frames are unmapped first from the
-//! device, and then from this process, because its mapping keeps the frames allocated in the hypervisor.
+//! device, and then from this process, because a mapping in this process keeps the frames allocated in the hypervisor.
 
 use std::io;
 use std::ops::Range;

@@ -157,7 +157,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none arrives for some time. Returns true if more work is ready.
+    /// Serves requests until none arrives within the polling time. Returns true if more work is ready.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;

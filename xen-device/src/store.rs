@@ -16,7 +16,7 @@ const MAX_NAME: usize = 255;
 const RESERVED: DomainId = 0x7ff0;
 
 /// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
-/// set for this purpose, and gives up if this fails.
+/// set for this purpose, and cancels the suspend if this fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its ID, or its name, which persists across reboots.

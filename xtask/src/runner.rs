@@ -1,7 +1,7 @@
 //! Runs tests in parallel, each in its own process, and measures each of them.
 //!
-//! With separate processes, the runner can measure each test's duration and the CPU time of all its processes, which is
-//! comparable even on a busy host. Tests of different programs can also run concurrently.
+//! With separate processes, the runner can measure each test's duration and the CPU time of all its processes. The CPU
+//! time is comparable even on a busy host. Tests of different programs can also run concurrently.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;

@@ -120,8 +120,8 @@ const ASFERMI: &[(u64, &str)] = &[
     (0xd000_0000_0000_1c05, "CCTLL.QRY1 R0, [R0]"),
 ];
 
-/// Words that Mesa's emitter for this hardware would write. They are assembled by hand from its opcode constants and
-/// field positions, as a source in addition to envytools' tables.
+/// Words that Mesa's emitter for this hardware would write. They were assembled by hand from Mesa's opcode constants
+/// and field positions, as a source in addition to envytools' tables.
 const MESA_EMITTER: &[(u64, &str)] = &[
     (0x3008_0000_0c20_5c40, "FFMA.FTZ R1, R2, R3, R4"),
     (0x3108_4000_8020_5f20, "FFMA.RP.SAT R1, -R2, c[0x0][0x20], -R4"),

@@ -19,7 +19,7 @@ const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["adm
 /// Time limit for the daemon to detect that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A VM in the configuration. Successive guests use it.
+/// A VM in the configuration, under which guests run one after another.
 struct Seat {
     name: String,
     vm: Vm,

@@ -9,7 +9,7 @@ use tests::{Debian, wait};
 
 use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, start_node_with, start_up};
 
-/// The operator's guide.
+/// Text of the operator's guide to Slurm.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// Names of the nodes.
 const NODES: [&str; 2] = ["n1", "n2"];

@@ -56,7 +56,8 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Causes one fault. For each list of words, the guest kernel must log a line that contains all of them.
+    /// Causes a fault of type `what`. For each list of words, the guest kernel must log a line that contains all of
+    /// them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();
         let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;

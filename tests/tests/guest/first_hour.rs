@@ -16,7 +16,7 @@ use tests::wait::Scratch;
 
 use crate::service::package;
 
-/// The operator's guide.
+/// Text of the operator's guide.
 const PAGE: &str = include_str!("../../../docs/guides/operating.md");
 /// Path of the host's curl, which the guide's commands use.
 const CURL: &str = "/usr/bin/curl";

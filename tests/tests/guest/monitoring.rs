@@ -102,7 +102,7 @@ fn value(port: u16, of: &str) -> Result<Option<f64>> {
     value.map(|value| value.parse().with_context(|| of.to_owned())).transpose()
 }
 
-/// Returns guests that have copied data.
+/// Connects a guest to each VM, and copies data in it.
 fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     let guest = |name: &&str| -> Result<_> {
         let guest = RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) << 20)?;

@@ -1,5 +1,5 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, alongside a
-//! guest with the stock driver on the same card. Also tests device memory shared between channels.
+//! Tests guests with the paravirtual driver alongside a guest with the stock driver on the same card. The paravirtual
+//! driver manages page tables, channels and memory through calls. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};
 use gdev::{SegmentRequest, Target};

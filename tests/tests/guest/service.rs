@@ -55,7 +55,7 @@ const EXPOSURE: u32 = 6;
 /// Number of VMs. Each VM requests more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
-/// Time limit of waits. It only detects hangs.
+/// Time limit of a wait. It only detects hangs.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]

@@ -31,7 +31,7 @@ fn counted(shown: &Value) -> u64 {
     counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
 }
 
-/// Copies and verifies until `stop` is set. Returns the number of verified bytes.
+/// Copies and verifies data in the victim until `stop` is set. Returns the number of verified bytes.
 fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {

@@ -36,7 +36,7 @@ const MAX_FUNCTIONS: usize = 4096;
 /// Maximum file size in bytes. Sysfs files do not exceed one page.
 const MAX_FILE: u64 = 4096;
 
-/// The kernel's view of devices, mounted at a folder.
+/// Sysfs: the kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,

@@ -115,7 +115,7 @@ impl Buffer {
         self.base.addr() as u64
     }
 
-    /// Writes frames to the second page. Returns their address.
+    /// Writes a list of frames to the second page. Returns the list's address.
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
@@ -215,7 +215,7 @@ impl Frames<'_> {
                 call(privcmd, DOMCTL, [argument, 0])
             });
             match set {
-                // Try the next version.
+                // Xen rejects other versions with this error, so try the next version.
                 Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
                 other => return other.map(drop),
             }

@@ -244,7 +244,7 @@ fn junk_in_shared_pages_is_harmless() {
     let rig = Rig::new();
     let domain = rig.guest();
     for state in 0..=255u8 {
-        // Fill a slot without a virtual CPU, with any state.
+        // Fill a slot that belongs to no virtual CPU, with each state.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
         // Set the slot of an existing virtual CPU to a state that is not a request.
         if state & 0xf != 1 {
@@ -316,7 +316,7 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 0);
     assert!(!domain.pin().0);
     domain.write(0, pin, 8, 1);
-    // The guest disables the pin.
+    // Disable the pin through the command register.
     domain.config_write(0x04, 0x406);
     assert!(!domain.pin().0);
     domain.config_write(0x04, 6);
@@ -333,7 +333,7 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 1);
     assert!(!domain.pin().0, "with messages enabled, the pin is deasserted");
     domain.write(0, pin, 8, 0);
-    // The guest changes the message address.
+    // Change the message address.
     domain.config_write(MSI + 4, 0xfee0_2000);
     domain.write(0, message, 8, 1);
     assert_eq!(domain.messages().last(), Some(&(0x1_fee0_2000, 0x4041)));

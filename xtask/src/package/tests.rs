@@ -1,4 +1,4 @@
-//! Tests the packages.
+//! Tests how packages are built and checked.
 
 use std::os::unix::fs::PermissionsExt;
 

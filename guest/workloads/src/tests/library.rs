@@ -61,7 +61,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all `SIZES` with three tunings, with and without overlap and direct writes.
+/// Tests copies of all `SIZES` with three tunings, which differ in overlap and direct writes.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;

@@ -49,7 +49,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("what", name.to_owned()), ("count", count.to_string()), ("timed_us", format!("{:.0}", seconds * 1e6))])
 }
 
-/// Creates channels, uses each of them once, and destroys them.
+/// Creates channels, uses each one once, and destroys them.
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
@@ -74,7 +74,7 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submits copies, and waits for each of them.
+/// Submits copies, and waits for each one.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -20,7 +20,7 @@ use gdev::nouveau::Done;
 /// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 
-/// Times and work of one run.
+/// Durations of one run, and the amount of work done.
 struct Outcome {
     /// Times of the phases. The first phase, `init`, includes opening the device.
     report: Report,
