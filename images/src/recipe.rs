@@ -89,9 +89,9 @@ pub struct KernelRecipe {
 pub struct InitramfsRecipe {
     /// The module to pack, together with all its dependencies.
     pub module: String,
-    /// The package whose program becomes `/init`.
+    /// The workspace package whose program becomes `/init`.
     pub init: String,
-    /// The packages whose programs go to `/bin`.
+    /// The workspace packages whose programs are placed in `/bin`.
     pub programs: Vec<String>,
 }
 
@@ -161,9 +161,9 @@ pub struct NestRecipe {
 pub struct CudaGuestRecipe {
     /// The modules to pack, together with all their dependencies, by kernel name.
     pub modules: BTreeMap<String, Vec<String>>,
-    /// The package of the guest's init.
+    /// The workspace package of the guest's init.
     pub init: String,
-    /// The packages of the guest's programs.
+    /// The workspace packages of the guest's programs.
     pub programs: Vec<String>,
 }
 

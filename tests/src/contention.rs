@@ -85,7 +85,7 @@ impl Load {
 pub struct Contest {
     /// Loads, one per guest.
     pub loads: Vec<Load>,
-    /// Time before the measurement starts.
+    /// Duration of the warm-up before the measurement.
     pub warm: Duration,
     /// Duration of the measurement.
     pub measured: Duration,

@@ -28,12 +28,12 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
 /// Configuration line that traps all of a VM's aperture and register accesses.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
-/// Returns the table of a mediated VM on `card0`.
+/// Returns the configuration table of a mediated VM on `card0`.
 pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM with `card0` in passthrough mode.
+/// Returns the configuration table of a VM with `card0` in passthrough mode.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }

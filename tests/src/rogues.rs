@@ -11,7 +11,7 @@ use crate::contention::{Contest, Load, Outcome};
 use crate::many_vms::{Crowd, ROUND_NS};
 use crate::wait::until;
 
-/// Time before the measurement starts.
+/// Duration of the warm-up before the measurement.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels in flight in a steady load.
 const IN_FLIGHT: u32 = 32;

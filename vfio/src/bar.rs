@@ -9,7 +9,7 @@ use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 
 use crate::kernel::{Kernel, Region, Window};
 
-/// A mapped or unmapped region of a function.
+/// A region of a function, which may be mapped.
 pub struct Bar {
     // Declared first, so that it is dropped before the device files.
     window: Option<Box<dyn Window>>,

@@ -83,9 +83,9 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO for one function: either a container, the function's group, and the function, or the function's node and an
-/// iommufd. Dropping this value closes the files. The kernel then removes all mappings and stops the function's memory
-/// accesses.
+/// VFIO for one function. It consists either of a container, the function's group and the function, or of the
+/// function's node and an iommufd. Dropping this value closes the files. The kernel then removes all mappings and stops
+/// the function's memory accesses.
 pub trait Kernel: Send + Sync {
     /// Returns true if the function was opened through its own node. There is then neither a container nor a group.
     fn is_node(&self) -> bool {

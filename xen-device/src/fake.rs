@@ -490,7 +490,7 @@ impl Target for FakeTarget {
 }
 
 impl State {
-    /// Returns a frame's page in the file.
+    /// Returns the number of the page in the file that backs a frame.
     fn page(&self, frame: u64) -> Option<u64> {
         let own = self.frames.contains(&frame).then_some(frame);
         own.or_else(|| self.given.get(&frame).copied())

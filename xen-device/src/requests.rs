@@ -107,7 +107,7 @@ impl Request {
     }
 }
 
-/// Returns the page offset of a slot's field.
+/// Returns the offset in the page of a slot's field.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }

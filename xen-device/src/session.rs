@@ -19,8 +19,8 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back need not
-/// be fast.
+/// TIMEOUT: interval between two checks of memory with holes. The server need not react quickly when a guest takes
+/// memory back.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;

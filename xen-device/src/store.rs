@@ -88,7 +88,7 @@ pub trait Store: Send + fmt::Debug {
     /// Returns an error if xenstore rejects the change, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes reported changes. Returns true if there were any.
+    /// Consumes all reported changes. Returns true if there were any.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.

@@ -268,7 +268,7 @@ const fn row(first: u32, count: u32) -> StateMethods {
 }
 
 /// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
-/// execution of grids. They concern textures, surfaces, caches, work distribution and performance counters, or are
+/// execution of grids. They configure textures, surfaces, caches, work distribution and performance counters, or are
 /// spare or firmware methods.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),

@@ -41,8 +41,8 @@ const LISTINGS: &[(u64, &str)] = &[
     (0x5000_0000_0810_5ca3, "IMUL R1, R1, R2"),
 ];
 
-/// Programs from Mesa's GPU library routines, and Mesa's programs that read counters. Mesa contains the assembly text
-/// and the words produced by envytools' assembler. The text here is ours.
+/// Routines from Mesa's GPU library, and Mesa's programs that read counters. Mesa contains the assembly text and the
+/// words produced by envytools' assembler. The text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),

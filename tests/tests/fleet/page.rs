@@ -19,8 +19,8 @@ const ADDRESS: &str = "127.0.0.1:9470";
 /// A program name with markup.
 const HOSTILE: &str = "<b>x";
 const SOCKET: &str = "/run/n1/admin.sock";
-/// Keys of the software card, and tables of tenants and a VM with different settings. The card has host memory and a
-/// slow bus, so that the page can show a move in progress.
+/// Configuration keys of the software card, and tables of tenants and a VM with different settings. The card has host
+/// memory and a slow bus, so that the page can show a move in progress.
 const USERS: &str = "memory.host_mib = 64
 time = { copy_mib_per_s = 1024, bus_mib_per_s = 4 }
 

@@ -14,7 +14,7 @@ use gdev::nouveau::push::{Engine, linear};
 
 /// Size of the buffers for small copies, in bytes.
 const SMALL_COPY_BYTES: u64 = 4096;
-/// Maximum number of channels per open file. The 6.1 kernel has space for 16 notifiers.
+/// Maximum number of channels per open file. Linux 6.1 has space for 16 notifiers.
 const MAX_CHANNELS_PER_FILE: u64 = 12;
 
 /// A workload: its name, its default number of repetitions, and a function that returns the time of all repetitions in

@@ -33,7 +33,7 @@ struct Outcome {
 pub struct Looped {
     /// Number of iterations. Each iteration launches all kernels.
     pub iterations: u64,
-    /// Time from the start until the end of the last iteration.
+    /// Time from the start to the end of the last iteration.
     pub took: Duration,
     /// Durations of the iterations in ascending order, if each iteration waited for its kernels.
     pub each: Vec<Duration>,
@@ -42,7 +42,7 @@ pub struct Looped {
 /// Parameters of repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Time during which iterations are launched.
+    /// Duration of the period in which iterations are launched.
     pub duration: Duration,
     /// Maximum number of submissions in flight. If it is 1, each iteration waits for its kernels.
     pub in_flight: u64,
