@@ -1,7 +1,7 @@
 //! A private apt with its lists, cache, status and configuration in the cache folder.
 //!
-//! It adopts only the settings for network access and date checks from the system's apt. The private apt considers no
-//! package installed, so a resolved package includes all of its dependencies down to the C library.
+//! It adopts only the settings for network access and date checks from the system's apt. In the private apt, no
+//! packages are installed, so resolving a package yields all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Creates the images that guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, and an initramfs.
+//! Creates the files with which tests boot guests: a QEMU with `vfio-user-pci`, stock Debian kernels, and an initramfs.
 //!
 //! The parts:
 //! - [`recipe`]: the requested images (`manifest.toml` next to this crate), and the record of their resolution;

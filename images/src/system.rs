@@ -215,7 +215,7 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds Debian's standard users and groups, which cannot log in, and a PAM configuration that does not prompt when root
+/// Adds Debian's standard groups and users, which cannot log in, and a PAM configuration that does not prompt when root
 /// switches to another user.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));

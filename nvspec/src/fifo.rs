@@ -187,7 +187,8 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Number of data dwords after the header. A header that sets the subdevice mask has the mask in bits 15:4 instead.
+    /// Number of data dwords after the header. A header that sets the subdevice mask contains the mask in bits 15:4
+    /// instead.
     #[bits(11)]
     pub count: u16,
     /// Opcode.

@@ -370,8 +370,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns true if a method exists but has no effect here. These methods are waits, which the engine performs for every
-/// method, and control caches and texture units.
+/// Returns true if a method exists but has no effect here. These methods wait for earlier work, as the engine does for
+/// every method, or control caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(

@@ -123,7 +123,7 @@ fn both(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Tests references to memory from contexts of the same file and of another file.
+/// Tests references to memory from contexts of the same open device file and of another one.
 fn references(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let device = Device::open(node)?;

@@ -1,5 +1,5 @@
-//! Workloads of a single operation type for benchmarks, timed excluding their setup. The results are checked at the
-//! end, so that a wrong result does not count as a fast one.
+//! Benchmark workloads, each of which repeats one type of operation. Their setup is not timed. The results are checked
+//! at the end, so that a wrong result does not count as a fast one.
 
 use std::time::Instant;
 

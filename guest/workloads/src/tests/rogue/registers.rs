@@ -68,7 +68,7 @@ pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
 
-/// Preempts the channel and writes the scheduler mask, alternating with the other attacks.
+/// Alternates between preempting the channel, writing the scheduler mask, and the two attacks above.
 pub fn masked(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[preempt, mask, state, list])
 }
