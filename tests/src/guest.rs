@@ -119,8 +119,8 @@ pub fn messages_in(transport: &Value) -> u64 {
 
 /// Returns a counter of the virtual device.
 ///
-/// The daemon does not wait for a busy device, so the counter may have an older value. [`await_counter`] waits for a
-/// newer one.
+/// The daemon does not wait for a busy device, so the counter may be out of date. [`await_counter`] waits for a newer
+/// value.
 pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
     show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
 }

@@ -49,7 +49,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Returns the guest frames of the area's pages, if it has any.
+    /// Returns the guest frames of the area's pages, if the area has pages.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),

@@ -98,7 +98,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Rechecks chunks with holes. Returns true if any chunk still has holes.
+    /// Rechecks chunks with holes. Returns true if any chunk had holes.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -220,7 +220,8 @@ fn lend(
 }
 
 fn withdraw(run: Run, link: &Link, device: &mut dyn Device) {
-    // Remove the region from the table first, so that no thread finds it while the device ends its accesses.
+    // Remove the region from the table first, so that no thread finds it while the device ends its accesses to the
+    // region.
     let region = link.memory().remove(run.gpa());
     device.dma_unmap(run.gpa(), run.size());
     drop(region);

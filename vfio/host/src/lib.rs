@@ -130,7 +130,7 @@ pub enum Obstacle {
         /// The functions that prevent VFIO from using the group.
         others: Vec<Neighbour>,
     },
-    /// The function has a different driver, or none.
+    /// The function is bound to a different driver, or to none.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// Address of the function.

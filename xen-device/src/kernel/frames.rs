@@ -144,7 +144,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // Remove the added frames. If this fails, the domain keeps them until it is destroyed.
+                // Remove the added frames. If this fails, the domain keeps the frames until its destruction.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));
