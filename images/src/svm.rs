@@ -29,7 +29,7 @@ const VERSION: &str = "1";
 const RUN: &str = "helper_vmrun";
 /// Name of the function that `RUN` calls to deliver an interrupt.
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Size of the range before the call that is searched for the store, in bytes.
+/// Number of bytes before the call in which to search for the store.
 const SEARCHED_BYTES: usize = 96;
 /// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;

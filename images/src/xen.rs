@@ -94,7 +94,7 @@ impl XenHost {
     }
 }
 
-/// Finds or creates the host. Its domain 0 runs `kernel` and `programs`.
+/// Finds or creates the Xen host. Its domain 0 runs `kernel` and `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     kernel: Unpacked,

@@ -17,7 +17,7 @@
 //! - [`pages`]: code blocks in operators' pages
 //! - [`scale`]: selection of small or full workloads
 //! - [`klog`]: a guest's kernel log, by level
-//! - [`wait`]: waits with a time limit, scratch folders, and the last lines of logs
+//! - [`wait`]: functions that wait with a time limit, create scratch folders, or return the last lines of logs
 //!
 //! An example of a test:
 //! ```no_run

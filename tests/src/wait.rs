@@ -1,4 +1,4 @@
-//! Waits with a time limit, scratch folders, and the last lines of logs.
+//! Functions that wait with a time limit, create scratch folders, or return the last lines of logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

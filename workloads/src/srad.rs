@@ -21,7 +21,7 @@ pub(crate) struct Srad {
     image: Vec<f32>,
 }
 
-/// Returns a noisy image with values below 1, which has a bright centre with darker surroundings.
+/// Returns a noisy image with values below 1, a bright centre and darker surroundings.
 pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     let (mut random, middle) = (Random::new(seed), side / 4..side / 4 * 3);
     let pixels = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
