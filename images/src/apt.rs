@@ -1,7 +1,7 @@
 //! A private apt with its lists, cache, status and configuration in the cache folder.
 //!
-//! From the system's apt, it adopts only the settings for network access and date checks. The private apt considers no
-//! package installed, so a resolved package includes all of its dependencies down to the C library.
+//! It adopts only the settings for network access and date checks from the system's apt. In the private apt, no
+//! packages are installed, so resolving a package yields all of its dependencies down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::recipe::{Package, Suite};
 /// The package that contains apt-get and apt-cache.
 const APT: &str = "apt";
 
-/// The required programs, and the package of each.
+/// Programs required on the host, each with the package that contains it.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
 /// A problem with the host that does not depend on the suite.
@@ -306,7 +306,7 @@ impl Listed {
     }
 }
 
-/// Parses `--print-uris`: lines of `'URI' FILE SIZE HASH`.
+/// Parses the output of `--print-uris`: lines of `'URI' FILE SIZE HASH`.
 fn parse_uris(text: &str) -> Vec<Listed> {
     let mut listed = Vec::new();
     for line in text.lines() {

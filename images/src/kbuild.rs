@@ -13,7 +13,7 @@ use crate::exec;
 use crate::hooks::{library_folders, loader};
 use crate::progress::Step;
 
-/// The programs required on the host, and the package of each.
+/// Programs required on the host, each with the package that contains it.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of the wrapped programs, next to their wrappers.

@@ -18,9 +18,9 @@ pub struct Unpacked {
     pub name: String,
     /// Release as `uname -r` prints it.
     pub release: String,
-    /// The kernel image.
+    /// Path of the kernel image.
     pub vmlinuz: PathBuf,
-    /// The uncompressed modules in load order. The last requested module is last.
+    /// Paths of the uncompressed modules, in load order. The last requested module is last.
     pub modules: Vec<PathBuf>,
     /// Name of the kernel's folder in the cache, derived from its contents.
     pub key: String,

@@ -91,8 +91,8 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Updates the spinner, or, if there is none, prints a line when one is due. Must be called often. `detail` returns
-    /// the progress of the step.
+    /// Updates the spinner. Without a spinner, prints a line if the last one is older than `REPORT_INTERVAL`. Must be
+    /// called often. `detail` returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             return bar.set_message(detail());

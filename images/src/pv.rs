@@ -20,7 +20,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "1";
 /// File name of our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
@@ -100,7 +100,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Builds both modules in the folder. Returns the packages used for the build.
+    /// Builds both modules in `self.folder`. Returns the packages used for the build.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -199,7 +199,7 @@ impl Build<'_> {
     }
 }
 
-/// Pipes an archive into `tar`, which extracts only the driver's folder, and strips the archive's top folder from its
+/// Pipes an archive into `tar`, which extracts only the driver's folder and strips the archive's top folder from its
 /// path.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;

@@ -8,8 +8,8 @@
 //! fault. With a single CPU and thread, this is very rare.
 //!
 //! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
-//! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
-//! only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
+//! effect, not by its address: only one call delivers the interrupt, and only one instruction stores the value that
+//! becomes the call's second argument. If the search fails, QEMU is used unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -23,13 +23,13 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Version of the recipe. Must be incremented when the patch changes.
+/// Version of the recipe. It must be incremented when the patch changes.
 const VERSION: &str = "1";
-/// Function that emulates VMRUN.
+/// Name of the function that emulates VMRUN.
 const RUN: &str = "helper_vmrun";
-/// Function that `RUN` calls to deliver an interrupt.
+/// Name of the function that `RUN` calls to deliver an interrupt.
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Size of the range before the call that is searched for the store, in bytes.
+/// Number of bytes before the call in which to search for the store.
 const SEARCHED_BYTES: usize = 96;
 /// Opcode of a store of a 32-bit register.
 const STORE: u8 = 0x89;

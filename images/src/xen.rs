@@ -29,7 +29,7 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Version of the recipe. Must be incremented when the result changes.
+/// Version of the recipe. It must be incremented when the recipe's result changes.
 const VERSION: &str = "2";
 /// Name of the host's kernel in the record of created items.
 pub const ENTRY: &str = "xen";
@@ -94,7 +94,7 @@ impl XenHost {
     }
 }
 
-/// Finds or creates the host. Its domain 0 runs `kernel` and `programs`.
+/// Finds or creates the Xen host. Its domain 0 runs `kernel` and `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     kernel: Unpacked,

@@ -48,7 +48,7 @@ pub const VA_BITS: u32 = 40;
 pub const BUS_BITS: u32 = 40;
 /// Size of a small page in bytes.
 pub const SMALL_PAGE: u64 = 4 << 10;
-/// Size of a large page in bytes (the default large-page size of 128 KiB).
+/// Default size of a large page in bytes.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
 /// Memory target of an address in an instance block, directory register or runlist register. The encoding differs from

@@ -27,7 +27,8 @@ pub enum WriteError {
         name: &'static str,
         /// Version in which this program writes the part.
         version: u32,
-        /// Newest version that the reader accepts, in addition to the previous one.
+        /// Newest version that the reader accepts, or `None` if it does not support the part. It also accepts the
+        /// previous version.
         reads: Option<u32>,
     },
     /// The previous version cannot represent the part's state.
@@ -105,7 +106,7 @@ pub enum ReadError {
         of: u32,
         /// Version of the section in the file.
         version: u32,
-        /// Version that this program supports.
+        /// Newest version that this program supports.
         known: u32,
     },
     /// A section occurs twice.

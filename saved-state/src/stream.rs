@@ -95,7 +95,8 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes. `at` must not be below the end of the previous piece.
+    /// Encodes a piece of 1 to [`PIECE_MAX`] bytes. The address `at` of its first byte must not be below the end of the
+    /// previous piece.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();

@@ -18,7 +18,7 @@ use layout::{Draft, Item, Layout, Place};
 use statement::without_comments;
 use symbols::Symbols;
 
-/// Result of assembling a source text.
+/// Kernels and their code, from a source text, a cubin, or raw machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Kernels in source order.

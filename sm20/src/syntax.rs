@@ -42,7 +42,7 @@ pub(crate) enum Sign {
 
 /// A visitor of an instruction's suffixes and operands, in written order. The visitor reads or sets them.
 pub(crate) trait Visitor {
-    /// Error of a reader or writer.
+    /// Error that ends a visit.
     type Error;
 
     /// Visits a suffix that is present if the value is true.

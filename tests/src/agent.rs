@@ -1,8 +1,7 @@
 //! The host's end of the agent protocol: sends commands to a guest's init over the guest's second serial port.
 //!
-//! The guest sends `READY <release>`. The host sends `<id> <command>`, and the guest replies with any number of lines
-//! `<id>
-//! | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
+//! The guest sends `READY <release>`. The host sends `<id> <command>`. The guest replies with any number of output
+//! lines `<id> | <line>`, followed by `<id> = <code>`. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -52,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // Set if the guest restarted or disconnected before the command ended.
+    // Reason, if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 
@@ -284,7 +283,8 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// Creates a guest simulated by a thread. `answer` maps each line from the host to the guest's reply.
+    /// Returns the agent of a guest that a thread simulates. `answer` maps each line from the host to the guest's
+    /// reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {

@@ -70,7 +70,7 @@ impl Ended {
 /// A running `mediatord`, which is killed on drop.
 pub struct Daemon {
     process: Process,
-    /// Path of the program, whose file a test may replace before an upgrade.
+    /// Path of the program. A test may replace this file before an upgrade.
     program: PathBuf,
     paths: Paths,
     /// Additional environment variables of the daemon.

@@ -129,7 +129,7 @@ impl Debian {
         Ok(Self { namespaces, init, users, up: Instant::now(), root: scratch })
     }
 
-    /// Prepares a shell command on the host.
+    /// Returns a process command that runs a shell command on the host.
     fn command(&self, command: &str) -> Command {
         let mut enter = Command::new("nsenter");
         enter.arg("--target").arg(self.init.to_string());
@@ -223,7 +223,8 @@ impl Debian {
         self.ok(&mounts).map(drop)
     }
 
-    /// Opens a page in the browser. `options` contains command-line options, such as those for printing the document.
+    /// Opens a page in the browser, and returns the browser's output. `options` contains command-line options, such as
+    /// those for printing the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
         // Disable the browser's sandbox, which needs privileges that are not available in these namespaces. The browser

@@ -12,7 +12,7 @@ use images::libraries;
 /// Path of the dynamic loader, which lists a library's dependencies.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Files of a machine's initramfs.
+/// Files to add to a machine's initramfs.
 #[derive(Default)]
 pub struct Files {
     archive: Archive,

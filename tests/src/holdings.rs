@@ -21,7 +21,7 @@ pub struct Holdings {
     pub mapped_files: BTreeMap<String, usize>,
     /// Total number of mappings.
     pub mappings: usize,
-    /// Resident memory in KiB, excluding the large mappings.
+    /// Resident memory in KiB, excluding large mappings.
     pub resident_kib: u64,
 }
 

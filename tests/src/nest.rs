@@ -50,7 +50,7 @@ pub struct Shape<'a> {
     pub memory_mib: u32,
     /// VMs of the machine, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// Huge pages in MiB, excluding those of the machine's VMs.
+    /// Total size of the huge pages in MiB, excluding those of the machine's VMs.
     pub huge_mib: u32,
 }
 
@@ -186,7 +186,7 @@ impl Nest {
 
 /// Returns a configuration for a daemon in the machine that manages the card. `more` is appended to the card's keys.
 ///
-/// Chunks are small, because each word zeroed by the daemon is a message to the outer daemon.
+/// Chunks are small, because each word that the daemon zeroes causes a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
         "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\

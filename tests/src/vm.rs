@@ -61,7 +61,7 @@ pub struct VmConfig {
     pub xen: Option<Xen>,
     /// Additional QEMU arguments.
     pub extra_args: Vec<String>,
-    /// Additional words for the kernel command line.
+    /// Additional parameters on the kernel command line.
     pub append: String,
 }
 
@@ -171,7 +171,7 @@ impl Xen {
     }
 }
 
-/// Returns a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
+/// Returns QEMU's description of a vfio-user device for `socket`. QEMU accepts socket addresses only in JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",

@@ -1,4 +1,4 @@
-//! Waits with a time limit, scratch folders, and the last lines of logs.
+//! Functions that wait with a time limit, create scratch folders, or return the last lines of logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl Scratch {
         Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })
     }
 
-    /// Returns the folder.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }

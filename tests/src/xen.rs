@@ -1,7 +1,7 @@
 //! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and the other domains each have a serial line to this process: the machine's second line, and the lines of
-//! a PCI card.
+//! Each domain has a serial line to this process. Domain 0 has the machine's second line, and the other domains have
+//! the lines of a PCI card.
 
 mod boot;
 
@@ -25,7 +25,7 @@ use crate::{Vm, VmConfig};
 
 /// Number of serial lines for domains, all on one PCI card.
 pub const LINES: usize = 4;
-/// Number of the serial device in domain 0 for the domains' first line, after the machine's own lines.
+/// Device number in domain 0 of the domains' first serial line, after the machine's own lines.
 const FIRST_LINE: usize = 4;
 /// Admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
@@ -258,7 +258,7 @@ impl XenMachine {
     }
 }
 
-/// Compresses a file with gzip, whose format the kernel can unpack.
+/// Compresses a file with gzip, a format that the kernel can unpack.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;

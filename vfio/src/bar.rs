@@ -9,7 +9,7 @@ use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 
 use crate::kernel::{Kernel, Region, Window};
 
-/// A mapped or unmapped region of a function.
+/// A region of a function, which may be mapped.
 pub struct Bar {
     // Declared first, so that it is dropped before the device files.
     window: Option<Box<dyn Window>>,
@@ -154,7 +154,8 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest aligned size.
+/// Returns the size of the next access for `len` bytes at `at`: the largest size that is aligned and does not exceed
+/// `len`.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

@@ -147,8 +147,8 @@ pub(crate) fn open(path: &Path) -> Result<File, FileOpenError> {
     opened.map_err(|source| FileOpenError { path: path.to_owned(), source })
 }
 
-/// The files of one function, which are dropped in this order. The kernel removes the mappings when the last file is
-/// closed.
+/// The files of one function, which are dropped in declaration order. The kernel removes the mappings when the last
+/// file is closed.
 pub(crate) struct Files {
     device: OnceLock<File>,
     group: File,
@@ -310,7 +310,7 @@ pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     })
 }
 
-/// Changes a kind of interrupt of the function.
+/// Changes the configuration of one kind of the function's interrupts.
 pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()> {
     let head = offset_of!(vfio_irq_set, data);
     let (flags, count, len) = match set {
@@ -329,7 +329,7 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
 }
 
 /// Lists the functions affected by a reset of this function's bus. Returns flags and, for each function, its address
-/// and the kernel's number for it, which is that of a group or an iommufd device.
+/// and a number, which identifies its group or its iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;

@@ -16,9 +16,9 @@ const TEMPLATE: usize = 8;
 const PLACES: u32 = 8;
 /// Number of threads per block, with one thread per position.
 const THREADS: u32 = PLACES * PLACES;
-/// Distance of a point from the first pixel of its search area.
+/// Distance of a point from the first pixel of its search area, in pixels along each axis.
 const MARGIN_BEFORE_PX: u32 = PLACES / 2;
-/// Minimum distance of a point from the frame's far edges.
+/// Minimum distance of a point from the frame's far edges, in pixels.
 const MARGIN_AFTER_PX: u32 = 12;
 /// Motion of the scene per frame, in pixels.
 const MOTION: [usize; 2] = [2, 1];

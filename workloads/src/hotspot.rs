@@ -9,11 +9,11 @@ const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile in cells.
 const TILE: u32 = 16;
-/// Side of the tile part that is still valid after a launch.
+/// Side of the part of a tile that is still valid after a launch, in cells.
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
-/// Conductance to each neighboring cell in x.
+/// Conductance to each neighboring cell in the x direction.
 const ALONG_X: f32 = 1.0;
-/// Conductance to each neighboring cell in y.
+/// Conductance to each neighboring cell in the y direction.
 const ALONG_Y: f32 = 0.75;
 /// Conductance to the environment.
 const AMBIENT_WEIGHT: f32 = 0.0625;
@@ -71,7 +71,7 @@ impl Workload for Hotspot {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The launches alternate between two buffers, and their number is odd.
+        // The launches alternate between two buffers. Their number is odd, so the second buffer contains the result.
         let after = Slot::scratch("temperatures", size_of_val(&*self.temperatures) as u64).output();
         vec![Slot::floats("powers", &self.powers), Slot::floats("before", &self.temperatures), after]
     }

@@ -15,7 +15,7 @@ const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 /// Records and query points in the unit square.
 #[derive(Debug)]
 pub(crate) struct Nn {
-    /// x and y of each record.
+    /// x and y coordinates of each record.
     records: Vec<f32>,
     points: Vec<[f32; 2]>,
 }

@@ -88,7 +88,7 @@ impl Accesses<'_> {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
         let Some(place) = bytes.get_mut(..size) else { return UNMAPPED_READ };
-        // Bytes without a device read as 0xff.
+        // Bytes that no device provides read as 0xff.
         place.fill(0xff);
         if request.read {
             self.access(space, address, Data::Read(place));

@@ -1,5 +1,5 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: it records as [`FakeXen::breaches`] errors that
-//! Xen would accept, such as binding a port twice, partially releasing a range, or answering without a request.
+//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept, such as binding a
+//! port twice, partially releasing a range, or answering without a request, are recorded in [`FakeXen::breaches`].
 //!
 //! The guest's side is [`FakeDomain`], which makes accesses as Xen does for virtual CPUs, and adds and removes memory.
 
@@ -490,7 +490,7 @@ impl Target for FakeTarget {
 }
 
 impl State {
-    /// Returns a frame's page in the file.
+    /// Returns the number of the page in the file that backs a frame.
     fn page(&self, frame: u64) -> Option<u64> {
         let own = self.frames.contains(&frame).then_some(frame);
         own.or_else(|| self.given.get(&frame).copied())
@@ -509,7 +509,7 @@ impl FakeDomain {
     /// Waits until the domain is served.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_served(&self) {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
@@ -519,7 +519,7 @@ impl FakeDomain {
     /// Waits until a server has found the domain and decided whether to serve it.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_seen(&self) {
         self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
@@ -527,7 +527,7 @@ impl FakeDomain {
     /// Waits until no server serves the domain.
     ///
     /// # Panics
-    /// Panics if this takes too long.
+    /// Panics if the wait exceeds the time limit.
     pub fn wait_left(&self) {
         self.until("the server to leave", || self.0.state.lock().server.is_none().then_some(()));
     }
@@ -580,8 +580,8 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: executes an access to memory, reads all ones for an access outside the server's
-    /// claims, and forwards all other accesses.
+    /// Performs an access as Xen does: accesses the domain's memory directly, returns all ones outside the server's
+    /// claims, and forwards all other accesses to the server.
     ///
     /// # Panics
     /// Panics if the memory file cannot be read or written.

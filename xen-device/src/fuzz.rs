@@ -1,7 +1,7 @@
 //! Drives a server on the fake hypervisor with steps decoded from arbitrary bytes, for the fuzz target and for a test
 //! that runs its seeds.
 //!
-//! Checks: every request is answered exactly once; the device sees only aligned accesses inside its regions; each
+//! Checks: every request is answered exactly once; the device receives only aligned accesses inside its regions; each
 //! memory mapping is unmapped once, and all mappings of a released frame are gone before the answer; the fake
 //! hypervisor records no breach; no state remains at the end.
 

@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and functions that take and answer requests.
 //!
-//! Xen writes these pages, not the guest, but this module does not rely on that: it copies each field once, and the
-//! user of the field validates it.
+//! Only Xen writes these pages, but this module does not trust their contents: it copies each field once, and the code
+//! that uses the field validates it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -107,7 +107,7 @@ impl Request {
     }
 }
 
-/// Returns the page offset of a slot's field.
+/// Returns the offset in the page of a slot's field.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }

@@ -16,7 +16,7 @@ const MAX_NAME: usize = 255;
 const RESERVED: DomainId = 0x7ff0;
 
 /// Port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain has
-/// set for this purpose, and gives up if this fails.
+/// set for this purpose, and cancels the suspend if this fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its ID, or its name, which persists across reboots.
@@ -88,7 +88,7 @@ pub trait Store: Send + fmt::Debug {
     /// Returns an error if xenstore rejects the change, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes reported changes. Returns true if there were any.
+    /// Consumes all reported changes. Returns true if there were any.
     ///
     /// # Errors
     /// Returns an error if the list cannot be read.
@@ -164,7 +164,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // The domain owns this node until only domain 0 may write it.
+        // The domain owns this node. While saves are refused, only domain 0 may write to the node.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

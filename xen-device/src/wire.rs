@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have arrived. Returns true if there were any.
+    /// Consumes the watch events that have arrived. Returns true if there were any.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {
@@ -119,7 +119,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages have been handled, so at most one message and one read are kept.
+            // Stop reading until the received messages have been handled, so that the buffer stays small.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }
@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// Takes one complete message from the received bytes.
+    /// Removes one complete message from the received bytes.
     fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
         let bytes = self.received.make_contiguous();
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

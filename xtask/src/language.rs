@@ -58,7 +58,7 @@ impl Counts {
     }
 }
 
-/// Returns the number of whole-word occurrences in lower-case text.
+/// Returns the number of whole-word occurrences of `word` in `text`, which must be in lower case.
 fn occurrences(text: &str, word: &str) -> usize {
     let is_letter = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let whole = |at: &usize| {

@@ -78,8 +78,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
-    // This crate only chooses a card: `config` has the rules that cards must obey, and the daemon reads the links from
-    // their owners.
+    // This crate only chooses a card: `config` has the rules that cards must obey, and the daemon reads the cards'
+    // links from their owners.
     ("placement", &[]),
     ("config", &["channels", "placement", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),

@@ -267,9 +267,9 @@ const fn row(first: u32, count: u32) -> StateMethods {
     StateMethods { first, count, mask: u32::MAX }
 }
 
-/// All methods whose data is kept as state, in ascending order. The methods that this module does not name do not
-/// affect the execution of grids: textures, surfaces, cache configuration, work distribution, spare and firmware
-/// methods, and performance counters.
+/// All methods whose data is kept as state, in ascending order. Methods without a name in this module do not affect the
+/// execution of grids. They configure textures, surfaces, caches, work distribution and performance counters, or are
+/// spare or firmware methods.
 pub const STATE: &[StateMethods] = &[
     row(INSTRUMENTATION_HEADER, 2),
     one(LOCAL_LOW_SIZE, 0xff_ffff),
@@ -351,7 +351,8 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns the index of the state dword that a method sets and its valid bits, or `None` for a method without state.
+/// Returns the index of the state dword that a method sets and the mask of its valid bits, or `None` for a method
+/// without state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);
@@ -369,8 +370,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns true if a method exists but has no effect here: waits, which the engine performs for every method, and cache
-/// and texture unit control.
+/// Returns true if a method exists but has no effect here. These methods wait for earlier work, as the engine does for
+/// every method, or control caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(

@@ -197,11 +197,11 @@ regs! {
         DMEM_DATA @ 0x4091c4 Rw {}
         /// Context switch request.
         CHANNEL_SWITCH @ 0x409400 Rw {}
-        /// Command data: an instance block.
+        /// Command data: the address of an instance block.
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Command, which a write executes.
+        /// Command. A write executes it.
         COMMAND @ 0x409504 Wo {}
-        /// Number of GPCs and ROPs.
+        /// Numbers of GPCs and ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the GPCs' falcons.
         RESET_LINES @ 0x409614 Rw {}

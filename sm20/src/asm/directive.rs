@@ -174,7 +174,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     }
 }
 
-/// Reads a number from 0 to `limit`, which must fit in 32 bits.
+/// Reads a number from 0 to `limit`. Rejects numbers that do not fit in 32 bits.
 fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
     let at = operand(*cursor);
     let value = expression(cursor, symbols)?;

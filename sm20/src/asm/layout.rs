@@ -33,7 +33,7 @@ pub(super) struct Item<'a> {
     pub(super) kernel: Option<usize>,
 }
 
-/// A kernel and its declarations.
+/// A kernel, and flags that are set if it declares its number of registers or barriers.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) kernel: Kernel,

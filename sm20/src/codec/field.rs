@@ -324,7 +324,7 @@ impl Field for Int {
 pub(super) enum Immediate {
     /// Sign-extended.
     Signed,
-    /// The immediate is the upper bits of a word.
+    /// The immediate is the upper 20 bits of the word.
     Upper,
 }
 

@@ -113,8 +113,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20, which are treated as a 32-bit immediate. Otherwise, zero would have two
-/// encodings.
+/// The upper 12 bits of a word, in a field at bit 20. They are treated as a 32-bit immediate. Otherwise, zero would
+/// have two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {

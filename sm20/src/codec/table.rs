@@ -51,7 +51,7 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
 
 /// Defines a static table. The arguments are its name, the use of the guard bits, a flag that is true if bit 4 is the
 /// join flag, and the bits that are added to every mask. These are bit 3 for the 64-bit encodings, because the sources
-/// give their opcodes without it.
+/// list the opcodes without this bit.
 ///
 /// Each row has the form `Variant value / mask { field: codec, ... }`. Several fields before one colon are encoded
 /// together by the codec. Bits outside the mask and all fields are reserved.

@@ -95,7 +95,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // Otherwise, the target would be relative, which this operation does not support.
+            // Use an absolute target, because this operation does not support the default, a relative one.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }

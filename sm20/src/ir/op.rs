@@ -20,7 +20,7 @@ macro_rules! ops {
         /// - `saturate`: `.SAT`, clamps integers to the signed range, and floats to 0 to 1 (a NaN becomes 0);
         /// - `ftz`: flushes denormal operands and results to zero of the same sign; `fmz`: like `ftz`, and zero times
         ///   anything is zero;
-        /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
+        /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise inversion;
         /// - `test`: lanes in which the test of the condition code fails skip a control instruction;
         /// - `width`, `address`, `cache`: parameters of a memory access.
         ///
@@ -150,7 +150,7 @@ ops! {
     }
     /// a if the comparison of c with zero is true, or b otherwise.
     FCmp "FCMP" { dst: Register, a: Register, b: Source, c: Source, compare: Compare, ftz: bool }
-    /// Multi-function unit.
+    /// Function of the multi-function unit.
     Mufu "MUFU" { dst: Register, a: FloatOperand, function: MultiFunction, saturate: bool }
     /// Prepares an argument for MUFU.
     Rro "RRO" { dst: Register, b: FloatOperand, function: RangeReduction }

@@ -84,8 +84,8 @@ pub enum Source {
     Register(Register),
     /// A constant bank word, or the two words that start there.
     Constant(ConstAddress),
-    /// A 20-bit immediate. It is widened by sign extension for integers, is the upper 20 bits of the word for single
-    /// precision, and is the upper 20 bits of the upper word for double precision (the lower word is zero).
+    /// A 20-bit immediate. For integers, it is sign-extended. For single precision, it is the upper 20 bits of the
+    /// word. For double precision, it is the upper 20 bits of the upper word, and the lower word is zero.
     Immediate(u32),
     /// A 32-bit immediate of the `32I` forms.
     LongImmediate(u32),
@@ -137,7 +137,7 @@ pub enum Target {
     /// Offset in bytes from the start of the code segment.
     Absolute(u32),
     /// The target is in a constant bank word. Relative instructions (BRA, BRX, CAL and the stack pushes) treat the word
-    /// as a displacement from the end of the instruction, and other instructions treat it as an absolute address.
+    /// as a displacement from the end of the instruction. Other instructions treat it as an absolute address.
     Constant(ConstAddress),
 }
 
@@ -181,7 +181,7 @@ impl SpecialRegister {
     pub const TID_Y: Self = Self(0x22);
     /// Thread index, z.
     pub const TID_Z: Self = Self(0x23);
-    /// Parameter of the launch.
+    /// Data of the method that launched the grid.
     pub const CTA_PARAM: Self = Self(0x24);
     /// Block index, x.
     pub const CTAID_X: Self = Self(0x25);
@@ -197,7 +197,7 @@ impl SpecialRegister {
     pub const NTID_Y: Self = Self(0x2a);
     /// Block dimension, z.
     pub const NTID_Z: Self = Self(0x2b);
-    /// Parameter of the grid.
+    /// Grid parameter, which a method sets before the launch.
     pub const GRID_PARAM: Self = Self(0x2c);
     /// Grid dimension, x.
     pub const NCTAID_X: Self = Self(0x2d);

@@ -41,8 +41,8 @@ const LISTINGS: &[(u64, &str)] = &[
     (0x5000_0000_0810_5ca3, "IMUL R1, R1, R2"),
 ];
 
-/// Programs from Mesa's GPU library routines, and Mesa's programs that read counters. Mesa contains the assembly text
-/// and the words produced by envytools' assembler. The text here is ours.
+/// Routines from Mesa's GPU library, and Mesa's programs that read counters. Mesa contains the assembly text and the
+/// words produced by envytools' assembler. The text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),
@@ -120,8 +120,8 @@ const ASFERMI: &[(u64, &str)] = &[
     (0xd000_0000_0000_1c05, "CCTLL.QRY1 R0, [R0]"),
 ];
 
-/// Words that Mesa's emitter for this hardware would write. They are assembled by hand from its opcode constants and
-/// field positions, as a source in addition to envytools' tables.
+/// Words that Mesa's emitter for this hardware would write. They were assembled by hand from Mesa's opcode constants
+/// and field positions, as a source in addition to envytools' tables.
 const MESA_EMITTER: &[(u64, &str)] = &[
     (0x3008_0000_0c20_5c40, "FFMA.FTZ R1, R2, R3, R4"),
     (0x3108_4000_8020_5f20, "FFMA.RP.SAT R1, -R2, c[0x0][0x20], -R4"),

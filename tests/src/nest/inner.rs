@@ -1,7 +1,7 @@
 //! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
 //! Each VM has a serial line to this process: its QEMU uses a line of the machine's serial PCI card. A VM's RAM
-//! consists of huge pages of the machine, because each page mapped for a card is a message to the outer daemon.
+//! consists of huge pages of the machine, because each page mapped for a card causes a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;

@@ -15,7 +15,7 @@ use tests::wait::Scratch;
 
 /// Time limit for building the package, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
-/// Time limit of waits. It only detects hangs.
+/// Time limit of a wait. It only detects hangs.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Memory size of each CUDA card in MiB.
 pub const CARD_MIB: u64 = 1024;

@@ -9,7 +9,7 @@ use tests::{Debian, wait};
 
 use crate::site::{CARD_MIB, Form, WAIT_TIMEOUT, blocks, json, names, run_node, start_node_with, start_up};
 
-/// The operator's guide.
+/// Text of the operator's guide to Slurm.
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// Names of the nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
@@ -395,7 +395,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let host = &host;
     start(host)?;
     let began = Instant::now();
-    // Two jobs with equal shards and weights of 3:1 are alone on a node, and share its card 3:1.
+    // Run two jobs alone on a node, with equal shards and weights of 3:1. They must share the card 3:1.
     let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;

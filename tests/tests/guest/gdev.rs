@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the path of the driver API library under its soname. Its folder is next to the built libraries, because
-/// guests mount their own file system at `/tmp`.
+/// Copies the driver API library to a file named after its soname. Returns the file's path. The file's folder is next
+/// to the built libraries, because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");

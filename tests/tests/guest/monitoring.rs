@@ -32,7 +32,7 @@ const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
 /// Time limit for a server to respond, and for Prometheus to read all metrics.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Virtual address of the source buffer.
+/// GPU virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -102,7 +102,7 @@ fn value(port: u16, of: &str) -> Result<Option<f64>> {
     value.map(|value| value.parse().with_context(|| of.to_owned())).transpose()
 }
 
-/// Returns guests that have copied data.
+/// Connects a guest to each VM, and copies data in it.
 fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     let guest = |name: &&str| -> Result<_> {
         let guest = RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) << 20)?;

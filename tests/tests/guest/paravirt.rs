@@ -1,5 +1,5 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls, alongside a
-//! guest with the stock driver on the same card. Also tests device memory shared between channels.
+//! Tests guests with the paravirtual driver alongside a guest with the stock driver on the same card. The paravirtual
+//! driver manages page tables, channels and memory through calls. Also tests device memory shared between channels.
 
 use anyhow::{Context, Result};
 use gdev::{SegmentRequest, Target};
@@ -16,7 +16,7 @@ const HOST: &str = "host";
 /// Command for all workloads, at a size that an emulated guest completes in seconds.
 const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
 
-/// Returns the table of a VM with the paravirtual interface.
+/// Returns the configuration table of a VM with the paravirtual interface.
 pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
     vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
 }

@@ -23,7 +23,7 @@ fn rounds() -> u64 {
 /// Environment variable with the path of an earlier version of the daemon, which alternates with the current version
 /// (see CONTRIBUTING.md). If it is not set, the current version is its own successor.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
-/// Virtual address of the source buffer.
+/// GPU virtual address of the source buffer.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
@@ -127,7 +127,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         refused(&mut daemon, &mut copies, what, said)?;
     }
     fs::write(daemon.config(), config)?;
-    // With the original files, several upgrades in a row succeed.
+    // With the original program and configuration, several upgrades in a row must succeed.
     for upgrades in 1..=3 {
         let info = daemon.upgrade()?;
         assert_eq!(info["upgrades"], upgrades, "{info}");

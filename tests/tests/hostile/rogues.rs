@@ -1,4 +1,4 @@
-//! Tests guests that try to obtain more than their share of the card's time. Each of them runs alongside two guests
+//! Tests guests that try to obtain more than their share of the card's time. Each runs at the same time as two guests
 //! that compute continuously.
 
 use std::time::Duration;

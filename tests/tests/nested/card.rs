@@ -1,4 +1,4 @@
-//! Tests a card that is a PCI function. The tool lists and binds it, and the daemon drives and releases it.
+//! Tests a card that is a PCI function. `mediatorctl` lists and binds it, and the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;

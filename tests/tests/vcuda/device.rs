@@ -1,4 +1,4 @@
-//! Tests the device with stock kernels, and with a worker that does not use CUDA.
+//! Tests the CUDA device with stock guest kernels, and with a worker that does not use CUDA.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -82,7 +82,7 @@ impl Site {
         Ok(Self { vm, daemon, scratch })
     }
 
-    /// Returns the output of the program on the host without a VM.
+    /// Runs the program on the host, without a VM, and returns its output.
     fn plain(&self, arguments: &[&str]) -> Result<String> {
         let folder = self.scratch.path();
         let output = Command::new(built("cuda-program")?)

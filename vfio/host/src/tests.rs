@@ -1,4 +1,4 @@
-//! Tests with a fake sysfs.
+//! Tests listing and binding functions, on a fake sysfs.
 
 use std::io;
 use std::path::Path;

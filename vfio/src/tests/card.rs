@@ -239,7 +239,7 @@ fn resets_end_interrupts_and_leave_the_card_enabled() {
         assert_eq!(card.read32(pmc::INTR_EN_0::OFFSET) & 1, 0);
         assert_eq!((machine.enabled(), machine.mappings().len()), ((true, true), 1), "memory remains mapped");
     }
-    // A bus reset that loses the VBIOS settings is reported, and harms no other device.
+    // A bus reset that loses the VBIOS settings must be reported, and must not affect other devices.
     let nature = Nature { dependents: on_the_bus, reset_loses_post: true, ..Nature::default() };
     let machine = Machine::new(nature);
     let card = machine.open(Reset::Bus).unwrap();

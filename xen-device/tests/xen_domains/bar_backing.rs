@@ -1,4 +1,4 @@
-//! Tests the domain's pages under its BARs. A guest finds the device's data with pages, without pages, and after a
+//! Tests the domain's pages under its BARs. A guest must find the device's data with and without pages, and after a
 //! move.
 
 use super::*;
@@ -78,7 +78,7 @@ fn host_without_memory_and_device_that_wants_none_have_requests() {
             domain.write(0, place, 8, place);
             assert_eq!(domain.read(0, place, 8), place);
         }
-        // Adding pages is not retried.
+        // The server must not retry adding pages.
         domain.config_write(0x04, 0);
         domain.config_write(0x04, 6);
         assert_eq!(domain.all_given().len(), given);

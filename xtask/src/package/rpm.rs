@@ -1,4 +1,5 @@
-//! Builds an RPM with the same files, using the `rpm` crate instead of another distribution's tools.
+//! Builds an RPM with the same files as the Debian package, using the `rpm` crate instead of another distribution's
+//! tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};

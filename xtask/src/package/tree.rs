@@ -54,7 +54,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes all files.
+    /// Removes all files from the tree.
     pub fn clear(&self) -> Result<()> {
         match fs::remove_dir_all(&self.0) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

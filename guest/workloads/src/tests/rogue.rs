@@ -42,10 +42,10 @@ const NO_METHOD: u32 = 0x1ffc;
 /// Number of non-stall interrupts per submission of `stream`.
 const INTERRUPTS: u32 = 2000;
 /// Number of illegal methods per submission of `stream`. The guest kernel takes about a millisecond to acknowledge
-/// each. Meanwhile, the submission occupies the engine, and is charged for the time.
+/// each. Meanwhile, the submission occupies the engine, and its VM is charged for the time.
 const ILLEGAL: u32 = 20;
-/// File that contains the console log level. Under emulation, each line printed on the console traps, which would slow
-/// the attack down.
+/// File that contains the console log level. Under emulation, each line printed on the console causes traps, which
+/// would slow the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
 /// An attack on other users.
@@ -71,7 +71,7 @@ const ROGUES: [Rogue; 14] = [
     Rogue { what: "batches", run: registers::batches },
 ];
 
-/// Runs `rogue --what WHAT [--duration SECONDS]`, with one of [`ROGUES`].
+/// Runs `rogue --what WHAT [--duration SECONDS]`, where WHAT is one of [`ROGUES`].
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let what = options.text("what").unwrap_or_default();
     let Some(rogue) = ROGUES.iter().find(|rogue| rogue.what == what) else {

@@ -1,5 +1,5 @@
-//! The papers' workloads. Each workload has its own device and channel, and its phases are timed as in the papers. The
-//! results are compared with those of the CPU.
+//! The papers' workloads. Each workload opens the device and creates a channel, and its phases are timed as in the
+//! papers. The results are compared with those of the CPU.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -20,7 +20,7 @@ use gdev::nouveau::Done;
 /// Maximum value of `--scale`, the same as in the `workloads` crate.
 const MOST_SCALE: u64 = 1000;
 
-/// Times and work of one run.
+/// Durations of one run, and the amount of work done.
 struct Outcome {
     /// Times of the phases. The first phase, `init`, includes opening the device.
     report: Report,
@@ -33,7 +33,7 @@ struct Outcome {
 pub struct Looped {
     /// Number of iterations. Each iteration launches all kernels.
     pub iterations: u64,
-    /// Time from the start until the end of the last iteration.
+    /// Time from the start to the end of the last iteration.
     pub took: Duration,
     /// Durations of the iterations in ascending order, if each iteration waited for its kernels.
     pub each: Vec<Duration>,
@@ -42,7 +42,7 @@ pub struct Looped {
 /// Parameters of repeated work.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// Time during which iterations are launched.
+    /// Duration of the period in which iterations are launched.
     pub duration: Duration,
     /// Maximum number of submissions in flight. If it is 1, each iteration waits for its kernels.
     pub in_flight: u64,
