@@ -21,9 +21,9 @@
 //! [`Event::Completed`] with the card's time. At [`Scheduler::next_wakeup`], it sends an [`Event::Tick`]. The feeder
 //! must limit each vGPU's number of queued tickets.
 //!
-//! An engine executes its work in order. The charge for a submission is therefore the time to its end from the later of
-//! its start and the previous end. The sum of all charges is the engine's busy time. The feeder reports the end of a
-//! submission, which it must not derive from guest-writable memory alone.
+//! An engine executes its work in order. A submission is therefore charged for the time from its start or the previous
+//! end, whichever is later, to its own end. The sum of all charges is the engine's busy time. The feeder must not
+//! derive the end of a submission from guest-writable memory alone.
 //!
 //! This crate does not preempt running work. Its memory use is bounded by the numbers of vGPUs and queued submissions.
 //!
