@@ -60,8 +60,8 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles a context load. The registers in the context image's list must be written, through [`Cx::context_writes`],
-/// before the engine executes the channel's methods.
+/// Adds the register writes listed in the image of a newly loaded context to [`Cx::context_writes`]. They must be
+/// performed before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);

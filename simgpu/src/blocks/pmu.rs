@@ -62,7 +62,7 @@ impl Pmu {
         cx.storage.poke(QUEUE_TAIL::at(0), 0);
     }
 
-    /// Returns true if the unit asserts its line to PMC.
+    /// Returns true if the unit asserts its interrupt line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
     }

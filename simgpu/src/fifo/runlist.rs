@@ -64,7 +64,7 @@ impl Fifo {
         self.complete_departures(cx);
     }
 
-    /// Reports that all channels omitted from a new runlist have left.
+    /// Reports that all channels omitted from a new runlist have left their PBDMAs.
     pub(crate) fn runlist_done(&mut self, cx: &mut Cx) {
         let at = pfifo::RUNLIST_INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::RUNLIST_INTR::DONE.mask());

@@ -159,7 +159,7 @@ impl Drop for Pool {
     }
 }
 
-/// Main loop of a thread.
+/// Main loop of a worker thread.
 fn serve(queue: &Queue, wake: &Wake, index: u32) {
     let mut worker = Worker::new();
     let mut seen = 0;

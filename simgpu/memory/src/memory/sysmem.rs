@@ -13,7 +13,7 @@ use vm_memory::VolatileSlice;
 /// The table. Its ranges consist of 4 KiB pages below 2^40, and do not overlap.
 #[derive(Debug, Default)]
 pub struct Sysmem {
-    /// Memory by I/O virtual start address.
+    /// Host memory, by I/O virtual start address.
     table: RwLock<BTreeMap<u64, DmaMemory>>,
 }
 

@@ -70,7 +70,7 @@ impl Completion {
         self.semaphore.is_none() && !self.interrupt
     }
 
-    /// Performs the actions.
+    /// Performs the completion's actions.
     ///
     /// # Errors
     /// Returns [`EngineError::Fault`] if the semaphore is not writable.
