@@ -138,7 +138,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the journal. The keeper still holds the connection. The next process closes it, so that the client notices.
+    /// Ends the journal. The keeper still holds the connection, which the next process closes, so that the client
+    /// notices.
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);

@@ -35,7 +35,7 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Negotiates the version and capabilities. A client's first message.
+    /// Negotiates the version and capabilities, in a client's first message.
     VERSION = 1;
     /// Maps client memory for the device.
     DMA_MAP = 2;
@@ -211,7 +211,7 @@ pub struct DeviceInfo {
 
 /// `flags` of [`DeviceInfo`]: the device can be reset.
 pub const DEVICE_RESETTABLE: u32 = 1;
-/// `flags` of [`DeviceInfo`]: a PCI device.
+/// `flags` of [`DeviceInfo`]: the device is a PCI device.
 pub const DEVICE_PCI: u32 = 2;
 
 /// Body of `DEVICE_GET_REGION_INFO`, and start of its reply.

@@ -191,7 +191,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Returns the peer process.
+/// Returns the process at the other end of a connection.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
         Ok(credentials) => ClientInfo {

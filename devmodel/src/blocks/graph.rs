@@ -1,5 +1,5 @@
 //! High-level model of PGRAPH and its two context-switching falcons. Firmware uploads are only stored, commands return
-//! the same results as nouveau's built-in firmware, and the mediator handles contexts.
+//! the same results as nouveau's built-in firmware, and the mediator manages contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};

@@ -306,7 +306,7 @@ impl Mapping {
         }
     }
 
-    /// Stores the result for all of this file's regions.
+    /// Stores the sharing state for all regions of this file.
     pub fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,
