@@ -84,13 +84,13 @@ pub enum InterruptLine {
 /// Requests from a vGPU to the mediator. The vGPU is borrowed during a call, so the implementation must not call it.
 /// Results are reported later through the vGPU's event methods.
 pub trait Backend {
-    /// Reads guest VRAM.
+    /// Reads guest VRAM at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`Denied`] if any byte is outside the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
-    /// Writes guest VRAM.
+    /// Writes `data` to guest VRAM at `address`.
     ///
     /// # Errors
     /// Returns [`WriteFailure::Denied`] if any byte is outside the guest's VRAM, or [`WriteFailure::NoMemory`] if no
@@ -157,7 +157,7 @@ pub trait Backend {
     /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 
-    /// Resets the host unit for the guest, which stops all of its channels.
+    /// Resets the host unit for the guest. This stops all of the guest's channels.
     fn reset_fifo(&mut self);
 
     /// Returns the card's time in ns.

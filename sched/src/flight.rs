@@ -96,8 +96,8 @@ impl EngineState {
     }
 
     /// Counts the time from the later of `since` and the end of the last submission to `now` as busy, although no
-    /// submission could use the engine, and restarts the run time limit of the first one. Returns the counted time in
-    /// ns.
+    /// submission could use the engine. Restarts the run time limit of the first submission. Returns the counted time
+    /// in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);

@@ -476,7 +476,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.turns.tick(now);
         self.report_overdue(now);

@@ -10,7 +10,7 @@
 //!   engine, or one for all), work on the card, accounts, caps, run time limits, strikes, and quarantine;
 //! - `policy` selects the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()) computes each vGPU's share of the time;
-//! - [`Account`], [`History`], and [`Histogram`] record the use;
+//! - [`Account`], [`History`], and [`Histogram`] record the use of the engines;
 //! - [`turns`] grants a whole card to one tenant at a time, for cards on which single submissions cannot be delayed
 //!   (the `gang` crate coordinates the turns of several cards);
 //! - [`groups`] contains sets of tenants that use such a card at the same time and take turns as one party;

@@ -82,8 +82,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. If `now` is before the previous time, the previous time
-    /// is used.
+    /// Applies an event, and appends the resulting decisions in order. If `now` is before the previous time, the
+    /// previous time is used.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {

@@ -1,5 +1,5 @@
-//! Records of a scheduler's events and decisions, with one JSON line per event. A record of a real run can be replayed
-//! through the same state machine, which must make the same decisions.
+//! Records of a scheduler's events and decisions, as JSON lines. A record of a real run can be replayed through the
+//! same state machine, which must make the same decisions.
 //!
 //! The first line contains the format and the initial state of the scheduler, excluding its accounts, so that a record
 //! can start at any time. Each further line contains either an event with its time and decisions, or a memory move.

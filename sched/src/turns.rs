@@ -448,7 +448,7 @@ impl Turns {
         queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
         self.ask_near_end(now);

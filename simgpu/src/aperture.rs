@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
 //! The mappings are stored separately from the registers that set them, so that an access need not wait for the card
-//! lock, which the card's own work may hold for a long time.
+//! lock. The card's own work may hold this lock for a long time.
 
 use crate::fifo::userd::Doorbells;
 use card::Aperture;

@@ -134,7 +134,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// Handles FECS's context switch interrupt, which the driver raises: loads the next channel's context, if any.
+/// Loads the next channel's context, if any, after the driver has raised FECS's context switch interrupt.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

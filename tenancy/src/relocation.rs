@@ -47,7 +47,7 @@ pub struct Config {
 /// A user of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct User<U> {
-    /// User ID.
+    /// ID of the user.
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,

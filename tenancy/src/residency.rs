@@ -207,7 +207,7 @@ impl Residency {
     }
 
     /// Records that no memory is moving. The quantum for which memory was moved starts, unless a program that is ending
-    /// will soon release memory, so that more of the holder's memory can return. The quantum then starts, at the
+    /// will soon release memory to which more of the holder's memory can return. The quantum then starts, at the
     /// latest, after a time equal to the maximum cost of a change of quanta. The quantum of a tenant with several cards
     /// also waits for its memory on the other cards ([`Quanta::waits_for_cards`]). `fixed` returns the number of a
     /// tenant's chunks that never move, and is `None` if no such program is ending.

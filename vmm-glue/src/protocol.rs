@@ -147,9 +147,9 @@ impl Header {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Version {
-    /// Major version.
+    /// Protocol major version.
     pub major: u16,
-    /// Minor version.
+    /// Protocol minor version.
     pub minor: u16,
 }
 
@@ -304,7 +304,7 @@ pub struct IrqSet {
     pub flags: u32,
     /// Interrupt type.
     pub index: u32,
-    /// First interrupt.
+    /// Number of the first interrupt.
     pub start: u32,
     /// Number of interrupts.
     pub count: u32,

@@ -91,7 +91,7 @@ impl BoundPath {
 
     /// Leaves the path in place, because another process serves the socket.
     pub fn leave(mut self) {
-        // This number does not match any file.
+        // No file has inode number 0.
         self.inode = 0;
     }
 }

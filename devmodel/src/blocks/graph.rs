@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// State of FECS: its mailboxes, the state of commands, and the current context.
+/// State of FECS: its memories and mailboxes, the data of the next command, and the current and next contexts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,

@@ -383,8 +383,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait. These are members that are ahead of another member, and members whose
-    /// latency class is worse than that of a member whose lag is at least as large.
+    /// Returns the members that must wait. A member waits if it is ahead of another member, or if a member of a better
+    /// latency class has at least the same lag.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =

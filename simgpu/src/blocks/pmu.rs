@@ -1,4 +1,5 @@
-//! PMU, a falcon. Its firmware is not executed. The model has two queues, consumes commands, and sends no messages.
+//! The PMU, which is a falcon. Its firmware is not executed. The model has two queues, consumes commands, and sends no
+//! messages.
 
 use crate::cx::Cx;
 use crate::falcon::{DataMemory, SavedMemory};

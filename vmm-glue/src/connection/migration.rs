@@ -1,4 +1,4 @@
-//! Handles messages that save or restore the device's state, or that query the memory written by the device.
+//! Executes requests that save or restore the device's state, or that query the memory written by the device.
 //!
 //! The session tracks the migration state, so it calls the device only in the order of states defined by [`Migration`].
 //! It rejects invalid requests without side effects. If the device fails, the device reports its state.

@@ -114,7 +114,7 @@ pub struct Mapping {
 /// Part of a client's file to map.
 #[derive(Debug)]
 pub struct ClientFile {
-    /// The file.
+    /// Descriptor of the file.
     pub fd: OwnedFd,
     /// Offset of the part in the file, in bytes.
     pub offset: u64,
