@@ -612,7 +612,8 @@ impl GroupTurns {
         !member.paused && !quarantined && !member.balance.is_capped() && self.group_to_join(member) == member.joined
     }
 
-    /// Opens or closes the gates of a group's members as the group's turn begins or ends.
+    /// Opens and closes the gates of a group's members, and requests or ends the group's turn, to match the members'
+    /// states.
     fn update_group(&mut self, id: GroupId, now: Nanos) {
         let sampled = self.groups.get(&id).and_then(|group| group.sample);
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {

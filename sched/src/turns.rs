@@ -558,7 +558,7 @@ impl Turns {
     }
 
     /// Returns the earliest of these times: the next charge for overrunning turns, the end of the wait for a recalled
-    /// turn, and the limits of overrunning turns.
+    /// turn, and the run time limits of overrunning turns.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);

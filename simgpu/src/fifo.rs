@@ -286,7 +286,7 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions in USERD pages in host memory, which the CPU writes without a doorbell.
+    /// Detects submissions without a doorbell: writes by engines, and writes to USERD pages in host memory.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {

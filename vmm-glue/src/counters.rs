@@ -90,8 +90,8 @@ counters! {
     withdrawn,
     /// Number of checks for private memory.
     share_checks,
-    /// Number of daemons killed while serving the current or last client. After each kill, the next daemon reset the
-    /// device and continued the connection.
+    /// Number of daemons killed while serving the current or last client. After each kill, the next daemon continued
+    /// the connection, and reset the device unless the device had a journal.
     daemon_deaths_survived,
 }
 

@@ -158,7 +158,7 @@ impl Fifo {
 }
 
 impl Fifo {
-    /// Stops engine `number` with a fault at the driver's request. This removes the engine's channel.
+    /// Stops engine `number` and its channel with a fault, at the driver's request.
     pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
         let Some(id) = super::slot::by_number(number) else { return };
         let client = self.slots[id.index()].fault_client();

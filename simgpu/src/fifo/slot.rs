@@ -204,7 +204,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the engine's context, if any. If saving fails, the engine keeps the context.
+    /// Saves the engine's context, if any. If saving fails, the context remains resident, but its state is lost.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();

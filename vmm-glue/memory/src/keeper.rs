@@ -96,7 +96,8 @@ impl FileId {
 }
 
 impl Slots {
-    /// Returns the slot of a descriptor, to which the caller's journal will refer.
+    /// Stores a descriptor in the keeper, unless it is already there. Returns the slot, to which the caller's journal
+    /// will refer.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
         let file = FileId::from_fd(fd);

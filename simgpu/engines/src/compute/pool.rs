@@ -57,7 +57,8 @@ pub(crate) struct Pool {
 pub(crate) enum Advance {
     /// [`Pool::advance`] must be called again.
     More,
-    /// The grid runs on the pool's threads, which wake the caller when the grid ends.
+    /// The grid runs on the pool's threads, which wake the caller when the grid ends. Also returned for a deadlocked
+    /// grid if the pool has no threads.
     Elsewhere,
     /// The grid has ended.
     Ended(Outcome),
