@@ -1,4 +1,4 @@
-//! Interface to the card's owner: a trait implemented by the mediator, and by a mock in tests.
+//! Interface between a vGPU and the mediator: a trait implemented by the mediator, and by a mock in tests.
 //!
 //! All addresses and numbers are the guest's: guest VRAM addresses, guest bus addresses, and virtual channel and engine
 //! numbers. The implementation translates them, checks bounds, and ensures isolation. The vGPU only decodes accesses

@@ -3,9 +3,9 @@
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
 //! consists of those members of a share group whose programs can run concurrently. A group's weight and guarantee are
-//! the totals over its active members. While the group has the turn, the gates of all its members are open. Three kinds
-//! of tenants take turns separately: tenants without a group, members whose programs cannot all run concurrently, and
-//! all members of a group in `turns` mode.
+//! the sums over its active members. While the group has the turn, the gates of several members can be open at the same
+//! time. Three kinds of tenants take turns separately: tenants without a group, members whose programs cannot all run
+//! concurrently, and all members of a group in `turns` mode.
 //!
 //! Within a group, the accounts in `balance` determine which members may run. Each member is charged for its own work,
 //! so the charges of concurrent members can exceed the elapsed time. [`Turns`] charges the group for the elapsed time.
@@ -80,7 +80,7 @@ pub struct GroupConfig {
     pub stall_ns: u64,
     /// Age at which the measured length of a member's submissions expires, in ns.
     pub sample_interval_ns: u64,
-    /// Maximum duration of such a measurement, during which the member has the card alone, in ns.
+    /// Maximum duration of such a measurement, during which the member has the card to itself, in ns.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -673,7 +673,7 @@ impl GroupTurns {
         }
     }
 
-    /// Sets a group's weight and guarantee to the totals over its active members, and its latency class to the best of
+    /// Sets a group's weight and guarantee to the sums over its active members, and its latency class to the best of
     /// theirs.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);

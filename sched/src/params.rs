@@ -89,7 +89,7 @@ impl VgpuParams {
     }
 
     /// Returns the settings of a vGPU that uses the time of several `members` (including itself) while the other
-    /// members wait for their memory to be moved. Its weight and guarantee are the totals over all members. Its cap is
+    /// members wait for their memory to be moved. Its weight and guarantee are the sums over all members. Its cap is
     /// scaled by the same factor as its weight, because the vGPU runs only for its part of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {

@@ -36,7 +36,7 @@ pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides `whole` among claims by the rules for [`shares`].
+/// Divides `whole` among claims according to the rules of [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();

@@ -186,7 +186,7 @@ pub struct Turns {
     offers: Vec<TenantId>,
     /// Tenants that the selection of the next slice has removed from the queue.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn as soon as all other turns have ended.
+    /// Tenant that gets the next turn as soon as all other turns have ended or overrun.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }

@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Returns the number of TPCs of an existing GPC.
+/// Returns the number of TPCs of a GPC, or 0 if the GPC does not exist.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.encode(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

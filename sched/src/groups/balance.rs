@@ -1,10 +1,10 @@
-//! Accounts of a group's members, and the selection of members that must wait or that get the card alone.
+//! Accounts of a group's members, and the selection of members that must wait or that get the card to themselves.
 //!
 //! Work is measured as the time that it would take on an otherwise idle card, in ns. Concurrent kernels take longer,
 //! and the time in flight includes this delay. For example, two programs that always have work have the same time in
 //! flight, even if they make different progress. Instead, the length of a member's submissions is measured while the
-//! member has the card alone. If other members run at the same time, each reported submission counts as work of this
-//! length. The total work of a report is limited to its time in flight.
+//! member has the card to itself. If other members run at the same time, each reported submission counts as work of
+//! this length. The total work of a report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
 //! Members that are ahead wait, as do members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at
