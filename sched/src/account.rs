@@ -47,7 +47,7 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Adds a duration of `ns`.
+    /// Records a duration in ns.
     pub fn add(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.count += 1;
@@ -74,20 +74,20 @@ impl Histogram {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the mean duration in ns, or 0 without samples.
+    /// Returns the mean duration in ns, or 0 if none was recorded.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// Returns the longest duration, in ns.
+    /// Returns the longest recorded duration, in ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
         self.max
     }
 
-    /// Returns a quantile in ns: the duration that `permille` thousandths of all durations do not exceed, or 0 without
-    /// samples. It may be up to 1/8 too large.
+    /// Returns a quantile in ns: the duration that `permille` thousandths of all durations do not exceed, or 0 if none
+    /// was recorded. It may be up to 1/8 too large.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -116,7 +116,7 @@ impl Histogram {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
-    /// Number of submissions.
+    /// Number of submissions that have arrived.
     pub arrived: u64,
     /// Number of started submissions.
     pub started: u64,
@@ -130,7 +130,7 @@ pub struct Account {
     pub used: u64,
     /// Engine time of the longest submission, in ns.
     pub longest: u64,
-    /// Wait times from arrival to start.
+    /// Wait times from arrival to start, in ns.
     pub waits: Histogram,
 }
 
@@ -149,12 +149,12 @@ impl Account {
     }
 }
 
-/// Engine time of a vGPU in one interval of its [`History`].
+/// Engine time charged to a vGPU in one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.
     pub from: Nanos,
-    /// Time charged in the interval, in ns, by engine. A submission is usually charged when it ends.
+    /// Time charged in the interval for each engine, in ns. A submission is usually charged when it ends.
     pub used: [u64; Engine::COUNT],
 }
 

@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Time from which the run time limit is measured. According to the accounts, the submission became the first in
-    /// flight at this time. The end of a later submission does not change it. Otherwise, a vGPU could submit short work
-    /// during a long submission, which would then never reach its limit.
+    /// Start of the run time limit: the time at which the submission became the first in flight, according to the
+    /// accounts. The end of a later submission does not change it. Otherwise, a vGPU could submit short work during a
+    /// long submission, which would then never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// True if the scheduler has decided to kill the submission's channel.
@@ -29,7 +29,7 @@ pub(crate) struct EngineState {
     aside: Vec<Flight>,
     /// Latest known end of the engine's busy time.
     last_end: Nanos,
-    /// Engine's total busy time, in ns.
+    /// Total busy time of the engine, in ns.
     pub(crate) busy: u64,
     /// Part of `busy` charged to vGPUs that have since been removed, in ns.
     pub(crate) departed: u64,
@@ -57,8 +57,8 @@ impl EngineState {
         self.promote();
     }
 
-    /// Moves a channel's submission to the front, because the card reports that the engine is now executing it. Returns
-    /// `false` if the channel has no submission on this engine.
+    /// Moves the first submission that satisfies `of` to the front, because the card reports that the engine is now
+    /// executing it. Returns `false` if no submission satisfies `of`.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -96,8 +96,8 @@ impl EngineState {
     }
 
     /// Counts the time from the later of `since` and the end of the last submission to `now` as busy, although no
-    /// submission could use the engine, and restarts the run time limit of the first one. Returns the counted time in
-    /// ns.
+    /// submission could use the engine. Restarts the run time limit of the first submission. Returns the counted time
+    /// in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);

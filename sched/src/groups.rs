@@ -2,17 +2,17 @@
 //! other parties.
 //!
 //! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*, which
-//! consists of those members of a share group whose programs can run concurrently. A group competes with the total
-//! weight and guarantee of its active members. While the group has the turn, the gates of all its members are open.
-//! Three kinds of tenants take turns separately: tenants without a group, members whose programs cannot all run
+//! consists of those members of a share group whose programs can run concurrently. A group's weight and guarantee are
+//! the sums over its active members. While the group has the turn, the gates of several members can be open at the same
+//! time. Three kinds of tenants take turns separately: tenants without a group, members whose programs cannot all run
 //! concurrently, and all members of a group in `turns` mode.
 //!
 //! Within a group, the accounts in `balance` determine which members may run. Each member is charged for its own work,
 //! so the charges of concurrent members can exceed the elapsed time. [`Turns`] charges the group for the elapsed time.
 //! A member that is *ahead* waits. It is ahead if its lag is at least [`GroupConfig::lag_ns`] smaller than another
 //! member's lag. Only its gate closes, and the gate reopens as soon as the member is no longer ahead. A member whose
-//! work does not end delays the others for at most [`GroupConfig::stall_ns`]. The run time limit of its tenant applies
-//! to the work.
+//! work does not end delays the others for at most [`GroupConfig::stall_ns`]. The tenant's run time limit also applies
+//! to this work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
@@ -80,7 +80,7 @@ pub struct GroupConfig {
     pub stall_ns: u64,
     /// Age at which the measured length of a member's submissions expires, in ns.
     pub sample_interval_ns: u64,
-    /// Maximum duration of such a measurement, during which the member has the card alone, in ns.
+    /// Maximum duration of such a measurement, during which the member has the card to itself, in ns.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -111,7 +111,7 @@ enum Gate {
     /// The member was asked to return the card, but has not returned it yet.
     Closing {
         since: Nanos,
-        /// True if the member was reported for exceeding its limit.
+        /// True if the member was reported for exceeding its run time limit.
         overdue: bool,
     },
 }
@@ -160,7 +160,7 @@ impl Member {
         }
     }
 
-    /// Returns the settings with which the member competes.
+    /// Returns the settings that determine the member's share.
     fn settings(&self) -> VgpuParams {
         self.competes.unwrap_or(self.params)
     }
@@ -174,7 +174,7 @@ impl Member {
     }
 }
 
-/// Interval in which a member has the card alone, so that the length of its submissions can be measured.
+/// Interval in which a member has the card to itself, so that the length of its submissions can be measured.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     tenant: TenantId,
@@ -242,7 +242,7 @@ fn group_of(party: TenantId) -> Option<GroupId> {
 }
 
 impl GroupTurns {
-    /// Creates turns without tenants.
+    /// Creates the turns of a card without tenants.
     ///
     /// # Errors
     /// Returns an error if a scheduler setting is out of bounds.
@@ -263,7 +263,7 @@ impl GroupTurns {
         self.turns.continue_from(scheduler, now);
     }
 
-    /// Discards the accounts of a tenant of an earlier owner, unless the tenant has been added since.
+    /// Discards the accounts that an earlier owner kept for a tenant, unless the tenant has been added since.
     pub fn forget(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.forget(tenant, now);
     }
@@ -294,7 +294,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Replaces the parameters that determine a tenant's share of the card by `params`, or restores the tenant's own
+    /// Replaces the parameters that determine a tenant's share of the card with `params`, or restores the tenant's own
     /// parameters if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
@@ -476,7 +476,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.turns.tick(now);
         self.report_overdue(now);
@@ -612,7 +612,8 @@ impl GroupTurns {
         !member.paused && !quarantined && !member.balance.is_capped() && self.group_to_join(member) == member.joined
     }
 
-    /// Opens or closes the gates of a group's members as the group's turn begins or ends.
+    /// Opens and closes the gates of a group's members, and requests or ends the group's turn, to match the members'
+    /// states.
     fn update_group(&mut self, id: GroupId, now: Nanos) {
         let sampled = self.groups.get(&id).and_then(|group| group.sample);
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
@@ -672,8 +673,8 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a group compete with the total weight and guarantee of its active members, and with the best of their
-    /// latency classes.
+    /// Sets a group's weight and guarantee to the sums over its active members, and its latency class to the best of
+    /// theirs.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;

@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// Sequence number of the submission.
     pub(crate) order: u64,
-    /// True if the submission was started before.
+    /// True if the submission has already been started once.
     #[serde(default)]
     pub(crate) again: bool,
 }

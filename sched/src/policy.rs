@@ -95,7 +95,7 @@ pub(crate) trait Policy: Debug + Send {
     /// Charges a vGPU `used` ns in addition to the use reported to [`Self::ended`].
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine was idle for `ns` between the selection of a vGPU and the arrival of its work on the
+    /// Records that the engine was idle for `ns` ns between the selection of a vGPU and the arrival of its work on the
     /// card.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 

@@ -1,5 +1,5 @@
-//! Records of a scheduler's events and decisions, with one JSON line per event. A record of a real run can be replayed
-//! through the same state machine, which must make the same decisions.
+//! Records of a scheduler's events and decisions, as JSON lines. A record of a real run can be replayed through the
+//! same state machine, which must make the same decisions.
 //!
 //! The first line contains the format and the initial state of the scheduler, excluding its accounts, so that a record
 //! can start at any time. Each further line contains either an event with its time and decisions, or a memory move.
@@ -97,7 +97,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` at time `at`. `names` are the operator's names for its vGPUs.
     ///
     /// # Errors
-    /// Returns an error if `to` fails.
+    /// Returns an error if the state cannot be written to `to`.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
@@ -105,7 +105,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of a scheduler that grants turns on the whole card.
     ///
     /// # Errors
-    /// Returns an error if `to` fails.
+    /// Returns an error if the state cannot be written to `to`.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -167,7 +167,7 @@ pub enum TraceError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The record has a different format version.
+    /// The record's format version is not supported.
     #[error("the record has format {0}, not {FORMAT}")]
     Format(u32),
     /// The record is empty.

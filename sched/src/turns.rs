@@ -49,7 +49,7 @@ pub struct TurnsConfig {
     pub slice_ns: u64,
     /// Minimum duration of a turn before a tenant of a better latency class can cut it short, in ns.
     pub least_ns: u64,
-    /// Time limit for other tenants to wait for the end of a recalled turn, in ns.
+    /// Maximum time for which other tenants wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
     /// Duration after which a turn ends as soon as its tenant waits for a result, in ns. Applies only if another tenant
     /// is due.
@@ -147,7 +147,7 @@ impl Slice {
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// True if the turn was reported for reaching the tenant's limit.
+    /// True if the turn was reported for reaching the tenant's run time limit.
     overdue: bool,
 }
 
@@ -186,13 +186,13 @@ pub struct Turns {
     offers: Vec<TenantId>,
     /// Tenants that the selection of the next slice has removed from the queue.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn as soon as all other turns have ended.
+    /// Tenant that gets the next turn as soon as all other turns have ended or overrun.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
 
 impl Turns {
-    /// Creates turns without tenants.
+    /// Creates the turns of a card without tenants.
     ///
     /// # Errors
     /// Returns an error if a scheduler setting is out of bounds.
@@ -290,7 +290,7 @@ impl Turns {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.overrun.is_some())
     }
 
-    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
+    /// Returns the time in ns by which a tenant's turn has overrun, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let overrun = self.members.get(&tenant).and_then(|member| member.slice?.overrun);
@@ -335,7 +335,7 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
-    /// Replaces the parameters that determine a tenant's share of the card by `params`, or restores the tenant's own
+    /// Replaces the parameters that determine a tenant's share of the card with `params`, or restores the tenant's own
     /// parameters if `params` is `None`.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if self.scheduler.competing(tenant) != params.as_ref() {
@@ -355,8 +355,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike against a tenant, because one of its programs was abandoned after exceeding the limit. Several
-    /// programs in one slice count as one strike.
+    /// Counts a strike against a tenant, because one of its programs was abandoned after exceeding the run time limit.
+    /// Several programs in one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -448,7 +448,7 @@ impl Turns {
         queued.find(|(_, ticket)| started(ticket)).map(|(tenant, _)| tenant)
     }
 
-    /// Advances time. The caller must call this at [`Self::next_wakeup`].
+    /// Advances time to `now`. The caller must call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
         self.ask_near_end(now);
@@ -535,7 +535,7 @@ impl Turns {
         }
     }
 
-    /// Reports the overrunning turns that have exceeded their limits.
+    /// Reports the overrunning turns that have exceeded their run time limits.
     fn report_overdue(&mut self, now: Nanos) {
         let late: Vec<TenantId> =
             self.deadlines().filter(|(_, deadline)| *deadline <= now).map(|(tenant, _)| tenant).collect();
@@ -548,7 +548,7 @@ impl Turns {
         }
     }
 
-    /// Returns the tenants with overrunning turns, and the times at which these turns reach their limits.
+    /// Returns the tenants with overrunning turns, and the times at which these turns reach their run time limits.
     fn deadlines(&self) -> impl Iterator<Item = (TenantId, Nanos)> + '_ {
         self.members.iter().filter_map(|(&tenant, member)| {
             let slice = member.slice.filter(|slice| slice.overrun.is_some_and(|overrun| !overrun.overdue))?;
@@ -558,7 +558,7 @@ impl Turns {
     }
 
     /// Returns the earliest of these times: the next charge for overrunning turns, the end of the wait for a recalled
-    /// turn, and the limits of overrunning turns.
+    /// turn, and the run time limits of overrunning turns.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -660,8 +660,8 @@ impl Turns {
         true
     }
 
-    /// Handles a tenant's new work. Immediately recalls the holder's turn if the tenant's latency class is better and
-    /// the scheduler would select the tenant.
+    /// Immediately recalls the holder's turn if the newcomer's latency class is better and the scheduler would select
+    /// the newcomer.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
             return;

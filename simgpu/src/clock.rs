@@ -106,7 +106,7 @@ impl TimeModel {
 pub(crate) struct SavedClock {
     /// Card time of the save.
     now: CardNs,
-    /// Host time at card time `now`.
+    /// Host time at card time `now`, in ns.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,

@@ -16,7 +16,7 @@ pub(crate) struct SavedLine {
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
-    /// Level of PMC's line.
+    /// Level of PMC's interrupt line.
     level: bool,
     /// Set if the card has sent an MSI, and the driver has not rearmed MSI since.
     unarmed: bool,
@@ -35,7 +35,7 @@ impl Line {
         self.update();
     }
 
-    /// Sets the level of PMC's line.
+    /// Sets the level of PMC's interrupt line.
     pub(crate) fn set_level(&mut self, level: bool) {
         self.level = level;
         self.update();
@@ -53,7 +53,7 @@ impl Line {
         self.update();
     }
 
-    /// Returns the level of PMC's line.
+    /// Returns the level of PMC's interrupt line.
     pub(crate) fn level(&self) -> bool {
         self.level
     }

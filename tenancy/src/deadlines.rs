@@ -16,7 +16,7 @@ pub enum Deadline<U> {
     EvictionWait,
     /// Memory may be pinned for the stock again, because no memory has moved for some time.
     Restock,
-    /// The second time limit of a tenant's current turn.
+    /// A tenant's current turn reaches its second time limit.
     SecondLimit(TenantId),
     /// A tenant that prepares to leave for another card remains, because the daemon does not continue the move.
     Departure(TenantId),
@@ -45,7 +45,7 @@ impl<U> Deadline<U> {
     }
 }
 
-/// Deadlines with their times, in ns of the core's clock.
+/// Deadlines with their times, in ns on the core's clock.
 #[derive(Debug)]
 pub struct Deadlines<U> {
     at: BTreeMap<Deadline<U>, u64>,

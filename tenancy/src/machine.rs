@@ -2,8 +2,8 @@
 //! moves in progress ([`Relocations`]).
 //!
 //! The executor divides its work into *rounds*: [`Machine::begin_round`] with its report, the plans of
-//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call, it executes
-//! [`Machine::take_changes`].
+//! [`Residency::plan`] and their moves, and [`Machine::round_ended`]. After each call, it applies the changes returned
+//! by [`Machine::take_changes`].
 
 use crate::relocation::{Config, Relocations};
 use crate::{Holds, Residency, Standing, Wait};
@@ -53,7 +53,7 @@ pub struct Machine<U, P> {
     pub residency: Residency,
     /// Moves in progress.
     pub relocations: Relocations<U, P>,
-    /// Holds that the executor has not executed yet.
+    /// Holds that the executor has not applied yet.
     holds: Holds,
 }
 
@@ -102,7 +102,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         }
     }
 
-    /// Returns the changes that the executor must execute now.
+    /// Returns the changes that the executor must apply now.
     #[must_use]
     pub fn take_changes(&mut self, scheduler: &Scheduler) -> Changes {
         Changes { holds: std::mem::take(&mut self.holds), competitors: self.changed_competitors(scheduler) }
@@ -166,7 +166,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
-    /// Returns two tenants with one chunk each. They use quanta if `mode` is forced.
+    /// Returns a card with two tenants, which have one chunk each. They use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
         let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("the sizes are valid");
         table.set_host_budget(64);

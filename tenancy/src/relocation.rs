@@ -10,8 +10,8 @@
 //!
 //! A move takes effect only after its user has remapped the chunk. Otherwise, the chunk stays in place. A user that
 //! declines an order gets no new order for some time, and its time limit for quiescing doubles. A user whose chunks
-//! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it, if
-//! possible. If it still does not quiesce, it is abandoned.
+//! could not be copied also gets no order for some time. If a user does not quiesce, the executor forces it to, if
+//! possible. A user that still does not quiesce is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -22,8 +22,8 @@ pub const RETRY_NS: u64 = 500_000_000;
 /// Time after which a user should decline instead of continuing to drain, in ns. This is the initial value, which
 /// doubles each time the user declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Number of declined orders minus completed orders at which a user is abandoned, because it keeps memory from other
-/// users. The user must also have been declining for at least as long as its work may run.
+/// Excess of declined over completed orders at which a user is abandoned, because it keeps memory from other users. The
+/// user must also have been declining for at least as long as its work may run.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
@@ -34,8 +34,8 @@ pub struct Config {
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches per user.
     pub batches_most: usize,
-    /// Number of batches above which a user gets no new ones. Otherwise, a new batch would start whenever one ends, and
-    /// batches would shrink to one chunk each.
+    /// Number of batches in progress above which a user gets no new ones. Otherwise, a new batch would start whenever
+    /// one ends, and batches would shrink to one chunk each.
     pub batches_few: usize,
     /// Time limit for a user's response, in ns.
     pub answer_ns: u64,
@@ -47,7 +47,7 @@ pub struct Config {
 /// A user of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct User<U> {
-    /// User ID.
+    /// ID of the user.
     pub id: U,
     /// Tenant to which the user belongs.
     pub tenant: TenantId,
@@ -127,7 +127,8 @@ pub enum Action<U, P> {
         /// Duration of the copy in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of the others.
+    /// Moves of chunks have ended. Release the sources of chunks that moved, and the destinations of chunks that did
+    /// not.
     Ended {
         /// Chunks whose moves have ended.
         chunks: Vec<Chunk<P>>,
@@ -348,8 +349,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each declined order extends the time until a user should decline. However, the user must respond before
-            // it counts as unresponsive.
+            // Each declined order extends the time until a user should decline. However, it stays below the time limit
+            // for the user's response.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;
@@ -555,8 +556,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined an order or a part of it. The user gets no orders for some time. A user that
-    /// declines too many orders is abandoned.
+    /// Suspends the orders of a user that has declined an order or a part of it. A user that declines too many orders
+    /// is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

@@ -4,7 +4,7 @@
 //! strikes, quarantines) and the memory quanta. The parts are those of version 0.2.0.
 //!
 //! The owner of a CUDA card saves [`SavedAccounts`], which consist of these parts and the tenants' names, because the
-//! next owner assigns the numbers again. It has no turns, moves or chunks to save. The programs continue without the
+//! next owner assigns the numbers again. Turns, moves, and chunks are not saved. The programs continue without the
 //! owner, and report their chunks to the next one.
 
 use crate::Residency;
@@ -30,7 +30,7 @@ pub struct SavedTenancy {
 }
 
 impl SavedTenancy {
-    /// Saves the division of a card.
+    /// Saves a card's division among tenants.
     #[must_use]
     pub fn new(scheduler: &Scheduler, residency: &Residency) -> Self {
         Self { scheduler: scheduler.save(), quanta: residency.quanta().save() }
@@ -60,7 +60,7 @@ impl SavedTenancy {
         Ok(Self { quanta: file.take(owner)?, scheduler: file.take(owner)? })
     }
 
-    /// Restores the scheduler and the quanta at time `now` of the owner's clock.
+    /// Restores the scheduler and the quanta at time `now` on the owner's clock.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid, or if it was saved after `now`.
@@ -157,8 +157,8 @@ impl RestoredAccounts {
     /// Restores the accounts from a file.
     ///
     /// # Errors
-    /// Returns a [`ReadError`] if the file is damaged, was written by a program with unsupported versions, or contains
-    /// accounts other than those of the named tenants.
+    /// Returns a [`ReadError`] if the file is damaged, has parts of unsupported versions, or contains accounts other
+    /// than those of the named tenants.
     pub fn from_file(file: &[u8]) -> Result<Self, ReadError> {
         let invalid = |why| ReadError::Invalid { name: SavedTenants::NAME, of: CARD, why };
         SavedAccounts::from_file(file)?.restored().map_err(invalid)

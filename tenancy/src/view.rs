@@ -10,7 +10,7 @@ use vram::{ChunkTable, Summary, TenantId, Turn};
 /// Snapshot of the division of a card's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryView {
-    /// Accounts, in chunks.
+    /// Accounts of the chunk table, in chunks.
     pub summary: Summary,
     /// Card memory to which each tenant is entitled, in chunks.
     pub entitled: BTreeMap<TenantId, Entitlement>,
@@ -66,7 +66,7 @@ pub struct TenantTime {
     pub params: VgpuParams,
     /// Shares to which the tenant is entitled while all tenants have work.
     pub entitled: Entitled,
-    /// Number of submissions or turns that exceeded their limit.
+    /// Number of submissions or turns that exceeded their run time limit.
     pub strikes: u32,
     /// State of the tenant's quarantine.
     pub quarantine: Quarantine,
@@ -78,7 +78,7 @@ pub struct TenantTime {
     pub has_work: bool,
     /// The tenant's use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
-    /// Recent use, by interval.
+    /// Recent engine time, by interval.
     pub recent: Vec<Sample>,
     /// Reason why the tenant's work waits, if it does.
     pub wait: Option<Wait>,

@@ -1,5 +1,5 @@
 //! A small vfio-user client for host processes that drive a device without a VMM, for tests and benchmarks, and for
-//! hostile guests.
+//! simulated hostile guests.
 //!
 //! The client is synchronous and does not trust its server: it checks the length of each reply. [`Client::request`] and
 //! the methods built on it follow the protocol. [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
@@ -82,9 +82,9 @@ pub struct Message {
 
 /// Client memory that [`Client::serve_dma`] accesses.
 pub trait DmaTarget {
-    /// Reads data. An error is the `errno` value of the reply.
+    /// Reads `data.len()` bytes at `gpa`. An error is the `errno` value of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
-    /// Writes data. An error is the `errno` value of the reply.
+    /// Writes `data` at `gpa`. An error is the `errno` value of the reply.
     fn write(&mut self, gpa: u64, data: &[u8]) -> std::result::Result<(), u32>;
 }
 
@@ -449,7 +449,7 @@ pub struct Region {
 /// The mapped areas of a region. They remain mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
-    /// Areas, each at its offset in the region.
+    /// The mapped areas, each at its offset in the region.
     memory: Arc<MemoryTable>,
 }
 

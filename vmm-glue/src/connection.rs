@@ -83,7 +83,7 @@ pub struct Connection {
     journal: Option<Journal>,
     /// The device's own journal, to which the connection's journal refers.
     device_journal: Option<Arc<OwnedFd>>,
-    /// Set if a killed process served the client's previous device.
+    /// Set until the connection is resumed, if a killed process served the client's previous device.
     revival: Option<Revival>,
 }
 

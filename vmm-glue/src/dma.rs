@@ -291,7 +291,7 @@ impl DmaClient {
         }
     }
 
-    /// Handles a client's reply. Returns false if it does not match any request.
+    /// Completes the chunk to which a client's reply belongs. Returns false if the reply does not match any request.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };

@@ -142,7 +142,7 @@ struct Checked {
     deferred: bool,
     /// Migration state, as set by the calls.
     state: State,
-    /// Number of remaining state bytes to read, or number of written bytes.
+    /// Number of state bytes that remain to be read, or that were written.
     bytes: usize,
     logs: bool,
 }

@@ -35,7 +35,7 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Negotiates the version and capabilities. A client's first message.
+    /// Negotiates the version and capabilities, in a client's first message.
     VERSION = 1;
     /// Maps client memory for the device.
     DMA_MAP = 2;
@@ -147,9 +147,9 @@ impl Header {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Version {
-    /// Major version.
+    /// Protocol major version.
     pub major: u16,
-    /// Minor version.
+    /// Protocol minor version.
     pub minor: u16,
 }
 
@@ -211,7 +211,7 @@ pub struct DeviceInfo {
 
 /// `flags` of [`DeviceInfo`]: the device can be reset.
 pub const DEVICE_RESETTABLE: u32 = 1;
-/// `flags` of [`DeviceInfo`]: a PCI device.
+/// `flags` of [`DeviceInfo`]: the device is a PCI device.
 pub const DEVICE_PCI: u32 = 2;
 
 /// Body of `DEVICE_GET_REGION_INFO`, and start of its reply.
@@ -304,7 +304,7 @@ pub struct IrqSet {
     pub flags: u32,
     /// Interrupt type.
     pub index: u32,
-    /// First interrupt.
+    /// Number of the first interrupt.
     pub start: u32,
     /// Number of interrupts.
     pub count: u32,

@@ -205,7 +205,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if a process was killed between receiving and handling messages.
+    /// Set if the connection may contain messages that an earlier process received but did not handle.
     unhandled: bool,
 }
 

@@ -228,7 +228,7 @@ fn missing_or_wrong_descriptors_are_rejected() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
         assert!(said.contains("is missing"), "{said}");
     }
-    // Swap each descriptor with another.
+    // Swap the first descriptor with each of the others.
     for place in 1..descriptors.len() {
         let mut changed = all();
         changed.swap(0, place);

@@ -133,9 +133,9 @@ impl Imem {
 /// Interrupt registers of a falcon.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Intr {
-    /// Pending interrupts.
+    /// Mask of the pending interrupts.
     pub status: u32,
-    /// Enabled interrupts.
+    /// Mask of the enabled interrupts.
     pub enable: u32,
 }
 

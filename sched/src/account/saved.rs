@@ -25,7 +25,7 @@ pub(crate) struct SavedAccount {
     waits_max: u64,
 }
 
-/// Saved intervals with the time charged in them, by engine.
+/// Start of each saved interval, and the time charged in it for each engine, in ns.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 

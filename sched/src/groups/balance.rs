@@ -1,14 +1,14 @@
-//! Accounts of a group's members, and the selection of members that must wait or that get the card alone.
+//! Accounts of a group's members, and the selection of members that must wait or that get the card to themselves.
 //!
 //! Work is measured as the time that it would take on an otherwise idle card, in ns. Concurrent kernels take longer,
 //! and the time in flight includes this delay. For example, two programs that always have work have the same time in
 //! flight, even if they make different progress. Instead, the length of a member's submissions is measured while the
-//! member has the card alone. If other members run at the same time, each reported submission counts as work of this
-//! length. The total work of a report is limited to its time in flight.
+//! member has the card to itself. If other members run at the same time, each reported submission counts as work of
+//! this length. The total work of a report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
 //! Members that are ahead wait, as do members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at
-//! most half of the lag for which others would wait. If it is ahead, it competes until it no longer is.
+//! most half of the lag for which others would wait. An idle member that is ahead competes until it no longer is.
 //!
 //! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. A part of
 //! each lag is therefore forgiven ([`FORGIVEN_PERMILLE`]). Otherwise, one of these members would soon have to wait
@@ -28,16 +28,16 @@ const MIN_MEASURED_NS: u64 = 15_000_000;
 /// Number of reports, after the first one, with the same mean submission length that complete a measurement. Most
 /// programs then repeat the same work.
 const STEADY_REPORTS: u32 = 3;
-/// Like `STEADY_REPORTS`, for a measurement that differs from the previous one, because a phase of the program may be
-/// short.
+/// Like `STEADY_REPORTS`, for a measurement that differs from the previous one. More reports are needed, because a
+/// phase of the program may be short.
 const STEADY_DIFFERENT_REPORTS: u32 = 7;
 /// Maximum time in ns between two reports of a measurement.
 const MAX_REPORT_GAP_NS: u64 = 200_000_000;
-/// Maximum difference between two measurements of unsteady work whose mean is used, in permille.
+/// Maximum difference between two measurements of unsteady work that are averaged, in permille.
 const NEAR_PERMILLE: u64 = 150;
-/// Time in flight after which unsteady work is not measured again soon, in ns.
+/// Measured time in flight that suffices for unsteady work, in ns. With less, the work is measured again soon.
 const ENOUGH_NS: u64 = 140_000_000;
-/// Maximum time in flight that determines a length, in ns. The limit lets the length follow slow changes.
+/// Maximum time in flight over which a length is averaged, in ns. The limit lets the length follow slow changes.
 const MAX_TOTAL_NS: u64 = 400_000_000;
 /// Maximum difference between lengths that are considered equal, in permille.
 const EQUAL_PERMILLE: u64 = 40;
@@ -53,7 +53,7 @@ const COMPARED_LAUNCHES: u64 = 32;
 const MAX_LAGS: i64 = 10;
 /// Maximum lead of a member that is ahead, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LEADS: i64 = 40;
-/// Part of a member's share by which its lag shrinks, in permille.
+/// Part of each credited share by which the lag moves towards zero, in permille.
 const FORGIVEN_PERMILLE: u64 = 10;
 
 /// Accounts of one member.
@@ -86,11 +86,11 @@ pub(super) struct Balance {
     /// True if a repeated measurement had the same result although the submissions did not match it. The submissions
     /// are then slower than usual because of other members' work.
     confirmed: bool,
-    /// Time until the next sample, as a multiple of [`GroupConfig::sample_interval_ns`].
+    /// Interval between samples, as a multiple of [`GroupConfig::sample_interval_ns`].
     interval: u64,
     /// Start of the last sample, or time of the last complete measurement.
     sampled: Option<Nanos>,
-    /// Time of the last sample that was taken because of a change.
+    /// Time of the last sample that was taken because the program's work had changed.
     corrected: Option<Nanos>,
     /// Time of the last report in a measurement.
     measured: Option<Nanos>,
@@ -144,8 +144,8 @@ impl Balance {
         self.lack
     }
 
-    /// Returns the work in a report, and measures the length of submissions if the member had the card to itself for
-    /// the whole time. `members` is the number of members with work in flight.
+    /// Returns the work in a report, in ns, and measures the length of submissions if the member had the card to itself
+    /// for the whole time. `members` is the number of members with work in flight.
     pub(super) fn work(
         &mut self,
         busy_ns: u64,
@@ -223,7 +223,7 @@ impl Balance {
         mean(self.alone)
     }
 
-    /// Compares the time in flight of submissions that overlapped other members' work to the measurement and to the
+    /// Compares the time in flight of submissions that overlapped other members' work with the measurement and with the
     /// usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
@@ -286,7 +286,7 @@ impl Balance {
     }
 }
 
-/// Returns the maximum allowance that a cap accumulates, in ns.
+/// Returns the maximum allowance that accumulates under a cap, in ns.
 fn window(settings: &VgpuParams) -> i64 {
     signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
 }
@@ -355,8 +355,8 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Returns the largest lag of a group's members with work. If `now` is given, excludes members that stall at this
-    /// time.
+    /// Returns the largest lag, in ns, among a group's members with work. If `now` is given, excludes members that
+    /// stall at this time.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
         let holds =
             |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
@@ -383,8 +383,8 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the members that must wait. These are members that are ahead of another member, and members whose
-    /// latency class is worse than that of a member whose lag is at least as large.
+    /// Returns the members that must wait. A member waits if it is ahead of another member, or if a member of a better
+    /// latency class has at least the same lag.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =

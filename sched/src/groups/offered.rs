@@ -1,4 +1,4 @@
-//! Offers and reservations of turns for tenants with several cards, which are not in a group.
+//! Offers and reservations of turns for tenants with several cards. Such a tenant is not in a group.
 
 use super::{GroupTurns, Nanos, TenantId};
 

@@ -101,7 +101,7 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the time for which a tenant's turn has overrun in ns, or 0 if it does not overrun.
+    /// Returns the time in ns by which a tenant's turn has overrun, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Phase {
-    /// Work of all vGPUs runs.
+    /// Work starts when it arrives, except that of throttled vGPUs.
     Free {
         /// Time at which the phase ends if several vGPUs compete, or starts again otherwise.
         until: Nanos,

@@ -8,7 +8,7 @@ use crate::{Engine, Histogram, Scheduler};
 pub struct Outcome {
     /// Scheduler at the end of the run, with its accounts.
     pub scheduler: Scheduler,
-    /// Times from a doorbell to the start of the work, by VM.
+    /// Times from a doorbell to the start of its work, in ns, for each VM.
     pub waits: Vec<Histogram>,
     /// Number of completed rounds of each VM's streams.
     pub rounds: Vec<u64>,

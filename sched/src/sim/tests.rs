@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a submission to the guest's next doorbell, in ns.
 const THINK: Length = Length::Uniform(20_000, 60_000);
 /// Length of a kernel of the papers' `madd`, in ns.
 const MADD: u64 = MS / 2;

@@ -10,7 +10,7 @@ const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
 /// Time between two toggles in each case, in ns.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
-/// Delay from an end to its observation, in ns.
+/// Delay from the end of a submission to its observation, in ns.
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;

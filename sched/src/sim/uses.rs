@@ -20,7 +20,7 @@ pub struct Uses {
 
 impl Uses {
     /// Creates an empty record for `vms` VMs. The record covers `length` ns in intervals of `interval` ns, which must
-    /// be positive. A window must be a multiple of an interval.
+    /// be positive. The length of a window must be a multiple of `interval`.
     #[must_use]
     pub fn new(vms: usize, interval: u64, length: u64) -> Self {
         let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);

@@ -121,7 +121,7 @@ impl Guest {
 pub struct Card {
     /// Delay from a decision until the card receives the work.
     pub submit: Length,
-    /// Delay from an end on the card until the scheduler and the guest observe it.
+    /// Delay from the end of a submission on the card until the scheduler and the guest observe it.
     pub interrupt: Length,
     /// Additional duration of a copy that starts while the compute engine is busy, in permille.
     pub copy_slowdown_permille: u32,
@@ -137,7 +137,7 @@ impl Default for Card {
     }
 }
 
-/// An operator's action.
+/// A change of settings by the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
@@ -150,7 +150,7 @@ pub enum Change {
 /// Description of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// VMs. Their vGPUs are numbered from 0.
+    /// VMs, whose vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Simulated time, in ns.
     pub length: u64,
@@ -158,7 +158,7 @@ pub struct Scenario {
     pub card: Card,
     /// Initial settings of the scheduler.
     pub config: Config,
-    /// Operator's changes and their times.
+    /// The operator's changes, with their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

@@ -24,7 +24,7 @@ enum Happening {
     Given(Ticket),
     /// An engine has completed a submission. Ignored if the submission is no longer running.
     Done(Engine, Ticket),
-    /// The scheduler observes an end that occurred at the given time.
+    /// The scheduler observes that a submission ended at the given time.
     Seen(Ticket, Nanos),
     /// A killed channel has been removed from the card.
     Killed(TenantId, Channel, Engine),

@@ -1,6 +1,6 @@
 //! A second implementation of BAND as published. It follows Gdev's figure 2 line by line, divides GPUvm's budgets among
-//! the competitors, and calculates with simple fractions. The policy must make the same decisions as this model for
-//! each event.
+//! the competitors, and uses plain integer arithmetic. The policy must make the same decisions as this model for each
+//! event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -98,7 +98,7 @@ impl Published {
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The budgets of the unbounded virtual GPUs and the expected use of the others add up to one period.
+        // The budgets of the unbounded virtual GPUs and the expected use of the bounded ones add up to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));

@@ -9,7 +9,7 @@ use proptest::test_runner::RngSeed;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a submission to the guest's next doorbell, in ns.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
@@ -35,7 +35,7 @@ fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// Returns a guest that occasionally does a little work.
+/// Returns a guest that occasionally submits a short kernel.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }

@@ -33,7 +33,7 @@ fn near(parts: &[f64], wanted: [f64; 2]) -> bool {
 #[test]
 fn copies_are_divided_by_their_own_weights() {
     for policy in [PolicyKind::Band, PolicyKind::Credit] {
-        // Compute shares are equal, and copy shares are 3:1, for any length of the copies.
+        // Compute shares are equal, and copy shares are 3:1, regardless of the lengths of the copies.
         let guests = vec![both(share(100, weight(300)), MS), both(share(100, CopyShare::AS_COMPUTE), 3 * MS)];
         let outcome = run(&Scenario::new(Config { policy, ..Config::default() }, 10 * SECOND, guests), 7).unwrap();
         let (compute, copies) = (parts(&outcome, Engine::Compute), parts(&outcome, Engine::Copy0));

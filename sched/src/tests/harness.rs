@@ -45,7 +45,7 @@ pub(super) struct Harness {
     /// Work that waits for something other than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// Delay until an end is observed, in ns.
+    /// Delay from the end of a submission to its observation, in ns.
     pub(super) latency: u64,
 }
 
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the time and the engine of the next end to be observed.
+    /// Returns the time at which the end of a submission is next observed, and the submission's engine.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;

@@ -169,7 +169,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // Another vGPU could have used the engine in this case.
+            // The other vGPU now has work, so it could have used the engine.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");

@@ -9,14 +9,14 @@
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which another offer to the same tenant again prevents offers to other tenants, if the tenant
-/// has not had a turn since then.
+/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
+/// tenants.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// Next slice of a tenant that keeps its turn.
 pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
-    /// Scheduler with that slice.
+    /// Copy of the scheduler in which this slice has started.
     pub(super) after: Scheduler,
     /// Events that lead from the current scheduler to `after`, with their decisions.
     pub(super) steps: [(Event, Vec<Decision>); 2],

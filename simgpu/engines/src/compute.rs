@@ -1,4 +1,4 @@
-//! Compute, class 0x90c0: executes grids of sm_20 code.
+//! The compute engine, class 0x90c0: executes grids of sm_20 code.
 //!
 //! Methods set a grid's parameters. LAUNCH freezes them and starts the grid, on worker threads if the card has any. The
 //! engine is busy and executes no further methods until the grid ends, as if WAIT_FOR_IDLE preceded every method.

@@ -159,7 +159,7 @@ pub(crate) enum State {
     Graph(Box<copy::m2mf::Registers>, Box<compute::Registers>),
 }
 
-/// An engine.
+/// An engine that executes methods.
 pub trait Engine: Send {
     /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
@@ -195,6 +195,6 @@ pub trait Engine: Send {
     /// Loads a channel's state. The state of a different engine kind is treated as that of a new channel.
     fn load(&mut self, state: ContextState);
 
-    /// Drops state and pending work.
+    /// Drops the channel's state and pending work.
     fn reset(&mut self);
 }

@@ -177,7 +177,7 @@ impl Mmu {
         self.session(memory, space, access).translate(va, write)
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `va` into `data`.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
@@ -192,7 +192,7 @@ impl Mmu {
         self.session(memory, space, access).read(va, data)
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `va`.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.

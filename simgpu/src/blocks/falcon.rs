@@ -141,7 +141,7 @@ impl CopyFalcons {
     }
 }
 
-/// Returns true if a falcon asserts its line to PMC.
+/// Returns true if a falcon asserts its interrupt line to PMC.
 pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
     let word = |register: u32| cx.storage.peek(register + STRIDE * unit);
     let dispatch = word(INTR_DISPATCH::OFFSET);

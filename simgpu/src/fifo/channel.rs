@@ -116,7 +116,7 @@ impl Fifo {
             | CHANNEL_STATE::PENDING.encode(u32::from(channel.runnable() && channel.has_work))
     }
 
-    /// Handles a write to the channel's instance register.
+    /// Binds or unbinds the channel, as specified by the value written to its instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
         // A new binding replaces the previous one. The previous channel's state is lost unless it was saved.
@@ -140,7 +140,7 @@ impl Fifo {
         self.wake(id);
     }
 
-    /// Handles a write to the channel's state register.
+    /// Enables or disables the channel, as specified by the value written to its state register.
     pub(crate) fn control(&mut self, number: u32, value: u32, cx: &Cx) {
         let Some(channel) = self.channels.get_mut(number as usize) else { return };
         let started = CHANNEL_STATE::ENABLED.is_set(value) && !channel.enabled();

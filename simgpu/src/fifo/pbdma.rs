@@ -182,7 +182,7 @@ impl Fifo {
         progress
     }
 
-    /// Returns true if the PBDMA is disabled, or if the scheduler must not use its engines.
+    /// Returns true if the PBDMA is disabled, or if the scheduler must not use any of its engines.
     pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {

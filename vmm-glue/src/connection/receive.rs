@@ -149,7 +149,7 @@ impl Receive {
         }
     }
 
-    /// Adds received bytes. Returns the number of descriptors closed because they cannot belong to any message.
+    /// Adds received bytes. Returns the number of descriptors closed because too many sets are already waiting.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {

@@ -1,4 +1,4 @@
-//! Handles all messages of a client except for region accesses, which `regions` handles.
+//! Executes all messages of a client, except for region accesses, which `regions` executes.
 
 use std::sync::Arc;
 

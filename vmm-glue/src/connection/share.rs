@@ -47,7 +47,7 @@ pub(super) struct ShareCheck {
 }
 
 impl ShareCheck {
-    /// Restarts the check for all memory whose sharing is unknown.
+    /// Restarts the check for all memory whose sharing state is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {

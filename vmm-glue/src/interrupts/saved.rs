@@ -27,7 +27,8 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Clears raised interrupts and masks, as on a reset. A redundant unmask by the client is harmless.
+    /// Clears the pending interrupts, the INTx level and the INTx mask, as on a reset. A redundant unmask by the client
+    /// is harmless.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);

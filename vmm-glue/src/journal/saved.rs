@@ -1,4 +1,4 @@
-//! The contents of a journal, and the code that the next process uses to read them.
+//! The contents of a journal, and their restoration in the next process.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Simulates cards that grant turns, the messages between the cards, and programs whose kernels wait for their peers on
-//! other cards.
+//! Simulates cards that grant turns, the messages between the cards, and programs whose kernels wait for peer kernels
+//! on other cards.
 //!
 //! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
 //! all ranks have submitted it. Until then, it spins on the cards to which it was submitted, so the turns on these
@@ -29,7 +29,7 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
-    /// Creates a tenant with a program that always has work.
+    /// Creates a tenant whose program always has work.
     pub(super) fn flood(cards: &[u32], weight: u32, kernel_ns: u64) -> Self {
         let (cards, params) = (cards.to_vec(), VgpuParams::weight(weight));
         Self { cards, params, kernel_ns, ahead: 2, kernels: u64::MAX, burst: None }
@@ -88,7 +88,7 @@ impl Program {
 pub(super) struct World {
     pub(super) cards: BTreeMap<u32, GangTurns>,
     pub(super) programs: BTreeMap<TenantId, Program>,
-    /// Messages in transit, with their arrival times.
+    /// Messages in transit on each link, with their arrival times in ns.
     pub(super) links: BTreeMap<(u32, u32), VecDeque<(u64, Message)>>,
     pub(super) now: u64,
     pub(super) random: Random,
@@ -217,7 +217,7 @@ impl World {
         match &mut rank.gate {
             Gate::Open if may => rank.submitted += 1,
             Gate::Closing(left @ 1..) if may => (*left, rank.submitted) = (*left - 1, rank.submitted + 1),
-            // The program runs, but the card's owner does not process its messages.
+            // The program runs, but the card's stopped owner processes no messages.
             _ if is_stopped => return false,
             Gate::Open if is_idle && !has_work => {
                 (rank.gate, rank.asked) = (Gate::Closed, false);

@@ -208,7 +208,7 @@ impl Block {
         Ok(())
     }
 
-    /// Releases the warps at a barrier once all have arrived.
+    /// Releases the warps at a barrier once all expected warps have arrived.
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();

@@ -1,4 +1,4 @@
-//! The card's VRAM: a single anonymous mapping without swap reservation, so that untouched memory uses no host memory.
+//! The card's VRAM: a single sparse mapping, in which untouched memory uses no host memory.
 
 use super::BusError;
 use nvspec::addr::VramAddr;
@@ -149,7 +149,7 @@ impl Vram {
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
-    /// Reads bytes.
+    /// Reads the bytes at `address` into `data`.
     ///
     /// # Errors
     /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is read in this case.
@@ -160,7 +160,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Writes bytes.
+    /// Writes `data` to `address`.
     ///
     /// # Errors
     /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. Nothing is written in this

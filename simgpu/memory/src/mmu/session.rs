@@ -195,7 +195,7 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Bytes without a memory target read as 0xff.
+    /// Reads the bytes at `va` into `data`. Bytes without a memory target read as 0xff.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. `data` may then be partially filled.
@@ -214,7 +214,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. Writes without a memory target are lost.
+    /// Writes `data` to `va`. Writes without a memory target are lost.
     ///
     /// # Errors
     /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.

@@ -1,4 +1,4 @@
-//! Handles clients that withdraw memory while it is mapped in this process.
+//! Protects this process from clients that withdraw memory while it is mapped here.
 //!
 //! A client can truncate an unsealed file after this process has mapped it, or the host can fail to load a page. The
 //! next access then raises `SIGBUS`, which would kill the process, and with it the devices of all other clients. The

@@ -58,7 +58,7 @@ impl Rig {
         rig
     }
 
-    /// Sets a page table entry.
+    /// Sets the page table entry of address `va`.
     pub(super) fn page(&mut self, va: u64, pte: u64) {
         let entry = BusAddr::Vram(VramAddr(TABLE + va / 0x1000 * 8));
         self.memory.write(entry, &pte.to_le_bytes()).expect("table");

@@ -1,4 +1,5 @@
-//! A copy in progress, which copies lines between surfaces, optionally remaps elements, and then runs the completion.
+//! A job of a copy engine or M2MF, which copies lines between surfaces, optionally remaps elements, and then runs the
+//! completion.
 //!
 //! Lines, and bytes within a line, are copied in ascending order. Overlapping copies are therefore well-defined: they
 //! read bytes that they have already written. GUESS: the hardware copies bursts in this order. Drivers do not issue
@@ -70,7 +71,7 @@ impl Completion {
         self.semaphore.is_none() && !self.interrupt
     }
 
-    /// Performs the actions.
+    /// Performs the completion's actions.
     ///
     /// # Errors
     /// Returns [`EngineError::Fault`] if the semaphore is not writable.

@@ -17,7 +17,7 @@ use nvspec::class::{data_error, id, m2mf9039 as methods};
 const FIRST_METHOD: u32 = methods::NOP;
 const WORDS: usize = ((methods::TILING_POSITION_OUT_Y - FIRST_METHOD) / 4 + 1) as usize;
 
-/// M2MF.
+/// The M2MF engine.
 #[derive(Debug, Default)]
 pub struct M2mf {
     registers: Registers,

@@ -163,7 +163,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Generates assembly. R10 contains the number, R0 the thread index, and R9 the address of the result.
+/// Generates assembly. R10 contains the thread's number, R0 the thread index, and R9 the address of the result.
 struct Compiler {
     text: String,
     labels: usize,

@@ -1,4 +1,4 @@
-//! Integer, logic and move instructions of one thread, computed with 128-bit integers and bit by bit.
+//! Integer, logic and move instructions of one thread, computed with 128-bit integers or bit by bit.
 
 use super::{Cc, Env, Thread};
 use sm20::{

@@ -54,7 +54,7 @@ enum Space {
     Constant,
 }
 
-/// Contents of all memory.
+/// Contents of global, shared, and local memory.
 struct Bytes {
     global: Vec<u8>,
     shared: Vec<u8>,
