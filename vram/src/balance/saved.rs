@@ -1,4 +1,4 @@
-//! Saved form of the balancer and its information about VMs and chunks. Times are those of the caller's clock.
+//! Saved form of the balancer and its information about VMs and chunks. Times are in ns of the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -35,7 +35,7 @@ pub(crate) struct SavedKnown {
     pub(crate) pins: Vec<u32>,
 }
 
-/// Operator's settings.
+/// Saved form of the balancer's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedConfig {
     policy: SavedPolicy,
@@ -96,7 +96,7 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// Returns an error if the saved state refers to nonexistent VMs or chunks.
+    /// Returns an error if the saved state is unsorted or invalid, or contradicts the VRAM sizes of the VMs in `table`.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))

@@ -62,7 +62,7 @@ pub struct HostSummary {
     pub used: u32,
     /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,
-    /// Number of free slots that are not zeroed yet.
+    /// Number of slots without an owner that are not zeroed yet, including slots that are being scrubbed.
     pub to_scrub: u32,
     /// Number of unusable slots that the card may still access on behalf of their last owner. They count as used.
     pub quarantined: u32,

@@ -48,8 +48,8 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, which must not exceed the quota. At most the number of guest chunks is
-    /// reserved.
+    /// Number of chunks guaranteed on the card, which must not exceed the quota. If it exceeds the number of guest
+    /// chunks, only that number is reserved.
     pub guarantee: u32,
     /// Maximum number of chunks in host memory, whether evicted or placed there.
     pub swap_cap: u32,

@@ -56,8 +56,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Moves a guest chunk from the reserve back to its VM's card chunks. The caller has checked that a card chunk is
-    /// available.
+    /// Moves a guest chunk from the reserve back to its VM's card chunks. Returns [`Error::Full`] if no card chunk is
+    /// available for the VM.
     pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {

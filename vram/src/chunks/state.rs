@@ -25,7 +25,7 @@ pub enum Tier {
     Host,
 }
 
-/// Location of a byte in one of the memories.
+/// Location of a byte on the card or in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Address on the card.

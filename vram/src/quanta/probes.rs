@@ -56,7 +56,7 @@ enum State {
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe is running.
     Trying(Trial),
-    /// Quanta help. The next probe starts after `left` quanta.
+    /// Quanta help. This result expires after `left` quanta.
     Found { left: u32 },
 }
 
@@ -85,7 +85,7 @@ impl Trial {
     }
 }
 
-/// Result at the end of a quantum.
+/// Decision at the end of a quantum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Quanta continue.

@@ -59,7 +59,7 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the number of bytes to copy when the turn changes. For each working set, the part that does not fit is
+    /// Returns the number of bytes to copy when the turn changes. The part of the next working set that does not fit is
     /// returned to the card, and the same number of bytes is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
