@@ -16,7 +16,7 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Maximum length of an attribute value or a taint value, in bytes.
 const MAX_VALUE: usize = 64;
-/// Number of equal parts of a card. A request without a capacity gets one part.
+/// Number of equal parts of a card, of which a request without a capacity gets one.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
@@ -72,7 +72,7 @@ pub struct Offer {
     pub chunk_mib: u64,
     /// Reason why the card cannot be used for new claims, if any.
     pub trouble: Option<Trouble>,
-    /// The daemon's explanation of this reason, if any.
+    /// Explanation of this reason, if any.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }

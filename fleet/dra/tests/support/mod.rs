@@ -156,7 +156,7 @@ impl Node {
         assert!(text[..length].starts_with(b"READY=1"), "{}", self.log("daemon.log"));
     }
 
-    /// Returns the command of the driver.
+    /// Returns the command that starts the driver.
     pub fn driver(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"));
         command
@@ -247,7 +247,7 @@ pub async fn connect(socket: &Path) -> Channel {
     until("a socket that is served", async || endpoint.connect().await.ok()).await
 }
 
-/// A kubelet, after registration.
+/// A kubelet that has registered the driver.
 pub struct Kubelet {
     pub channel: Channel,
     old: bool,
