@@ -61,13 +61,13 @@ const NOT_SUPPORTED: i32 = 801;
 pub enum Fault {
     /// The message is invalid. The program loses its context.
     Malformed,
-    /// The call fails with this result, because the object does not exist or could not be created.
+    /// The call fails with this result code, for example because an object does not exist.
     Refused(i32),
 }
 
 /// Looks up the objects that handles refer to.
 pub trait Handles {
-    /// Returns the driver's handle.
+    /// Returns the driver's handle for a guest's handle.
     ///
     /// # Errors
     /// Returns an error if the object does not exist.
@@ -147,8 +147,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns true if objects of this kind are destroyed together with their owner: functions with their module or
-/// library, mipmap levels with their array, and nodes with their graph.
+/// Returns true if objects of this kind are destroyed together with their owner, for example functions with their
+/// module or library, mipmap levels with their array, and nodes with their graph.
 fn ends_with(kind: Kind, owner: Kind) -> bool {
     matches!(
         (kind, owner),

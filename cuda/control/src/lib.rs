@@ -252,7 +252,7 @@ pub enum Request {
     /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times are on
     /// the owner's clock.
     View {
-        /// Start of the first interval.
+        /// Earliest start of an interval.
         since_ns: u64,
     },
 }
@@ -389,7 +389,7 @@ pub struct GangView {
     pub runs: bool,
     /// Set if this card waits for the tenant's other cards.
     pub is_offered: bool,
-    /// Number of turns.
+    /// Number of the tenant's turns.
     pub turns: u64,
     /// Number of turns that did not begin because other cards were not free in time.
     pub cancelled: u64,

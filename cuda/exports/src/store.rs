@@ -131,7 +131,7 @@ pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i3
 fn find(context: u64, key: u64) -> Result<u64, i32> {
     let context = named(context)?;
     let changes = CHANGES.load(Ordering::Acquire);
-    // Works in an exiting thread too, because the cache has no destructor.
+    // This also works in an exiting thread, because the cache has no destructor.
     CACHE.with(|cache| {
         let cached = &cache[place(context, key)];
         let known = cached.get();

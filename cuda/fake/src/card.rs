@@ -192,8 +192,8 @@ pub fn is_late(card: usize) -> bool {
     visible().contains(&card) && !at_start().contains(&card)
 }
 
-/// Returns the cards that this process saw at first, in the order of its devices. The first call, in `cuInit`, reads
-/// `CUDA_VISIBLE_DEVICES`.
+/// Returns the cards that were initially visible to this process, in the order of its devices. The first call, in
+/// `cuInit`, reads `CUDA_VISIBLE_DEVICES`.
 fn at_start() -> &'static [usize] {
     static VISIBLE_CARDS: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE_CARDS.get_or_init(|| {
@@ -202,7 +202,7 @@ fn at_start() -> &'static [usize] {
         for entry in list.split(',').map(str::trim) {
             let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
             let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
-            // Like NVIDIA's driver, ignore the list from the first invalid or repeated entry.
+            // Like NVIDIA's driver, stop at the first invalid or repeated entry.
             let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
             seen.push(found);
         }
@@ -232,7 +232,7 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Acquires a lock for this process. Processes that query the lock's holder get its process ID in their own namespace.
+/// Acquires a lock for this process. Processes that query the lock get the holder's process ID in their own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
