@@ -1,7 +1,8 @@
 //! Worker side: decodes and checks the arguments of calls, and encodes their results.
 //!
 //! The decoder works on a private copy of the words. Each length and count is checked against the number of available
-//! words and against the free space of the [`Arena`]. Handles are looked up. The driver checks card addresses.
+//! words and against the free space of the [`Arena`]. Handles are replaced with the driver's. Addresses must not be in
+//! the worker's memory. The driver checks card addresses.
 
 use crate::boxes::{ARRAY, BoxCopy, End, WORDS_2D, WORDS_3D};
 use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};

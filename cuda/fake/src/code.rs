@@ -123,7 +123,7 @@ unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, b
     unsafe { put(offset, Ok(8 * index)) }
 }
 
-/// Returns the number of blocks that fit on a multiprocessor of 2048 threads.
+/// Returns the number of blocks that fit on a multiprocessor with 2048 threads.
 fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     match either(function) {
         None => Err(INVALID_HANDLE),
@@ -242,7 +242,7 @@ api! {
     context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
         put(size, clusters(function, config).map(|_| 8))
     }
-    // In this fake, a map is a copy of its arguments.
+    // In this fake, a tensor map is a copy of the call's arguments.
     any cuTensorMapEncodeTiled(
         map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
         block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int

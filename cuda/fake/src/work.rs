@@ -292,7 +292,7 @@ impl Stream {
     }
 }
 
-/// Handles a call that invalidates captures in global mode, unless the calling thread's mode is relaxed.
+/// Invalidates captures in global mode, unless the calling thread's mode is relaxed.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {
