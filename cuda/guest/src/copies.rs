@@ -328,8 +328,8 @@ fn batch(frame: &Frame) -> i32 {
     code(copy_batch(frame, 7))
 }
 
-/// Handles the first version of the call, which also returns the index of the failed copy. Returns `SIZE_MAX`, which
-/// means that the failure is not specific to a copy.
+/// Handles the first version of the call, which also returns the index of the failed copy. This index is always
+/// `SIZE_MAX`, which means that the failure is not specific to one copy.
 fn batch_with_failure(frame: &Frame) -> i32 {
     let result = code(copy_batch(frame, 8));
     if result != 0 {
