@@ -21,7 +21,8 @@ pub struct New {
 }
 
 impl New {
-    /// Returns true for card memory to be zeroed, because zeroing it takes less time than the wait for the card.
+    /// Returns true if the piece is card memory that must be zeroed. Zeroing such a piece takes less time than waiting
+    /// for the card.
     pub fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -220,7 +221,7 @@ impl Vault {
         }
     }
 
-    /// Copies pieces and waits for the copies to complete.
+    /// Copies each first piece to the second piece of its pair, and waits for the copies to complete.
     pub fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
-    /// Start times of the served processes, keyed by process ID. Each is read only once.
+    /// Start times of the served processes, keyed by process ID. Each start time is read only once.
     kept: BTreeMap<u32, Option<String>>,
     alive: Vec<u32>,
 }

@@ -22,7 +22,7 @@ struct Card {
     quanta: Quanta,
     links: GangQuanta,
     tenants: Vec<TenantId>,
-    /// End of the copies for the current quantum.
+    /// Time in ns at which the copies for the current quantum end.
     loaded_at: Option<u64>,
 }
 
