@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// Minimum time between two writes without a new strike, in ns.
 const INTERVAL_NS: u64 = 1_000_000_000;
-/// Maximum size of the file in bytes. A larger file is not read. The accounts of a thousand tenants take a few MiB.
+/// Maximum number of bytes to read from the file. The accounts of a thousand tenants take a few MiB.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The file with the accounts. It is written at most once per second, and immediately after a strike, so that a tenant

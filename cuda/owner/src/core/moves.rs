@@ -1,9 +1,10 @@
 //! Tenants that move to or from another card.
 //!
-//! The owner of the first card evicts the tenant's chunks. Then each program closes its gate and unmaps its chunks, and
-//! connects to the owner of the other card, which makes the driver restore the program there. The program then reports
-//! its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending requests to both
-//! owners in turn. If its requests to the first owner stop, that owner keeps the tenant.
+//! The owner of the first card evicts the tenant's chunks. Then each program closes its gate, unmaps its chunks, and
+//! connects to the owner of the other card. That owner makes the driver restore the program on its card. The program
+//! then reports its chunks to the new owner, as after a restart of an owner. The daemon drives the move by sending
+//! requests to both owners in turn. If the daemon stops sending requests to the first owner, that owner keeps the
+//! tenant.
 
 use super::sessions::Session;
 use super::types::{Action, SessionId, TenantSpec};
@@ -88,7 +89,7 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        // An earlier obstacle concerns a program that could not move here.
+        // An obstacle from before this departure is about a program that could not move here.
         if let Some(obstacle) = tenant.obstacle.take().filter(|_| self.deadlines.is_set(Deadline::Departure(id))) {
             return Err(obstacle);
         }
@@ -139,8 +140,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns the processes of a tenant that are on this card and have reported their memory, those of them that have
-    /// moved, and the last reason why a process could not move here.
+    /// Returns the process IDs of a tenant's processes that are on this card and have reported their memory, the times
+    /// of completed moves among them, and the last reason why a process could not move here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
@@ -196,7 +197,7 @@ impl Core {
         }
     }
 
-    /// Handles a process's reply to a request to leave.
+    /// Records a process's reply to a request to leave.
     pub(super) fn has_left(&mut self, id: SessionId, tenant: TenantId, obstacle: Option<Obstacle>) {
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.departure == Departure::Asked) else {
@@ -233,7 +234,7 @@ impl Core {
         }
     }
 
-    /// Handles a process that arrives from another card.
+    /// Starts to move a process that has connected from another card.
     pub(super) fn elsewhere(&mut self, id: SessionId, from: [u8; 16]) {
         match self.sessions.get_mut(&id) {
             Some(session) if session.adopts && !session.fetching && session.version >= VERSION_VISIBLE_CARDS => {
@@ -287,7 +288,7 @@ impl Core {
         let is_on_card = |tenant, index| self.where_is(tenant, index).is_some_and(|(_, of)| of != Memory::Host);
         let known = self.sessions.get(&id).and_then(|session| Some((session.tenant?, &session.chunks)));
         if known.is_none_or(|(tenant, chunks)| chunks.values().any(|index| is_on_card(tenant, *index))) {
-            // It has not unmapped its memory.
+            // The process has not unmapped its memory.
             return self.end(id, End::Violation);
         }
         // The process keeps its chunks, which another owner serves.
