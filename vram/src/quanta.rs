@@ -67,7 +67,7 @@ impl FromStr for Mode {
     }
 }
 
-/// Settings of time quanta.
+/// Settings of quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
     /// Condition for quanta.

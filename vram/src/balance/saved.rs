@@ -15,9 +15,9 @@ pub struct SavedBalancer {
     pub(crate) phase: u64,
     /// Information about VMs, sorted by VM number.
     pub(crate) known: Vec<SavedKnown>,
-    /// VM number and time of the last submission or memory request in ns, sorted by VM number.
+    /// Number of each VM and time in ns of its last submission or memory request, sorted by VM number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Time in ns and destination of planned moves, keyed by VM and chunk.
+    /// Time in ns and destination of each planned move, with its VM and chunk as the key.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,

@@ -90,7 +90,8 @@ pub struct VmSummary {
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card, which is the minimum of its guarantee and its guest's VRAM.
+    /// Number of chunks guaranteed to the VM on the card, which is its guarantee or the size of its guest's VRAM,
+    /// whichever is lower.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

@@ -5,8 +5,8 @@ use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets aside `chunks` card chunks for evictions, including those already in use. VMs and the mediator cannot get
-    /// them. Lowering the number releases the difference, but removes no chunk in use.
+    /// Sets aside `chunks` card chunks for evictions, including those that evictions already use. VMs and the mediator
+    /// cannot get them. Lowering the number releases the difference, but removes no chunk in use.
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if too few chunks are spare, and changes nothing.
