@@ -262,7 +262,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server enforces these relations.
+            // The API server rejects slices that violate these conditions.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }

@@ -40,7 +40,7 @@ struct Objects {
     broken: bool,
 }
 
-/// A handle of the server. Clones share the server's objects.
+/// A handle to the server. All clones share the server's objects.
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 

@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// Time limit of a wait.
+/// Time limit for each wait.
 // TIMEOUT: reached only if a test fails.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -68,7 +68,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node whose daemon configuration contains `tables`. Only the API server runs.
+    /// Creates a node whose daemon configuration contains `tables`. Of the node's processes, only the API server runs
+    /// yet.
     pub async fn new(tables: &str) -> Self {
         // Socket paths must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
