@@ -16,7 +16,7 @@ pub struct Lane {
     pub context: u64,
     /// Stream handle, or 0 for the context's default stream.
     pub stream: u64,
-    /// Set if the call used the per-thread variant.
+    /// Set if the program called the per-thread variant of the function.
     pub per_thread: bool,
 }
 

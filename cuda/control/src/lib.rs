@@ -106,7 +106,7 @@ pub struct Rules {
     pub return_ns: u64,
     /// Minimum time before a moved chunk can be moved back.
     pub settle_ns: u64,
-    /// Time without work after which a tenant yields to working tenants.
+    /// Time without work after which a tenant yields to tenants with work.
     pub idle_ns: u64,
     /// Rules for quanta.
     pub quanta: Quanta,
@@ -119,16 +119,16 @@ pub struct Quanta {
     pub mode: String,
     /// Length of the window over which traffic is measured.
     pub window_ns: u64,
-    /// Traffic above which tenants are considered thrashing, in thousandths of the bytes that can be copied within the
-    /// window.
+    /// Traffic above which tenants are considered to be thrashing, in thousandths of the bytes that can be copied
+    /// within the window.
     pub on_permille: u32,
     /// Free fraction of the card's memory at which quanta end, in thousandths.
     pub margin_permille: u32,
     /// Length of a quantum, as a multiple of the duration of the copies at its start.
     pub factor: u32,
-    /// Shortest quantum.
+    /// Minimum length of a quantum.
     pub min_ns: u64,
-    /// Longest quantum.
+    /// Maximum length of a quantum.
     pub max_ns: u64,
 }
 
@@ -141,7 +141,7 @@ pub struct MemoryShare {
     pub guarantee: u64,
     /// Maximum amount of data in host memory.
     pub swap_cap: Option<u64>,
-    /// Weight while memory is scarce.
+    /// Weight that applies while memory is scarce.
     pub weight: u32,
     /// Policy when the card is full: `swap`, `queue` or `refuse`.
     pub on_full: String,
@@ -288,9 +288,9 @@ pub enum Answer {
     Arrived {
         /// Processes that use this card and have reported their memory.
         here: Vec<u32>,
-        /// Reason why a process's move has failed since the last query, or `None`.
+        /// Reason why the move of a process has failed since the last query, or `None` if no move has failed.
         failed: Option<String>,
-        /// Times of the processes that have come from another card and use this card.
+        /// Times of the moves of processes that have come from another card and now use this card.
         #[serde(default)]
         times: Vec<ArrivalTimes>,
     },
@@ -437,7 +437,8 @@ pub struct SharingView {
     pub is_together: bool,
     /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,
-    /// The tenant's share minus its work, in ns. Negative if its work exceeds its share.
+    /// Card time in ns to which the tenant's share entitles it, minus the card time of its work. Negative if its work
+    /// exceeds its share.
     pub lack_ns: i64,
     /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While such programs
     /// exist, the tenant gets exclusive turns.

@@ -96,7 +96,7 @@ pub fn tag() -> u16 {
     CLIENT.get().map_or(0, |client| client.tag)
 }
 
-/// Handles an illegal access by this process's work.
+/// Reports an illegal access by this process's work: all later calls fail, and the server is notified, if any.
 pub fn fault() {
     lose(ILLEGAL_ADDRESS);
     if let Some(client) = CLIENT.get() {

@@ -292,7 +292,8 @@ impl Stream {
     }
 }
 
-/// Invalidates captures in global mode, unless the calling thread's mode is relaxed.
+/// Unless the calling thread's mode is relaxed, invalidates all captures in global mode. Returns
+/// [`CAPTURE_UNSUPPORTED`] if there are any.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {

@@ -1,6 +1,7 @@
 //! The exported functions. Each function loads its symbol index, and calls [`dispatch`] with its arguments.
 //!
-//! UNSAFETY: functions with unknown signatures; arguments are read from registers and the stack as each call requires.
+//! UNSAFETY: exports functions without their real signatures, and reads arguments from registers and the stack as each
+//! call requires.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]

@@ -52,7 +52,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
 }
 
 fn give_back(address: u64) {
-    // Free memory at an address that cannot be used.
+    // Free an allocation at an address that the program uses for other memory.
     let _ = invoke(index!("cuMemFree_v2+"), &[address]);
 }
 
