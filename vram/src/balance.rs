@@ -15,9 +15,9 @@
 //! # Returns
 //! Every [`Config::return_interval_ns`], the balancer assigns spare card chunks to VMs with chunks in host memory,
 //! starting with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its
-//! entitlement exchanges a chunk with a VM below its entitlement, but only if one of them differs from its entitlement
-//! by at least one chunk. As a result, every VM stays within one chunk of its entitlement, and no exchange undoes an
-//! earlier one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
+//! entitlement exchanges a chunk with a VM below its entitlement. At least one of the two must differ from its
+//! entitlement by a chunk or more. As a result, every VM stays within one chunk of its entitlement, and no exchange
+//! undoes an earlier one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
 
 mod active;
 mod config;

@@ -329,7 +329,7 @@ impl ChunkTable {
     }
 
     /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it. If it has an
-    /// owner, this takes effect when it loses its owner. An excluded chunk or slot still counts as used.
+    /// owner, it is excluded once it has lost that owner. An excluded chunk or slot still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());

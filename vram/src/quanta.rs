@@ -178,7 +178,7 @@ pub struct Quanta {
     granted: u64,
     /// True if the last quantum was given to a member that had not waited the longest.
     went_first: bool,
-    /// Current quantum and its start time in ns, which is `None` while memory is being copied for it.
+    /// Current quantum, and its start time in ns. The time is `None` while memory is being copied for the quantum.
     turn: Option<(Turn, Option<u64>)>,
     /// Time at which the working sets began to fit together during quanta, in ns.
     fits_since: Option<u64>,
@@ -298,9 +298,9 @@ impl Quanta {
         self.unready = unready;
     }
 
-    /// Returns true if the quantum should not start yet although its copies are complete, because the holder has
-    /// several cards and its memory is not ready on one of them. Other VMs with work wait for this for at most three
-    /// times the quantum's length, because the owner of another card may be stopped.
+    /// Returns true if the quantum should not start yet although its copies are complete: the holder has several cards,
+    /// and its memory is not ready on one of them. Other VMs with work wait for this for at most three times the
+    /// quantum's length, because the owner of another card may be stopped.
     #[must_use]
     pub fn waits_for_cards(&self, now_ns: u64) -> bool {
         let turn = self.turn().filter(|turn| self.unready.contains(&turn.holder));
@@ -308,7 +308,7 @@ impl Quanta {
         turn.is_some_and(|turn| waited_ns < turn.quantum_ns.saturating_mul(3))
     }
 
-    /// Returns a VM's state, for the other cards of a tenant with several cards.
+    /// Returns a VM's state, to be sent to the other cards of a tenant with several cards.
     #[must_use]
     pub fn state(&self, vm: TenantId, now_ns: u64) -> QuantumState {
         let Some((turn, since)) = self.turn.as_ref().filter(|(turn, _)| turn.members.contains(&vm)) else {

@@ -334,7 +334,7 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // The members of a quantum wait anyway. For them, the moves complete earlier if all evictions precede all
+        // During a quantum, its members wait in any case, and all moves complete earlier if all evictions precede all
         // returns. Outside a quantum, exchange one pair of chunks at a time, so that VMs are blocked only briefly.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
