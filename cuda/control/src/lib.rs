@@ -309,7 +309,8 @@ pub struct ArrivalTimes {
     pub checkpoint_us: u64,
     /// Time that the driver took to restore the process on this card.
     pub restore_us: u64,
-    /// Time from the process's connection until the owner had mapped its chunks and the driver had restored it.
+    /// Time from the process's connection until the owner had mapped the process's chunks and the driver had restored
+    /// the process.
     pub arrive_us: u64,
     /// Number of the process's chunks.
     pub chunks: u64,
@@ -362,7 +363,7 @@ pub struct TenantView {
     pub suspended: u64,
     /// The tenant's last abandoned programs (at most 4), oldest first.
     pub given_up: Vec<GivenUp>,
-    /// Time by which the tenant's turn exceeds its limit, or 0 if it is within its limit.
+    /// Time by which the tenant's turn exceeds its limit, or 0 if the turn is within the limit.
     pub overrun_ns: u64,
     /// The tenant's processes with unaccounted card memory: process ID, program name and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,

@@ -5,11 +5,10 @@
 //! imported it. Memory kept alive only by a descriptor is in use, but is not charged to any process. The same applies
 //! to managed memory.
 //!
-//! To simulate a reset after an uncorrectable memory error (Xid 48) or by an operator, the file `lost` in a card's
-//! folder contains the number of the last allocation before the reset. All allocations up to this number are lost, and
-//! all later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later
-//! are not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a
-//! reset.
+//! The file `lost` in a card's folder simulates a reset after an uncorrectable memory error (Xid 48) or by an operator.
+//! It contains the number of the last allocation before the reset. All allocations up to this number are lost, and all
+//! later calls fail with `CUDA_ERROR_ECC_UNCORRECTABLE` in processes that had a context. Processes that start later are
+//! not affected. While the file `broken` exists, the card rejects new contexts, like a card that still needs a reset.
 //!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -177,9 +176,9 @@ pub fn visible() -> &'static [usize] {
     moved.unwrap_or_else(at_start)
 }
 
-/// Returns the time after which imports fail, if this process was restored on a card whose folder has the file
-/// `unimportable`: a card on which the driver restores processes but imports no memory for them. The file may contain
-/// the time in milliseconds.
+/// Returns the time after which imports fail if this process was restored on a card with the file `unimportable` in its
+/// folder. The driver can restore processes on such a card, but cannot import memory for them. The file may contain the
+/// time in milliseconds.
 pub fn unimportable_after() -> Option<Duration> {
     MOVED.read().unwrap_or_else(PoisonError::into_inner).as_ref()?;
     let card = all().get(*visible().first()?)?;

@@ -137,7 +137,7 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
     let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
     either(function).ok_or(INVALID_HANDLE)?;
     let count = if config.attributes.is_null() { 0 } else { config.attribute_count as usize };
-    // Each attribute has 72 bytes: its number and, from byte 8 on, its value, here three dimensions.
+    // Each attribute has 72 bytes: its number at byte 0, and its value (here three dimensions) from byte 8 on.
     let attributes = (0..count).map(|n| unsafe { config.attributes.cast::<[u32; 18]>().add(n).as_ref() });
     let sizes = attributes.flatten().find(|words| words[0] == 4).ok_or(INVALID_VALUE)?;
     let blocks = sizes[2..5].iter().product::<u32>();

@@ -281,7 +281,7 @@ unsafe fn write(text: &[u8], to: *mut c_char, bytes: u32) -> i32 {
     SUCCESS
 }
 
-/// Stores a value, or returns its error.
+/// Stores the value and returns success, or returns the error in `value`.
 ///
 /// # Safety
 /// `to` must be null or writable.

@@ -62,7 +62,7 @@ fn refuse(_: &Frame) -> i32 {
     NOT_SUPPORTED
 }
 
-/// Handles a call, given its symbol index, its six register arguments, and the address of its stack arguments.
+/// Executes a call, given its symbol index, its six register arguments, and the address of its stack arguments.
 extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) -> i32 {
     if fork::is_child() {
         return NOT_INITIALIZED;

@@ -23,7 +23,7 @@ pub struct AccountsFile {
 }
 
 impl AccountsFile {
-    /// Returns the file that belongs to a journal.
+    /// Returns the accounts file that belongs to the journal at this path.
     #[must_use]
     pub fn beside(journal: &Path) -> Self {
         Self { path: journal.with_extension("accounts"), written_at: None, written: (0, 0) }

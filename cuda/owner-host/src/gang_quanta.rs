@@ -1,10 +1,10 @@
 //! Memory quanta for tenants with several cards.
 //!
-//! Such a tenant can work only if its memory is on all of its cards. Therefore, its cards give it their quanta in
-//! ascending order of card numbers. The lowest card with competing tenants decides: its quantum starts when the memory
-//! is loaded on all cards, and the quanta on the other cards last as long ([`vram::Lead`]). A tenant that holds a card
-//! waits only for higher cards, so circular waits cannot occur. The wait is bounded, because the owner of another card
-//! may be stopped.
+//! Such a tenant can work only if its memory is on all of its cards. Therefore, the tenant gets the quanta of its cards
+//! in ascending order of card numbers. The lowest card with competing tenants decides: its quantum starts when the
+//! memory is loaded on all cards, and the quanta on the other cards last as long ([`vram::Lead`]). A tenant that holds
+//! a card waits only for higher cards, so circular waits cannot occur. The wait is bounded, because the owner of
+//! another card may be stopped.
 //!
 //! A tenant that must wait for its quantum may have a kernel in flight on another card that spins for a peer on this
 //! card. When the turn on the other card ends, the peer is admitted ([`gang`]), but only for a limited time. After that

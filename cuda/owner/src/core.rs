@@ -10,9 +10,9 @@
 //! (`share_groups`) and their servers (`mps`), tenants with several cards (`gangs`), and accounts for the next owner
 //! (`saved`). Timers are in [`tenancy::Deadlines`].
 //!
-//! Handling an event performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing chunks.
-//! Later events perform the rest, and [`Core::next_wakeup`] requests the next one immediately. All other work is
-//! bounded by the size of the message; see the table in `cuda-protocol`.
+//! For each event, the core performs at most `WORK_AT_ONCE` units of deferrable work, such as placing and releasing
+//! chunks. It performs the rest during later events, and [`Core::next_wakeup`] requests the next one immediately. All
+//! other work is bounded by the size of the message; see the table in `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -218,7 +218,7 @@ struct Tenant {
     users: u64,
     /// Number of requested chunks that have not been placed yet.
     wanted: u64,
-    /// Number of backings being created for requests.
+    /// Number of pieces that are being allocated for requests.
     making: u32,
     busy_ns: u64,
     copy_ns: u64,
@@ -249,9 +249,9 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     shares: Shares,
-    /// Backings being created for requests, each with its process and tenant.
+    /// Pieces that are being allocated for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer backings are being created for their tenant.
+    /// Processes with requests that wait until fewer pieces are being allocated for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
     /// Processes with requests (`unserved`) or fixed memory (`uncounted`) that must be handled in a later event.
     unserved: BTreeSet<SessionId>,
@@ -278,7 +278,7 @@ pub struct Core {
     occupations: owner_host::Occupations,
     /// Processes that occupied the card at the last poll.
     occupants: BTreeSet<u32>,
-    /// Connections whose turn overruns, but whose process had no work on the card at the last poll.
+    /// Connections with an overrunning turn, if their process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
     /// Number of chunks that must become spare before a rejected guarantee can be granted. Set while memory is freed
     /// for it.

@@ -27,7 +27,7 @@ struct Card {
 }
 
 impl Card {
-    /// Returns true if a tenant can use its memory here.
+    /// Returns true if a tenant can use its memory on this card.
     fn is_usable(&self, tenant: TenantId, now: u64) -> bool {
         matches!(self.quanta.state(tenant, now), QuantumState::Free | QuantumState::Holds)
     }

@@ -250,7 +250,7 @@ impl Core {
     }
 
     /// Reserves indices of a tenant for its memory beyond its account, and logs the excess. If the tenant exceeds its
-    /// limit, kills its programs if the settings require it.
+    /// limit and the settings require it, kills its programs.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };
@@ -264,7 +264,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The rest is charged after the next poll.
+                // The rest is charged or released after the next poll.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };

@@ -89,7 +89,7 @@ impl Core {
         }
         let chunk_mib = self.table.chunk_bytes() >> 20;
         let tenant = self.tenants.get_mut(&id).ok_or_else(|| TenantError::Unknown(id).to_string())?;
-        // An obstacle from before this departure is about a program that could not move here.
+        // Ignore an obstacle from before the departure, which was reported for a program that could not move here.
         if let Some(obstacle) = tenant.obstacle.take().filter(|_| self.deadlines.is_set(Deadline::Departure(id))) {
             return Err(obstacle);
         }
@@ -140,8 +140,9 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns the process IDs of a tenant's processes that are on this card and have reported their memory, the times
-    /// of completed moves among them, and the last reason why a process could not move here.
+    /// Returns the progress of a tenant's move to this card: the process IDs of its processes that are on this card and
+    /// have reported their memory, the times of their completed moves, and the last reason why a process could not move
+    /// here.
     pub fn arrivals(&mut self, id: TenantId) -> (Vec<u32>, Vec<ArrivalTimes>, Option<String>) {
         let of_it = self.sessions.iter().filter(|(_, session)| session.tenant == Some(id));
         let here: Vec<&Session> = of_it.filter(|(id, _)| !self.adopts(**id)).map(|(_, session)| session).collect();
@@ -226,7 +227,7 @@ impl Core {
         true
     }
 
-    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move it.
+    /// Lets a tenant stay on this card if the daemon has stopped repeating its request to move the tenant.
     pub(super) fn end_forgotten_move(&mut self, id: TenantId) {
         if self.tenants.get(&id).is_some_and(|tenant| !tenant.retired) {
             tracing::warn!(tenant = id.0, "the daemon does not continue a move: the tenant stays");
@@ -268,7 +269,7 @@ impl Core {
         }
     }
 
-    /// Handles a process that cannot import its chunks on this card.
+    /// Records that a process cannot import its chunks on this card, and ends its connection.
     pub(super) fn unusable(&mut self, id: SessionId, code: i32) {
         if self.sessions.get(&id).is_none_or(|session| session.arrival.is_none()) {
             return self.end(id, End::Violation);

@@ -3,9 +3,9 @@
 //!
 //! Every second, the owner reads which processes use the card according to NVML, and applies three rules:
 //!
-//! - If a tenant's turn exceeds its limit and another tenant's process occupied the card at two polls during that turn,
-//!   that process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are later
-//!   than the first poll, when the process had no turn.
+//! - If a tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls during that
+//!   turn, that process is abandoned. The tenant then gets its full limit once more. All samples of the second poll are
+//!   later than the first poll, when the process had no turn.
 //! - If a process without a turn has occupied the card at all polls for as long as its tenant's limit, it is abandoned
 //!   once another tenant has a turn. The limit thus also applies to work without a turn.
 //! - If a member of a share group exceeds its limit, it may be waiting for another member's work. It gets its full
