@@ -16,7 +16,7 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Maximum length of an attribute value or a taint value, in bytes.
 const MAX_VALUE: usize = 64;
-/// Number of equal parts of a card, of which a request without a capacity gets one.
+/// Number of equal parts of a card. A request without a capacity gets one part.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
