@@ -434,7 +434,7 @@ impl Gang {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// Set if the group's members that can use the card concurrently do so.
+    /// Set if those members of the group that can use the card concurrently do so.
     pub is_together: bool,
     /// Set if this tenant uses the card concurrently with other members.
     pub takes_part: bool,

@@ -5,8 +5,8 @@
 //! driver 580.
 //!
 //! - [`table`] returns the table for a UUID, or `None` for an unknown UUID.
-//! - [`integrity_table_beside`] returns the table of the integrity query for a program whose other tables are the
-//!   driver's own.
+//! - [`integrity_table_beside`] returns the table of the integrity query for a program that gets all other tables from
+//!   the driver.
 //! - `runtime` contains the functions that the runtime needs during initialisation: primary contexts, modules, and
 //!   buffers for tools.
 //! - `store` stores libraries' values for each context. Nearly every runtime call reads such a value.

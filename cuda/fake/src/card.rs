@@ -338,7 +338,7 @@ impl Card {
         self.entered().is_some()
     }
 
-    /// Records that this process has a context. Returns false if the card lacks memory for one.
+    /// Records that this process has a context. Returns false if the card does not have enough memory for a context.
     pub fn enter(&self) -> bool {
         let mut entered = self.entered();
         if entered.is_some() {

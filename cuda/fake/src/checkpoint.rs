@@ -92,7 +92,7 @@ pub fn listen() {
         let _ = std::fs::remove_file(&path);
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
-        // If the thread cannot be started, no process can suspend this one.
+        // If the thread cannot be started, this process cannot be suspended.
         crate::spawn("fake-checkpoint", serve);
     });
 }

@@ -256,7 +256,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Must be sent without holding locks, because sending blocks while the queue is full.
+/// Work for a stream's queue. The sender must not hold locks, because sending blocks while the queue is full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {

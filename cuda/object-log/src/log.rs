@@ -351,7 +351,7 @@ impl Log {
         let call = CALLS.get(call)?;
         let at = call.args.iter().position(|arg| *arg == Arg::Image)?;
         // If only new handles precede the image, each of them has one word, and the image's word is 0 if the program
-        // passes no image. All other calls pass one.
+        // passes no image. All other calls pass an image.
         let uses = call.args.iter().take(at).all(|arg| matches!(arg, Arg::New(_))).then(|| words.get(at)).flatten();
         (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
     }

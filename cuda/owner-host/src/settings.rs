@@ -20,7 +20,7 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name that programs use to select the tenant.
     pub name: String,
-    /// ID of the user whose processes may belong to this tenant, in addition to root's.
+    /// ID of the user whose processes may belong to this tenant, in addition to those of root.
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,

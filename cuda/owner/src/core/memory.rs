@@ -75,8 +75,8 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Allocate pieces for other tenants before the remaining ones. Each completed piece triggers the
-                    // next order.
+                    // Allocate pieces for other tenants before the remaining pieces for this tenant. Each completed
+                    // piece triggers the next order.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }

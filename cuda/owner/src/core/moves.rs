@@ -20,7 +20,7 @@ use vram::{Limits, OnFull, TenantId};
 // TIMEOUT: the limit is the same as for relocations, because the program waits at its gate meanwhile.
 const LEAVE_TIMEOUT_US: u32 = 2_000_000;
 /// Time in ns without a request from the daemon after which a tenant stays on its card.
-// TIMEOUT: the daemon repeats its request every few milliseconds, so it has exited or cancelled the move.
+// TIMEOUT: the daemon repeats its request every few milliseconds until it exits or cancels the move.
 const FORGOTTEN_NS: u64 = 10_000_000_000;
 
 impl Session {
