@@ -70,7 +70,7 @@ impl FromStr for Mode {
 /// Settings of quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
-    /// Condition for quanta.
+    /// Condition for using quanta.
     pub mode: Mode,
     /// Length of the sliding window over which traffic is summed, in ns.
     pub window_ns: u64,

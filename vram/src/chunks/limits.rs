@@ -53,7 +53,7 @@ pub struct Limits {
     pub guarantee: u32,
     /// Maximum number of chunks in host memory, whether evicted or placed there.
     pub swap_cap: u32,
-    /// Weight for dividing chunks, relative to the weights of other VMs. At least 1.
+    /// Weight for dividing chunks, relative to the weights of other VMs. The weight is at least 1.
     pub weight: u32,
     /// Behaviour if no card chunk is available for the VM.
     pub on_full: OnFull,

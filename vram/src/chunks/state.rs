@@ -120,7 +120,7 @@ pub enum ChunkState {
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
-        /// Owning VM.
+        /// VM that owns the chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,
