@@ -52,14 +52,14 @@ pub struct Settings {
     pub rules: Rules,
     /// File that records the served processes for the next owner.
     pub journal: PathBuf,
-    /// MPS servers of share groups. Missing in settings from earlier versions.
+    /// MPS servers of share groups. This field is missing in settings from earlier versions.
     #[serde(default)]
     pub mps: Option<MpsSettings>,
-    /// Links to the owners of other cards. Missing in settings from earlier versions.
+    /// Links to the owners of other cards. This field is missing in settings from earlier versions.
     #[serde(default)]
     pub gangs: Option<GangSettings>,
-    /// Other cards to which programs could move, in the form of [`Settings::device`]. Missing in settings from earlier
-    /// versions.
+    /// Other cards to which programs could move, in the form of [`Settings::device`]. This field is missing in settings
+    /// from earlier versions.
     #[serde(default)]
     pub others: Vec<String>,
 }
@@ -249,8 +249,8 @@ pub enum Request {
     Record(usize),
     /// Ends the recording. The reply is [`Answer::Record`].
     EndRecord,
-    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times are on
-    /// the owner's clock.
+    /// Queries the card's state, including its time usage in intervals that begin at `since_ns` or later. Times refer
+    /// to the owner's clock.
     View {
         /// Earliest start of an interval.
         since_ns: u64,
@@ -269,8 +269,8 @@ pub enum Answer {
         uuid: String,
         /// Total memory of the card.
         total_bytes: u64,
-        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. Missing in
-        /// replies of earlier versions.
+        /// Number of NVLink connections to each other card of the host, keyed by the other card's UUID. This field is
+        /// missing in replies from earlier versions.
         #[serde(default)]
         links: BTreeMap<String, u32>,
     },
@@ -319,12 +319,12 @@ pub struct ArrivalTimes {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// UUID of the card in NVML's form. Empty in replies from earlier versions.
+    /// UUID of the card in NVML's form. It is empty in replies from earlier versions.
     #[serde(default)]
     pub uuid: String,
     /// Distribution of the card's memory.
     pub memory: MemoryView,
-    /// Distribution of the card's time. Times are on the owner's clock, which restarts with each owner.
+    /// Distribution of the card's time. Times refer to the owner's clock, which restarts with each owner.
     pub time: TimeView,
     /// Number of granted turns.
     pub turns: u64,

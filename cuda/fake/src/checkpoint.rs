@@ -175,7 +175,7 @@ fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>,
     }
 }
 
-/// Restores this process. Changes nothing on failure.
+/// Restores this process on its old or new card. Changes nothing on failure.
 fn restore(pairs: &[Pair]) -> Result<(), i32> {
     let Some((from, to)) = destination(pairs)? else { return memory::put_back(None) };
     if to.is_broken() {

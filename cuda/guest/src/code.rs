@@ -36,7 +36,7 @@ const WRAPPER: u32 = 0x4662_43b1;
 const FAT_BINARY: u32 = 0xba55_ed50;
 /// Magic number of an ELF file.
 const ELF: u32 = 0x464c_457f;
-/// JIT options that refer to the program's buffers: logs and their sizes. They are not sent.
+/// JIT options that refer to the program's buffers: logs and their sizes. These options are not sent to the worker.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
 /// JIT option that returns the compilation time. A link would store it later, when the program's memory may no longer
 /// be valid.

@@ -121,7 +121,7 @@ fn free(frame: &Frame) -> i32 {
         return SUCCESS;
     }
     if addresses::place(address) == Place::Pinned {
-        // Managed memory.
+        // This is managed memory, which the library allocates as pinned memory.
         return code(pinned::free(address));
     }
     // An unrecorded address may be invalid, so wait for the call's result.

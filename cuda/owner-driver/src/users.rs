@@ -54,7 +54,7 @@ pub struct User {
     pub occupies: bool,
 }
 
-/// A finding of a poll.
+/// A result of a poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CardUse {
     /// The other processes that use the card, and the card memory of this process in bytes, if known.

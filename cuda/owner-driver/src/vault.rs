@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Number of a physical allocation of a chunk's size. Numbers are never reused.
+/// Number of a piece, which is a physical allocation of a chunk's size. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
@@ -63,7 +63,8 @@ impl State {
     }
 }
 
-/// All pieces of a card. Shared by the threads that call the driver. The lock is never held during a driver call.
+/// All pieces of a card. The threads that call the driver share this value. The lock is never held during a driver
+/// call.
 pub struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,

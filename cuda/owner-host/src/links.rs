@@ -163,7 +163,8 @@ impl OwnerLinks {
         peers.chain(unknown).chain(accepts).chain(events).min().map(|at| at.saturating_sub(now))
     }
 
-    /// Connects, accepts and receives. `is_ready` is false if no descriptor is ready. Returns the events in order.
+    /// Opens and accepts connections, and receives messages. `is_ready` is false if no descriptor is ready. Returns the
+    /// events in order.
     pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
         if is_ready {
             self.accept(now);
