@@ -70,14 +70,14 @@ struct Entry {
     used: bool,
     /// Entries that return the object again.
     again: Vec<Id>,
-    /// Number of the capture group that contains the entry or that captured the graph that the entry creates; 0 if
-    /// none.
+    /// Number of the capture group that contains the entry, or that captured the graph created by the entry; 0 if there
+    /// is no such group.
     group: u64,
-    /// Last entry that creates an object from this entry's object, or captures it.
+    /// Last entry that creates an object from this entry's object, or that captures this object.
     last_use: Id,
     /// Set if the message cannot be replayed.
     refused: bool,
-    /// Key of the changed part, if a later change replaces this change.
+    /// Key of the changed part, if a later change of this part replaces this change.
     part: Option<Part>,
 }
 

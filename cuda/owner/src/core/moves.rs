@@ -61,8 +61,8 @@ impl Core {
         Ok(None)
     }
 
-    /// Returns a description of the programs that have not reported their memory to this owner yet, if the tenant may
-    /// have such programs.
+    /// If the tenant may have programs that have not reported their memory to this owner yet, returns a description of
+    /// them.
     fn reconnecting(&self, id: TenantId) -> Option<String> {
         let session = self.sessions_of(id).find(|session| self.adopts(*session));
         let why = "it has not reported its memory to the card's new owner yet";
