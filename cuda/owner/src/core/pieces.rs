@@ -87,8 +87,8 @@ impl Pieces {
         self.take_some(memory, by, true, actions)
     }
 
-    /// Like [`Self::take`], but for the target of a copy. A card piece is not zeroed, because zeroing would wait for
-    /// the card. If the copy does not happen, the piece is released.
+    /// Returns a piece for the target of a copy, like [`Self::take`]. A card piece is not zeroed, because zeroing would
+    /// wait for the card. If the copy is not performed, the piece is released.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
