@@ -2,22 +2,22 @@
 //!
 //! # Entitlement
 //! The card's chunks are divided among VMs by weighted max-min fairness. Each VM is entitled to at least its guarantee,
-//! and at most the lower of its quota and its use (on the card and elsewhere). Within these bounds, all VMs get chunks
-//! in proportion to their weights until no chunk is left. VMs without a recent submission ([`Config::idle_after_ns`])
-//! share the chunks that remain. Entitlements do not depend on the locations of chunks, so moves do not change them.
+//! and at most the lower of its quota and its use (on the card and elsewhere). Within these bounds, chunks are divided
+//! in proportion to the VMs' weights: first among active VMs, and the rest among VMs that have been inactive for
+//! [`Config::idle_after_ns`]. Entitlements do not depend on the locations of chunks, so moves do not change them.
 //!
 //! # Evictions
 //! A request that does not fit on the card evicts a chunk of the VM that exceeds its entitlement the most. For this
 //! comparison, the requested chunks count as used by the requester. GPUswap (section 4.3) uses the same rule. If the
 //! requester itself exceeds its entitlement the most, its new chunk is placed in host memory. Chunks that exceed a
-//! quota are evicted first. The mediator and new guarantees also request chunks.
+//! quota are evicted first. The mediator can also request chunks, for itself or for a new guarantee.
 //!
 //! # Returns
 //! Every [`Config::return_interval_ns`], the balancer assigns spare card chunks to VMs with chunks in host memory,
 //! starting with the VM that lacks the largest part of its entitlement. If no chunk is spare, a VM above its
-//! entitlement exchanges a chunk with a VM below its entitlement, but only if one of them differs from its entitlement
-//! by at least one chunk. As a result, every VM stays within one chunk of its entitlement, and no exchange undoes an
-//! earlier one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
+//! entitlement exchanges a chunk with a VM below its entitlement. At least one of the two must differ from its
+//! entitlement by a chunk or more. As a result, every VM stays within one chunk of its entitlement, and no exchange
+//! undoes an earlier one. [`Config::settle_ns`] prevents frequent moves of the same chunk when demand changes.
 
 mod active;
 mod config;
@@ -42,7 +42,7 @@ use std::ops::RangeInclusive;
 pub struct Request {
     /// Origin of the request.
     pub by: By,
-    /// Number of chunks.
+    /// Number of requested chunks.
     pub chunks: u32,
 }
 
@@ -158,8 +158,8 @@ impl Balancer {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the current quantum from [`Quanta`](crate::Quanta). Memory of all members of `turn` except for the holder
-    /// is evicted as soon as possible, as if they were idle. `None` ends the quantum.
+    /// Sets the current quantum from [`Quanta`](crate::Quanta). All members of `turn` except for the holder are treated
+    /// as idle, so their chunks can be evicted immediately. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();

@@ -27,11 +27,11 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. A large GPU page never spans two chunks of at least this size.
+/// Minimum chunk size in bytes, which is the size of a large GPU page. No such page spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
-/// Maximum chunk size.
+/// Maximum chunk size in bytes.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
-/// Default chunk size.
+/// Default chunk size in bytes.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
 /// Maximum VRAM size that a VM may advertise to its guest, in bytes. The size of the VM's map is proportional to it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
@@ -307,12 +307,12 @@ impl ChunkTable {
     }
 
     /// Returns a chunk or slot to fill with zeros: the card chunk that has waited longest, or a host slot if no card
-    /// chunk is waiting. The chunk or slot has no owner until [`Self::scrubbed`] is called.
+    /// chunk is waiting. The chunk or slot cannot be allocated until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Like [`Self::take_scrub_work`], but for only one memory. Used after [`Error::NeedsScrub`].
+    /// Like [`Self::take_scrub_work`], but only for the memory `tier`, such as the one in [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
@@ -329,7 +329,7 @@ impl ChunkTable {
     }
 
     /// Permanently excludes the chunk or slot at `place` from use, because the card may still access it. If it has an
-    /// owner, this takes effect when it loses its owner. It still counts as used.
+    /// owner, it is excluded once it has lost that owner. An excluded chunk or slot still counts as used.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());

@@ -62,7 +62,7 @@ pub struct PagePool {
     /// Runs of chunks in the pool, keyed by start address. The size of a run is a power of two, and the run is aligned
     /// to its size.
     runs: BTreeMap<u64, Run>,
-    /// Address ranges that have not been used since their chunk was zeroed: their ends, keyed by start.
+    /// End of each address range that has not been used since its chunk was zeroed, keyed by start.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
@@ -84,7 +84,7 @@ impl PagePool {
     }
 
     /// Allocates at least `bytes`, rounded up to a power of two and aligned to it. Takes chunks from `table` if the
-    /// pool has no free block of this size.
+    /// pool has no free block that is large enough.
     ///
     /// # Errors
     /// Returns a [`PoolError`] if the size is invalid or no memory is available.

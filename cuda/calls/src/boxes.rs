@@ -297,7 +297,7 @@ mod tests {
         (from.x, from.y, from.z) = (10, 1, 2);
         let copy = BoxCopy { from, to: linear(0, 0, 0), width: 20, height: 3, depth: 2 };
         let spread = copy.spread().expect("fits");
-        // Layer 2 begins at row 10, and the box at row 11. Its last row is row 18.
+        // Layer 2 begins at row 10, and the box at row 11. The box's last row is row 18.
         let first = 1000 + 11 * 100 + 10;
         let expected = Bytes { start: first, count: 7 * 100 + 20 };
         assert_eq!(spread.touched(spread.from), Some(expected));

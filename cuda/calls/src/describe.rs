@@ -106,7 +106,7 @@ pub enum Treatment {
     Answered,
 }
 
-/// An argument.
+/// An argument of a described function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
     /// A number or a card address, passed by value.

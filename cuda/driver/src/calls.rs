@@ -88,7 +88,7 @@ impl Access {
         (self.kind, self.id) == (other.kind, other.id)
     }
 
-    /// Returns the flags of the access.
+    /// Returns the access flags.
     pub fn flags(&self) -> c_int {
         self.flags
     }
@@ -99,12 +99,12 @@ pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Stub for calls that name a device which the program does not see.
+/// Stub for calls that refer to a device that is not visible to the program.
 pub extern "C" fn invalid_device() -> c_int {
     INVALID_DEVICE
 }
 
-/// Stub for calls that give access to a device which the program does not see.
+/// Stub for calls that grant access to a device that is not visible to the program.
 pub extern "C" fn invalid_value() -> c_int {
     INVALID_VALUE
 }
@@ -333,7 +333,7 @@ fn address_to_request(bytes: usize, align: usize) -> Address {
     at
 }
 
-/// Minimum alignment of requested addresses.
+/// Minimum alignment of requested addresses, in bytes.
 const GRANULE: u64 = 2 << 20;
 
 /// Reserves addresses, within the range in [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.

@@ -71,8 +71,8 @@ impl Stream {
         self.handle <= PER_THREAD_HANDLE
     }
 
-    /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream or
-    /// record events in it.
+    /// Returns true if this thread can refer to the stream. A thread cannot query another thread's per-thread stream,
+    /// or record events in that stream.
     #[inline]
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()

@@ -112,7 +112,7 @@ api! {
             Ok(_) => {
                 let connected = mps::connect();
                 if connected.is_err() {
-                    // Let the next call to `cuInit` connect again.
+                    // Let the next call to `cuInit` try again to connect.
                     READY.store(0, Ordering::SeqCst);
                 }
                 done(connected)

@@ -92,7 +92,7 @@ pub fn listen() {
         let _ = std::fs::remove_file(&path);
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
-        // If the thread cannot be started, no process can suspend this one.
+        // If the thread cannot be started, this process cannot be suspended.
         crate::spawn("fake-checkpoint", serve);
     });
 }
@@ -175,7 +175,7 @@ fn destination(pairs: &[Pair]) -> Result<Option<(&'static Card, &'static Card)>,
     }
 }
 
-/// Restores this process. Changes nothing on failure.
+/// Restores this process on its old or new card. Changes nothing on failure.
 fn restore(pairs: &[Pair]) -> Result<(), i32> {
     let Some((from, to)) = destination(pairs)? else { return memory::put_back(None) };
     if to.is_broken() {

@@ -88,8 +88,8 @@ pub const KERNELS: [Kernel; 12] = [
     },
     // Makes an illegal access, which destroys the contexts of the process and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, variable: None, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes its result to an address. This is impossible on a real
-    // card. It simulates code that a guest manages to run in the driver's process.
+    // Makes system call `number` with six arguments, and writes its result to an address. Kernels on a real card cannot
+    // do this. This kernel simulates code that a guest manages to run in the driver's process.
     Kernel {
         name: "syscall",
         arguments: 8,

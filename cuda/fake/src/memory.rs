@@ -28,7 +28,7 @@ pub struct Physical {
     imported: bool,
     /// Handle types with which the allocation can be exported.
     kinds: i32,
-    /// Number of references by handles. The allocation exists while it has references or mappings.
+    /// Number of the program's references to the handle. The allocation exists while it has references or mappings.
     references: u32,
     mappings: u32,
 }

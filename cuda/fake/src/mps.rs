@@ -96,7 +96,8 @@ pub fn tag() -> u16 {
     CLIENT.get().map_or(0, |client| client.tag)
 }
 
-/// Handles an illegal access by this process's work.
+/// Records an illegal access by this process's work: all later calls fail. If the process is a client, notifies its
+/// server.
 pub fn fault() {
     lose(ILLEGAL_ADDRESS);
     if let Some(client) = CLIENT.get() {

@@ -256,7 +256,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Must be sent without holding locks, because sending blocks while the queue is full.
+/// Work for a stream's queue. The sender must not hold locks, because sending blocks while the queue is full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -292,7 +292,8 @@ impl Stream {
     }
 }
 
-/// Handles a call that invalidates captures in global mode, unless the calling thread's mode is relaxed.
+/// Unless the calling thread's mode is relaxed, invalidates all captures in global mode. Returns
+/// [`CAPTURE_UNSUPPORTED`] if there are any.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {

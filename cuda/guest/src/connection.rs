@@ -179,8 +179,8 @@ impl Area {
 }
 
 impl Connection {
-    /// Returns an error if the worker or the context was lost, or if an earlier call without a reply from the same
-    /// thread has failed.
+    /// Returns an error if the worker or the context was lost, or if one of the thread's earlier calls without a reply
+    /// has failed.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -307,7 +307,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message with a reply. Returns the reply's slot and count.
+    /// Sends a message that requests a reply. Returns the reply's slot and sequence number.
     pub fn begin(
         &self,
         thread: &Thread,

@@ -37,7 +37,7 @@ const SETPRIV: &str = "setpriv";
 /// Group ID for a user that is not in the host's user database.
 const NO_GROUP: u32 = 65_534;
 
-/// A group's daemon.
+/// Configuration of a group's daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MpsConfig {
     /// Path of `nvidia-cuda-mps-control`.

@@ -1,5 +1,5 @@
-//! Measures the speeds of creating and copying a card's chunks, and of NVIDIA's checkpoint of a process with as much
-//! memory.
+//! Measures how fast chunks are created on a card and copied, and how fast NVIDIA's checkpoint saves and restores a
+//! process with the same amount of memory.
 
 use crate::{Driver, Real, Speeds};
 use serde_json::{Value, json};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// Card memory that must be free in addition to the chunks, in bytes.
 const MARGIN_BYTES: u64 = 2 << 30;
 
-/// Measures chunks of `chunk` bytes with `bytes` in total. `checkpoint` is the command of a process that calls
-/// [`hold`], and the time limit for its checkpoint.
+/// Measures chunks of `chunk` bytes each and `bytes` bytes in total. `checkpoint` contains the command that starts a
+/// process that calls [`hold`], and the time limit for its checkpoint.
 ///
 /// # Errors
 /// Returns an error if the sizes are invalid or exceed the free memory, or a chunk cannot be created or copied.
@@ -86,7 +86,7 @@ fn measured_checkpoint(driver: &Real, mut command: Command, limit: Duration) -> 
     })
 }
 
-/// Allocates card memory, and keeps it until standard input ends.
+/// Allocates card memory, and keeps it until end of file on standard input.
 ///
 /// # Errors
 /// Returns an error if the memory cannot be allocated, or the standard streams fail.

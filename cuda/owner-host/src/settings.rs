@@ -1,4 +1,4 @@
-//! Settings for tenants and for processes outside them, in the form of the state machine.
+//! Settings for tenants and for processes of no tenant, in the form that the state machine uses.
 
 use cuda_control::Gang;
 use sched::VgpuParams;
@@ -8,10 +8,10 @@ use vram::Limits;
 /// Action on an unresponsive process that has a turn or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
-    /// The process is killed.
+    /// Kill the process.
     #[default]
     Kill,
-    /// The driver suspends the process if possible; otherwise the process is killed.
+    /// Suspend the process through the driver if possible; otherwise kill it.
     Suspend,
 }
 
@@ -20,7 +20,7 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name that programs use to select the tenant.
     pub name: String,
-    /// ID of the user whose processes may belong to this tenant, in addition to root's.
+    /// ID of the user whose processes may belong to this tenant, in addition to those of root.
     pub uid: Option<u32>,
     /// Memory size that the tenant sees, in bytes.
     pub memory_bytes: u64,
@@ -66,7 +66,7 @@ pub enum OnStranger {
 pub struct Unaccounted {
     /// Process ID.
     pub pid: u32,
-    /// Name of its program.
+    /// Name of the process's program.
     pub program: String,
     /// Bytes in excess of the account.
     pub bytes: u64,

@@ -72,7 +72,7 @@ pub struct Offer {
     pub chunk_mib: u64,
     /// Reason why the card cannot be used for new claims, if any.
     pub trouble: Option<Trouble>,
-    /// The daemon's explanation of this reason, if any.
+    /// Explanation of this reason, if any.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -262,7 +262,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server enforces these relations.
+            // The API server rejects slices that violate these conditions.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }

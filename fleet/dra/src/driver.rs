@@ -145,8 +145,8 @@ impl Driver {
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // The program exited while it was preparing this claim. Plan the claim again, which is possible because its
-            // allocation has not changed.
+            // The claim is new, or the program exited while it was preparing the claim. In the latter case, the claim
+            // can be planned again, because its allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
         if !known {
@@ -314,7 +314,7 @@ impl Driver {
     }
 
     /// Creates the kubelet's response for a prepared claim. The first device of a tenant with several cards has the
-    /// tenant's CDI device. The other devices have none, because a container gets the CDI devices of all devices.
+    /// tenant's CDI device. The tenant's other devices have none, because a container needs the CDI device only once.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let all = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -363,7 +363,7 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first. Otherwise, a container could get a share that is being removed.
+        // Remove the CDI file first. Otherwise, a container could get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
             // Keep an object with this name but a different owner.

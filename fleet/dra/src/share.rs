@@ -73,13 +73,13 @@ impl Body {
     }
 }
 
-/// Returns the name of the tenant or virtual machine of a claim's share.
+/// Returns the name of the tenant or virtual machine for share `number` of a claim.
 #[must_use]
 pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Returns the path of the socket of a share of one card. Each share has its own folder.
+/// Returns the socket path of a share with one card. Each share has its own folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
@@ -88,7 +88,7 @@ pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
 /// An allocated device, and its card's offer.
 pub type Given<'a> = (&'a DeviceRequestAllocationResult, &'a Offer);
 
-/// Combines the devices of a claim that become one tenant: all devices of a request for CUDA cards. Every other device
+/// Groups a claim's devices by share. All devices of a request for CUDA cards become one tenant, and every other device
 /// is a separate share.
 ///
 /// # Errors

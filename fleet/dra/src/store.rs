@@ -126,13 +126,13 @@ impl Store {
         &self.claims
     }
 
-    /// Returns a claim.
+    /// Returns the claim with the given UID, if it is recorded.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&KeptClaim> {
         self.claims.get(uid)
     }
 
-    /// Records a claim.
+    /// Adds or replaces a claim.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written. The claims are then unchanged.

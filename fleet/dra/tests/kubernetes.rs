@@ -42,7 +42,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
         kubelet.good(&small).await;
         assert_eq!(node.shares().await, ["k8s-uid-big-0", "k8s-uid-small-0"]);
 
-        // The daemon enforces the allocation and records its owner.
+        // The daemon enforces the allocation and records the pod as a label.
         let shares: Value = node.admin().get("/v1/cards/card0/scheduler").await.unwrap();
         let entitled: Vec<_> =
             shares["vms"].as_array().unwrap().iter().map(|vm| vm["entitled_permille"].as_u64().unwrap()).collect();
@@ -359,7 +359,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // If a cluster does not store taints, the driver does not publish such a card.
+    // If a cluster does not store taints, the driver omits unusable cards from the slice.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;

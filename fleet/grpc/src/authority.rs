@@ -28,7 +28,7 @@ const HEAD: usize = 9;
 const MAX_FRAME: usize = 16 << 10;
 /// Maximum size of a header block and of its decoded headers, in bytes.
 const MAX_BLOCK: usize = 64 << 10;
-/// Size of the client's table in bytes. The server does not change the initial limit.
+/// Maximum size of the client's header table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
 /// Overhead counted for each header in addition to its name and value (RFC 9113), in bytes.
 const OVERHEAD: usize = 32;
@@ -175,7 +175,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Encodes a complete header block without table references.
+    /// Decodes a complete header block, replaces `:authority`, and encodes the block without table references.
     fn rewrite(&mut self, block: &Block, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {

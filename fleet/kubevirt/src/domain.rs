@@ -219,7 +219,7 @@ fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     Ok(root)
 }
 
-/// Returns a memory node element with shared access.
+/// Returns a NUMA cell element with shared memory access.
 fn cell(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let attributes: Vec<Attribute<'_>> = start.attributes().collect::<Result<_, _>>().map_err(xml)?;
     let kept = attributes.into_iter().filter(|attribute| attribute.key.as_ref() != "memAccess");

@@ -1,9 +1,9 @@
 //! A KubeVirt hook that adds vGPUs to virtual machines.
 //!
-//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to its socket, and calls it before it defines a
-//! domain (kubevirt/kubevirt, pkg/hooks). The container that runs QEMU gets the vGPU through a claim. In this
-//! container, the vGPU's socket is in a folder named after the request (`cdi-spec`). The hook therefore needs only the
-//! names of the requests.
+//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook before
+//! defining a domain (kubevirt/kubevirt, pkg/hooks). The container that runs QEMU gets the vGPU through a claim. In
+//! this container, the vGPU's socket is in a folder named after the request (`cdi-spec`). The hook therefore needs only
+//! the names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 

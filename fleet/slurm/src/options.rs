@@ -84,7 +84,7 @@ pub struct Given {
 pub enum Cap {
     /// The fraction of the card's time that corresponds to the job's shards.
     Shards,
-    /// A number of thousandths.
+    /// A limit in thousandths of the card's time.
     Permille(u32),
 }
 
@@ -251,7 +251,7 @@ impl Arguments {
         Ok(read)
     }
 
-    /// Returns the arguments for a node.
+    /// Returns the arguments with the node's name set, and with `%n` in paths replaced.
     #[must_use]
     pub fn on(mut self, node: Option<&str>) -> Self {
         let node = node.unwrap_or_default();

@@ -41,7 +41,7 @@ pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 #[unsafe(no_mangle)]
 pub static spank_plugin_version: u32 = 1;
 
-/// Slurm's handle for a call of the plugin.
+/// Slurm's handle for a call to the plugin.
 type Handle = *mut c_void;
 
 /// `ESPANK_SUCCESS` and `SLURM_SUCCESS`.
@@ -268,8 +268,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // The variable contains Slurm's number of the card. The library does not need this variable, because only the
-        // tenant's card is visible.
+        // The variable contains Slurm's card number. The library does not need this variable, because only the tenant's
+        // card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -281,7 +281,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
     })
 }
 
-/// Records the job's usage so far, while the controller accepts notes.
+/// Records the job's usage so far, while the controller still accepts notes.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {

@@ -66,7 +66,7 @@ pub struct Usage {
     pub used_ns: u64,
     /// Part of this time during which the tenant had work in flight, in ns. Always 0 for vGPUs.
     pub busy_ns: u64,
-    /// Number of submissions.
+    /// Number of the job's submissions.
     pub launches: u64,
     /// Number of the job's programs that were killed because they exceeded their limits or did not respond.
     pub killed: u64,
@@ -76,7 +76,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// Returns the job that a name belongs to.
+/// Returns the ID of the job to which the name of a tenant or vGPU belongs.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -341,7 +341,8 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query the running jobs after the tenants and vGPUs. A job that has one but is not running has then finished.
+    // Query the running jobs after the tenants and vGPUs. A job that has a tenant or vGPU but is not running has then
+    // finished.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;

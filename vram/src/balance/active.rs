@@ -19,9 +19,9 @@ pub struct ActiveVms {
 impl Balancer {
     /// Returns the active VMs and their working sets, for the thrash detector. `weight` returns a VM's time weight.
     ///
-    /// A working set is the memory that a VM uses, up to its quota. A VM's guarantee stays on the card. If a VM's quota
-    /// is below its use and at most its fair share, the VM already has its maximum. A quantum would not help such a VM,
-    /// so its whole working set stays on the card.
+    /// A working set is the memory that a VM uses, up to its quota. The part within the VM's guarantee is always
+    /// resident. If a VM's quota is below its use and at most its fair share, the VM already has its maximum. A quantum
+    /// would not help such a VM, so its whole working set counts as resident.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

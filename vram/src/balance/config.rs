@@ -16,7 +16,8 @@ pub struct Config {
     /// Time for which a returned chunk of a VM with work stays on the card despite requests from other VMs, in ns. The
     /// VM needs this time to make progress. Moves for limits, guarantees, and the mediator's own requests are exempt.
     pub residency_ns: u64,
-    /// Time without a submission after which a VM is idle, so that its memory can be evicted for other VMs, in ns.
+    /// Time without a submission or memory request after which a VM is idle, in ns. Memory of idle VMs can be evicted
+    /// for active VMs.
     pub idle_after_ns: u64,
     /// Number of card chunks to leave free when chunks are returned, so that the next request need not wait.
     pub low_water: u32,

@@ -22,15 +22,16 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, all claims
-    /// grow in proportion to their weights until all chunks are assigned (water filling). Claims that are not `first`
-    /// share the remaining chunks. The sum of the shares is `chunks`, or the sum of all `most` if that is lower. If
-    /// `chunks` is lower than the sum of all `least`, each claim gets its `least`. The chunk table prevents this case.
+    /// Divides `chunks` chunks among the claims. Each claim gets at least its `least` and at most its `most`. Within
+    /// these bounds, claims grow in proportion to their weights until all chunks are assigned (water filling): the
+    /// `first` claims up to their `most`, and then the others. The sum of the shares is `chunks`, or the sum of all
+    /// `most` if that is lower. If `chunks` is lower than the sum of all `least`, each claim gets its `least`. The
+    /// chunk table prevents this case.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
         // Either the `first` claims get their maximum and the level applies to the other claims, or the other claims
-        // get their minimum.
+        // get their minimum and the level applies to the `first` claims.
         let rest = urgent <= chunks;
         let bounds: Vec<(i128, i128)> = claims
             .iter()

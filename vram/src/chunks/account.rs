@@ -62,7 +62,7 @@ pub struct HostSummary {
     pub used: u32,
     /// Number of slots within the budget that are zeroed or were never used.
     pub free: u32,
-    /// Number of free slots that are not zeroed yet.
+    /// Number of slots without an owner that are not zeroed yet, including slots that are being scrubbed.
     pub to_scrub: u32,
     /// Number of unusable slots that the card may still access on behalf of their last owner. They count as used.
     pub quarantined: u32,
@@ -90,7 +90,8 @@ pub struct VmSummary {
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
-    /// Number of chunks guaranteed to the VM on the card, which is the minimum of its guarantee and its guest's VRAM.
+    /// Number of chunks guaranteed to the VM on the card, which is its guarantee or the size of its guest's VRAM,
+    /// whichever is lower.
     pub guarantee: u32,
     /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,

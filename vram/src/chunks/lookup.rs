@@ -19,8 +19,8 @@ pub enum Lookup {
     Placed(Place),
     /// The range is unplaced. Reads return zeros.
     Unplaced,
-    /// The range is not contiguous: its chunks are not adjacent, are in different memories, or are partly unplaced. For
-    /// each part from [`ChunkTable::pieces`], a lookup returns one of the other results.
+    /// The range is not contiguous: its chunks are not adjacent or not in the same memory, or only some of them are
+    /// placed. For each part from [`ChunkTable::pieces`], a lookup returns one of the other results.
     Split,
     /// Part of the range is outside the guest's VRAM, or the VM does not exist.
     Outside,
@@ -119,7 +119,7 @@ impl ChunkTable {
         })
     }
 
-    /// Returns the VM that owns a card address, and its guest address, for fault reports.
+    /// Returns the VM that owns a card address, and the corresponding guest address, for fault reports.
     #[must_use]
     pub fn owner(&self, address: VramAddr) -> Option<(TenantId, GuestVramAddr)> {
         match self.state(self.chunk_at(address)?) {

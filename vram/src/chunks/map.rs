@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 /// Place of each guest chunk, and totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// End of the guest's addresses in bytes. The last chunk may extend beyond it. Addresses stay valid if the VRAM
-    /// shrinks.
+    /// End of the guest's address range, in bytes. The last chunk may extend beyond it. Addresses stay valid if the
+    /// VRAM shrinks.
     bytes: u64,
     /// Log2 of the chunk size in bytes.
     shift: u32,

@@ -3,7 +3,7 @@
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
-    /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks.
+    /// Sets aside `chunks` chunks for the mediator, including those that it already owns. VMs cannot get these chunks.
     /// Lowering the number releases the difference, but removes no chunk from the mediator.
     ///
     /// # Errors
@@ -17,8 +17,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Claims `chunks` for the mediator, in addition to those that it has. As soon as chunks are spare, the mediator
-    /// gets them before any VM does. The value 0 cancels the claim.
+    /// Claims `chunks` chunks for the mediator, in addition to those that it already has. As soon as chunks are spare,
+    /// the mediator gets them before any VM does. The value 0 cancels the claim.
     pub fn claim(&mut self, chunks: u32) {
         self.claimed = chunks.saturating_sub(self.left_aside());
     }

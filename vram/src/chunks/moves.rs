@@ -116,8 +116,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step by calling [`Self::begin_move`]. Returns `None` if the step is already complete, because it
-    /// leads into or out of the reserve and changes only the accounts.
+    /// Starts a step of a plan. Steps into the reserve, and from there back to the card, only change the accounts: they
+    /// complete immediately, and `None` is returned.
     ///
     /// # Errors
     /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].

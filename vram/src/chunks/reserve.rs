@@ -5,8 +5,8 @@ use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets aside `chunks` card chunks for evictions, including those already in use. VMs and the mediator cannot get
-    /// them. Lowering the number releases the difference, but removes no chunk in use.
+    /// Sets aside `chunks` card chunks for evictions, including those that evictions already use. VMs and the mediator
+    /// cannot get them. Lowering the number releases the difference, but removes no chunk in use.
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if too few chunks are spare, and changes nothing.
@@ -56,8 +56,8 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Moves a guest chunk from the reserve back to its VM's card chunks. The caller has checked that a card chunk is
-    /// available.
+    /// Moves a guest chunk from the reserve back to its VM's card chunks. Returns [`Error::Full`] if no card chunk is
+    /// available for the VM.
     pub(super) fn unpark(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Card) {

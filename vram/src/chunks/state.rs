@@ -25,7 +25,7 @@ pub enum Tier {
     Host,
 }
 
-/// Location of a byte in one of the memories.
+/// Location of a byte on the card or in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Address on the card.
@@ -120,7 +120,7 @@ pub enum ChunkState {
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
-        /// Owning VM.
+        /// VM that owns the chunk.
         vm: TenantId,
         /// Index of the guest chunk.
         index: u32,

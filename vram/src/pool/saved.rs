@@ -21,7 +21,7 @@ impl PagePool {
     /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // Blocks that contain zeros are zeroed again before their next use.
+        // The zeroed ranges are not saved, so their blocks are zeroed again before use.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,

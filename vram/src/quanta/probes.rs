@@ -19,7 +19,7 @@ const PAUSE_FACTOR: u32 = 32;
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 /// Number of quanta after which the result of a probe expires.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Maximum speed-up factor counted for one VM. It is limited because the VM controls its submissions.
+/// Maximum speed-up factor counted for one VM. The factor is limited because a VM controls its own submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
 /// Total work completed for a VM.
@@ -56,7 +56,7 @@ enum State {
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
     /// A probe is running.
     Trying(Trial),
-    /// Quanta help. The next probe starts after `left` quanta.
+    /// Quanta help. This result expires after `left` quanta.
     Found { left: u32 },
 }
 
@@ -85,7 +85,7 @@ impl Trial {
     }
 }
 
-/// Result at the end of a quantum.
+/// Decision at the end of a quantum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Quanta continue.

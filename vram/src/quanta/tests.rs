@@ -182,7 +182,7 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The copy time is not part of the quantum, regardless of its length.
+        // The copies are not part of the quantum, however long they take.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);

@@ -22,12 +22,12 @@ struct Card {
     quanta: Quanta,
     links: GangQuanta,
     tenants: Vec<TenantId>,
-    /// End of the copies for the current quantum.
+    /// Time in ns at which the copies for the current quantum end.
     loaded_at: Option<u64>,
 }
 
 impl Card {
-    /// Returns true if a tenant can use its memory here.
+    /// Returns true if a tenant can use its memory on this card.
     fn is_usable(&self, tenant: TenantId, now: u64) -> bool {
         matches!(self.quanta.state(tenant, now), QuantumState::Free | QuantumState::Holds)
     }

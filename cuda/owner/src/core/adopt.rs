@@ -123,8 +123,8 @@ impl Core {
         true
     }
 
-    /// Completes the adoption of a process if it is on the card and has reported all of its memory. Other processes may
-    /// get memory from then on.
+    /// Completes the adoption of a process if the process is on the card and has reported all of its memory. After the
+    /// last adoption, other processes may get memory.
     pub(super) fn look_whether_adopted(&mut self, id: SessionId) {
         if let Some(session) =
             self.sessions.get_mut(&id).filter(|session| !session.adopts && session.adopting.is_empty())

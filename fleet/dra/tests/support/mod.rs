@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// Time limit of a wait.
+/// Time limit for each wait.
 // TIMEOUT: reached only if a test fails.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -68,7 +68,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node whose daemon configuration contains `tables`. Only the API server runs.
+    /// Creates a node whose daemon configuration contains `tables`. Of the node's processes, only the API server runs
+    /// yet.
     pub async fn new(tables: &str) -> Self {
         // Socket paths must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
@@ -156,7 +157,7 @@ impl Node {
         assert!(text[..length].starts_with(b"READY=1"), "{}", self.log("daemon.log"));
     }
 
-    /// Returns the command of the driver.
+    /// Returns the command that starts the driver.
     pub fn driver(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"));
         command
@@ -247,7 +248,7 @@ pub async fn connect(socket: &Path) -> Channel {
     until("a socket that is served", async || endpoint.connect().await.ok()).await
 }
 
-/// A kubelet, after registration.
+/// A kubelet that has registered the driver.
 pub struct Kubelet {
     pub channel: Channel,
     old: bool,

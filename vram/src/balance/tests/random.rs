@@ -247,8 +247,8 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// Checks that the balancer also converges with little host memory and low caps, that every planned step can be
-    /// executed, and that limits are respected.
+    /// Checks that the balancer also converges with little host memory and low swap caps, that every planned step can
+    /// be executed, and that limits are respected.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

@@ -1,6 +1,5 @@
-//! Compares the table with a model during random operations. For each card chunk and host slot, the model stores a
-//! token of the last VM that wrote to it. For each VM, it stores the places of its chunks. The model does not use the
-//! table's states and totals.
+//! Compares the table with a model during random operations. The model stores the last token written to each card chunk
+//! and host slot, and the place of each guest chunk. The model does not use the table's states and totals.
 
 mod audit;
 mod op;
@@ -94,7 +93,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Number of moves of all VMs, including removed VMs, to each memory.
+    /// Numbers of moves to the card and to host memory, including those of removed VMs.
     moved: [u64; 2],
     token: u64,
 }
@@ -215,7 +214,7 @@ impl Model {
         }
     }
 
-    /// Checks that a new owner reads zeros, writes a new token, and returns the token.
+    /// Checks that a chunk or slot contains zeros, writes a new token to it, and returns the token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} does not contain zeros", at);
         self.token += 1;
@@ -326,7 +325,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that was scrubbing no longer exists.
+                // Scrubs in progress are lost, so their chunks and slots are dirty again.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -347,7 +346,7 @@ impl Model {
         self.table.scrubbed(work.place);
     }
 
-    /// Removes the places and moves of the selected chunks.
+    /// Removes the places of the selected chunks, and marks their moves as ineffective.
     fn lose(&mut self, id: u32, which: impl Fn(u32) -> bool) {
         let Some(vm) = self.vms.get_mut(&id) else { return };
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
@@ -543,8 +542,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// Checks that `translate`, `lookup` and `pieces` agree with a byte-by-byte check of the map, for any order of
-    /// first uses and any moves to host memory.
+    /// Checks that `translate`, `lookup` and `pieces` agree with each other, for any order of first uses and any moves
+    /// to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,
