@@ -185,7 +185,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon is exiting".to_owned()))?;
         locks::may_wait();
-        // The thread always responds, because its wait for the owner has a time limit.
+        // The supervisor's thread always responds, because its wait for the owner has a time limit.
         let answer = answer.recv().map_err(|_| gone("the daemon is exiting".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -261,8 +261,8 @@ impl CardBackend for Backend {
     }
 }
 
-/// Converts a tenant to the format of the owner of one of its cards. `function` is the CUDA function of a tenant that
-/// is a VM.
+/// Converts a tenant to the format used by the owner of one of the tenant's cards. `function` is the CUDA function of a
+/// tenant that is a VM.
 ///
 /// # Errors
 /// Returns an error if the user or the group of the tenant's socket does not exist.

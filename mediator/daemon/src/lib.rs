@@ -158,7 +158,7 @@ struct Card {
     cuda: Option<Arc<CudaCard>>,
 }
 
-/// Daemon with all of its cards, virtual machines and tenants.
+/// The daemon, with its cards, virtual machines and tenants.
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
@@ -511,7 +511,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns all virtual machines, sorted by name.
+    /// Returns the status of all virtual machines, sorted by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
         let entries: Vec<_> = {
@@ -521,7 +521,7 @@ impl Daemon {
         entries.into_iter().map(show).collect()
     }
 
-    /// Returns a virtual machine.
+    /// Returns the status of a virtual machine.
     ///
     /// # Errors
     /// Returns an error if the virtual machine does not exist.
@@ -540,7 +540,7 @@ impl Daemon {
         Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
-    /// Returns all cards, sorted by name.
+    /// Returns the status of all cards, sorted by name.
     #[must_use]
     pub fn cards(&self) -> Vec<api::Card> {
         self.cards.values().map(|card| self.show_card(card)).collect()
@@ -554,7 +554,7 @@ impl Daemon {
             && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
-    /// Returns a card.
+    /// Returns the status of a card.
     ///
     /// # Errors
     /// Returns an error if the card does not exist.

@@ -25,7 +25,7 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler recording in bytes; sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size of a CUDA card's recording, which is one message, in bytes; sufficient for about 50,000 events.
+/// Maximum size in bytes of a CUDA card's recording, which is sent as one message; sufficient for about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Event text for an operator's release of an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";

@@ -122,7 +122,8 @@ impl Store {
     /// Adds a candidate image. Returns true if the image is new.
     ///
     /// # Errors
-    /// Returns [`StoreError::Full`] or [`StoreError::File`].
+    /// Returns [`StoreError::Full`] if the store contains the maximum number of candidates, or [`StoreError::File`] if
+    /// a file cannot be accessed.
     pub fn add(&self, image: &Image) -> Result<bool, StoreError> {
         let name = format!("{}{SUFFIX}", image.digest());
         let files = self.files()?;

@@ -40,7 +40,7 @@ impl Wanted {
 
 /// Allocates all of the `wanted` memory in parallel.
 pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerError>> {
-    // The standard library reads the control group's files for this number.
+    // Cache this number, because the standard library reads the control group's files for each query.
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
     let threads = if wanted.len() < 2 { 1 } else { PROCESSORS.min(THREADS).min(wanted.len()) };
     if threads < 2 {

@@ -102,7 +102,7 @@ pub struct CardVram {
     pub short: BTreeSet<TenantId>,
     /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Signalled when the card has no memory for a guest, and when memory was freed.
+    /// Signalled when the card has no memory for a guest, and when memory is freed.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -352,7 +352,7 @@ impl CardVram {
     /// the mover is notified.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -361,7 +361,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free, but they are not contiguous. Request more.
+                // If enough chunks are free, they are not contiguous, so request more.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -400,7 +400,7 @@ impl CardVram {
     /// Same as [`Self::alloc`], but does not zero the memory.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }

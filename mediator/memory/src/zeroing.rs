@@ -109,8 +109,7 @@ impl CardVram {
         self.engines_keep();
     }
 
-    /// Records that the engines' chunks stay unusable, because the engines may still write to them. Quarantines the
-    /// chunks.
+    /// Quarantines the engines' chunks, because the engines may still write to them.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);

@@ -76,7 +76,7 @@ pub(crate) struct Executor {
     has_news: bool,
     /// Workers that are being replaced.
     restarting: BTreeMap<WorkerId, restart::Restarting>,
-    /// The move to another card.
+    /// The move to another card that is in progress, if any.
     moving: Option<moving::Moving>,
     /// Killed workers that no longer serve a program, until they have exited.
     dismissed: Vec<Worker>,

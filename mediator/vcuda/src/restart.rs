@@ -34,7 +34,7 @@ pub(crate) struct RestartRequest {
     pub(crate) results: Sender<Restart>,
 }
 
-/// Reason why restarts have no result.
+/// Reason why the results of restarts are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestartError {
     /// The function is not executing commands.

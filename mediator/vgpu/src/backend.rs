@@ -269,7 +269,8 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect as `seen`. Returns true if the vGPU has not been notified yet.
+    /// Records that the runlist is in effect, if its state is `seen`. Returns true in this case; the caller must then
+    /// notify the vGPU.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }

@@ -42,7 +42,7 @@ pub(super) struct Core {
     pub(super) board: Arc<StatusCell>,
 }
 
-/// Migration requests received from the VMM.
+/// Migration state requested by the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
     /// Set if the client has stopped the VM.
@@ -509,7 +509,7 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All of the VM's memory is wiped below.
+        // Ignore incomplete memory, because all of the VM's memory is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {

@@ -91,7 +91,7 @@ struct Next {
 impl Drop for Next {
     fn drop(&mut self) {
         if !self.keeps {
-            // The process may have exited by itself.
+            // The process may have exited already.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -156,7 +156,7 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Dropping sends no messages to clients, and frees no card resources.
+        // Dropping them sends no messages to clients, and frees no card resources.
         drop(resting);
         drop(vms);
     }

@@ -324,7 +324,7 @@ pub struct Guest {
     pub known: Known,
     rejoin: Option<Rejoin>,
     pub are_stopped: Arc<AtomicBool>,
-    /// Card of the workers of the next device.
+    /// Card that the next device's workers use.
     pub card: &'static str,
     available: u16,
     used: u16,

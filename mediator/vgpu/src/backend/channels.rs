@@ -110,7 +110,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
+    /// Removes a faulted channel from the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "cannot read a channel's ring");

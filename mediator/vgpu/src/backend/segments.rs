@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Unmaps a segment from an address space. If the card's TLBs may still contain it, the segment stays attached
-    /// permanently, and its memory is never reused.
+    /// Unmaps a segment from an address space. If the card's TLBs may still contain translations to the segment, the
+    /// segment stays attached permanently, and its memory is never reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),
