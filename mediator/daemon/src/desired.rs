@@ -145,7 +145,8 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps that lead to `desired`, without checking whether they are possible.
+    /// Returns the steps that lead to `desired`, with obstacles for invalid keys and values. Does not check whether the
+    /// steps are possible. With `all`, also removes objects that are not in `desired`.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -286,7 +287,7 @@ impl Daemon {
         obstacles
     }
 
-    /// Adds all obstacles to a plan.
+    /// Checks whether a plan's steps are possible, and adds the obstacles to the plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, vm, .. } in &plan.items {

@@ -154,7 +154,7 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// Owner process of a card that uses NVIDIA's driver.
+    /// The card and its owner process, if the card uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
@@ -165,7 +165,7 @@ pub struct Daemon {
     profiles: Vec<ProfileSpec>,
     cards: BTreeMap<String, Card>,
     state: Mutex<rank::Daemon, State>,
-    /// Held while a virtual machine is added or removed.
+    /// Held while a virtual machine is added, removed, moved, saved or restored.
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
@@ -180,11 +180,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens a configuration's cards and starts its virtual machines. Saves later changes to `override_store`.
+    /// Opens a configuration's cards, and starts its virtual machines and tenants. Saves later changes to
+    /// `override_store`.
     ///
     /// # Errors
-    /// Returns an error if a card or virtual machine cannot be started. In this case, everything already started is
-    /// shut down.
+    /// Returns an error if a card, virtual machine or tenant cannot be started. In this case, everything already
+    /// started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,

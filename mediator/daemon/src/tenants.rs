@@ -246,7 +246,7 @@ impl Daemon {
         Ok(any_new)
     }
 
-    /// Removes a tenant from its other cards after one of its cards has rejected it.
+    /// Removes a tenant with several cards from all of them, after one of the cards has rejected the tenant.
     fn withdraw_tenant(&self, spec: &TenantSpec) {
         for card in spec.cards.iter().filter_map(|card| self.cuda(card).ok()) {
             let request = Request::Remove { name: spec.name.clone(), kills: true };
@@ -363,7 +363,7 @@ impl Daemon {
     ///
     /// # Errors
     /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
-    /// exit.
+    /// exit. In the last case, the tenant is removed nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {

@@ -162,7 +162,8 @@ impl Store {
         Ok(entry)
     }
 
-    /// Removes the image whose digest starts with `prefix`, and revokes its approval.
+    /// Removes the image whose digest starts with `prefix`. An approval of this image has no effect until the same
+    /// image is added again.
     ///
     /// # Errors
     /// Returns a [`StoreError`] if the image cannot be removed.

@@ -36,7 +36,7 @@ pub struct PinnedPool {
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
-    /// Slots without an owner that have zeroed memory.
+    /// Slots without an owner that have kept their memory.
     kept: BTreeSet<usize>,
     /// File that contains the memory of all slots, each at its own offset, if another process can take over the memory.
     file: Option<Arc<File>>,

@@ -83,7 +83,7 @@ pub struct CardVram {
     /// Chunks whose first memory was allocated on the card since the balancer was last notified, numbered in order of
     /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy depends on the memory in use.
+    /// Set if the victim policy depends on which chunks are used.
     pub watches: bool,
     /// Number of bytes in host memory to which work has referred since the last query, or `None` if no policy uses this
     /// number.
@@ -192,7 +192,7 @@ impl CardVram {
         }
     }
 
-    /// Removes the requests of a VM that was removed.
+    /// Removes the records of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
@@ -445,7 +445,7 @@ impl CardVram {
         self.wants.set_waits(vm, waits);
     }
 
-    /// Returns the VMs whose work or page tables wait for memory.
+    /// Returns the VMs whose accesses, work or page tables wait for memory.
     pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }

@@ -109,7 +109,8 @@ impl CardVram {
         self.engines_keep();
     }
 
-    /// Quarantines the engines' chunks, because the engines may still write to them.
+    /// Ends the zeroing of the engines' chunks. Chunks that were quarantined in the meantime, because the engines may
+    /// still write to them, stay unusable.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);

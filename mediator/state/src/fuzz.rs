@@ -62,7 +62,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Decodes `data` as the part selected by its first byte, or as a whole file.
+/// Decodes `data` as a part, a whole file or a stream, as selected by its first byte.
 ///
 /// # Panics
 /// Panics if an invariant is violated.

@@ -31,7 +31,8 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which killed workers are checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages handled per worker before the next worker is served.
+/// Maximum number of messages received from all workers before they are handled. Each further worker then provides at
+/// most one message, unless it has exited.
 const MAX_MESSAGES: usize = 64;
 /// Time limit for receiving the journal of a killed daemon, in ns.
 // TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.

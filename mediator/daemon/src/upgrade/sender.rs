@@ -231,7 +231,7 @@ impl Daemon {
         }
         handover::points::here("sender: clients rest");
         let resting = &*resting;
-        // If the upgrade fails, dropping these values resumes the virtual machines.
+        // If the upgrade fails, dropping `suspended` resumes the VMs' CUDA functions.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;

@@ -305,7 +305,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new.
+    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new if it
+    /// differs from the card's.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
