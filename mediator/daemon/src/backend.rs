@@ -35,7 +35,7 @@ pub(crate) struct BackendStatus {
 
 /// The daemon's interface to a virtual machine on a card, used while the VM's thread owns the device.
 pub trait VmBackend: Send + Sync {
-    /// Returns the status. Any thread may call it, so it must not wait for a guest.
+    /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
     /// Returns the virtual machine's ID in the card's scheduler, or `None` if the guest drives the card directly.

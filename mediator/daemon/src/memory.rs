@@ -400,7 +400,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     )
 }
 
-/// Change of a virtual machine's memory settings.
+/// A checked change to a virtual machine's memory settings, which is not applied yet.
 struct VmTuning {
     host: Arc<ManagedCard>,
     vm: TenantId,

@@ -95,7 +95,7 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
         // `start`, and outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Kernels before Linux 5.14 do not support this, and allocate pages on first use. SAFETY: as above.
+    // Kernels before Linux 5.14 do not support this advice, and allocate pages on first use. SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(errno) => return Err(refused(errno.to_string())),

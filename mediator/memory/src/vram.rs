@@ -92,7 +92,7 @@ pub struct CardVram {
     pub(crate) records: Records,
     /// Chunks used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
-    /// Words of VRAM that the CPU has transferred for each VM.
+    /// Number of VRAM words that the CPU has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,

@@ -60,7 +60,7 @@ pub(crate) struct Executor {
     progress: Progress,
     /// Set if the counts may lack the last response of an earlier process.
     is_resuming: bool,
-    /// The recorded command that the earlier process may have responded to last.
+    /// The recorded command to which the earlier process may have responded last.
     answering: Option<Ticket>,
     /// Commands with known responses that wait until the queue can be used.
     ready: Vec<(Ticket, Answer)>,

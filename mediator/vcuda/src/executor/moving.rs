@@ -143,7 +143,7 @@ impl Executor {
         ended.map_or(Ok(()), |id| Err(self.named(id, "its worker on the other card has ended")))
     }
 
-    /// Makes the next program's worker save its state. If no program is left, kills the previous workers.
+    /// Makes the next program's worker save the program's state. If no program is left, kills the previous workers.
     fn begin_next(&mut self) -> Result<(), String> {
         loop {
             let Some(moving) = self.moving.as_mut().filter(|moving| moving.current.is_none()) else { return Ok(()) };

@@ -81,7 +81,7 @@ pub struct Thread {
     killed: Arc<AtomicBool>,
 }
 
-/// Socket of a thread's current link. Killing the thread shuts it down.
+/// Socket of a thread's current link. Killing the thread shuts the socket down.
 type Socket = Arc<Mutex<OwnedFd>>;
 
 impl Thread {
