@@ -33,9 +33,9 @@ pub(crate) struct BackendStatus {
     pub programs: Vec<api::GuestProgram>,
 }
 
-/// Interface of the daemon to a virtual machine on a card, used while the VM's thread owns the device.
+/// The daemon's interface to a virtual machine on a card, used while the VM's thread owns the device.
 pub trait VmBackend: Send + Sync {
-    /// Returns the status. Any thread may call it, so it must not wait for a guest.
+    /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
     /// Returns the virtual machine's ID in the card's scheduler, or `None` if the guest drives the card directly.
@@ -76,7 +76,7 @@ pub trait VmBackend: Send + Sync {
     }
 }
 
-/// Device of a virtual machine.
+/// A virtual machine's new device, in two parts.
 pub struct Built {
     /// Part used by the vfio-user server.
     pub device: Box<dyn Device>,
@@ -110,9 +110,9 @@ impl BackendError {
 /// Status of a card, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason why the card is permanently out of service for all users; `None` if it is in service.
+    /// Reason why the card is permanently out of service for all users; `None` if it has not failed.
     pub failed: Option<String>,
-    /// Reason why the card is temporarily out of service; `None` if it is in service.
+    /// Reason why the card is temporarily out of service; `None` otherwise.
     pub trouble: Option<String>,
     /// PCI vendor and device ID, such as `10de:06d8`.
     pub pci_id: String,
@@ -126,8 +126,8 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of channels available to virtual machines.
     pub channels: u32,
-    /// VRAM assigned to no VM, in MiB; only if the mediator owns the card. The configuration may permit VMs to use
-    /// less.
+    /// VRAM that is not assigned to a VM, in MiB; `None` unless the mediator owns the card. The configuration may limit
+    /// VMs to less VRAM.
     pub vram_free_mib: Option<u64>,
     /// VRAM that backs virtual machines' memory, in MiB. Memory that a guest has never used is not backed.
     pub vram_placed_mib: u64,

@@ -46,7 +46,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// Returns the firmware for a card's falcons.
+    /// Returns the approved firmware for a card's falcons, or placeholders for a software card.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -111,7 +111,7 @@ struct OwnedCard {
     /// The card's memory settings.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// True if the VRAM still contains data of a virtual machine that used the card in passthrough.
+    /// True once the card has been released for passthrough, because the VRAM may then contain a passthrough VM's data.
     left_over: AtomicBool,
 }
 
@@ -137,7 +137,8 @@ impl OwnedCard {
         }
     }
 
-    /// Returns a virtual machine's settings with the configured guarantee. Its guest sees `vram_bytes` bytes of VRAM.
+    /// Returns a virtual machine's settings. Its guest sees `vram_bytes` bytes of VRAM, which are all guaranteed if
+    /// `on_full` is `refuse`.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {

@@ -145,7 +145,8 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps towards `desired`, without checking whether they are possible.
+    /// Returns the steps that lead to `desired`, with obstacles for invalid keys and values. Does not check whether the
+    /// steps are possible. With `all`, also removes objects that are not in `desired`.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -244,7 +245,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles that concern a plan's tenants. `vms` are the virtual machines that exist after the plan.
+    /// Returns the obstacles to the tenants of a plan. `vms` are the virtual machines that exist after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -286,7 +287,7 @@ impl Daemon {
         obstacles
     }
 
-    /// Adds all obstacles to a plan.
+    /// Checks whether a plan's steps are possible, and adds the obstacles to the plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, vm, .. } in &plan.items {
@@ -423,7 +424,7 @@ impl Daemon {
 }
 
 impl Plan {
-    /// Updates the drain marks of the cards that the plan drains or undrains.
+    /// Returns `cards` with the drain marks that the plan sets or clears.
     fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
         let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
         for card in &mut cards {

@@ -53,15 +53,15 @@ impl State {
 }
 
 impl Daemon {
-    /// Returns the working cards that a virtual machine may move to.
+    /// Returns the cards that have not failed.
     fn working(&self) -> Vec<CardSpec> {
         let fails =
             |card: &CardSpec| self.cards.get(&card.name).is_none_or(|card| card.backend.status().failed.is_some());
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts the virtual machine
-    /// and has enough memory.
+    /// Checks that a virtual machine may move to a card: the virtual machine supports moves, and the card has not
+    /// failed, accepts the virtual machine, and has enough memory.
     ///
     /// # Errors
     /// Returns the obstacle as an error if the virtual machine cannot move.
@@ -133,7 +133,8 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a suitable card, and counts and logs the move. The caller must hold `changing`.
+    /// Moves a virtual machine to a card if it may move there, and counts and logs the move. The caller must hold
+    /// `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let event = |kind, what: String| self.events.add(NewEvent::vm(kind, name, what).on(card));

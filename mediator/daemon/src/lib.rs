@@ -154,18 +154,18 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// Owner process of a card that uses NVIDIA's driver.
+    /// The card and its owner process, if the card uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
-/// Daemon with all of its cards, virtual machines and tenants.
+/// The daemon, with its cards, virtual machines and tenants.
 pub struct Daemon {
     spec: DaemonSpec,
     specs: Vec<CardSpec>,
     profiles: Vec<ProfileSpec>,
     cards: BTreeMap<String, Card>,
     state: Mutex<rank::Daemon, State>,
-    /// Held while a virtual machine is added or removed.
+    /// Held while a virtual machine is added, removed, moved, saved or restored.
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
@@ -180,11 +180,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens a configuration's cards and starts its virtual machines. Saves later changes to `override_store`.
+    /// Opens a configuration's cards, and starts its virtual machines and tenants. Saves later changes to
+    /// `override_store`.
     ///
     /// # Errors
-    /// Returns an error if a card or virtual machine cannot be started. In this case, everything already started is
-    /// shut down.
+    /// Returns an error if a card, virtual machine or tenant cannot be started. In this case, everything already
+    /// started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -511,7 +512,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns all virtual machines, sorted by name.
+    /// Returns the status of all virtual machines, sorted by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
         let entries: Vec<_> = {
@@ -521,7 +522,7 @@ impl Daemon {
         entries.into_iter().map(show).collect()
     }
 
-    /// Returns a virtual machine.
+    /// Returns the status of a virtual machine.
     ///
     /// # Errors
     /// Returns an error if the virtual machine does not exist.
@@ -540,7 +541,7 @@ impl Daemon {
         Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
-    /// Returns all cards, sorted by name.
+    /// Returns the status of all cards, sorted by name.
     #[must_use]
     pub fn cards(&self) -> Vec<api::Card> {
         self.cards.values().map(|card| self.show_card(card)).collect()
@@ -554,7 +555,7 @@ impl Daemon {
             && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
-    /// Returns a card.
+    /// Returns the status of a card.
     ///
     /// # Errors
     /// Returns an error if the card does not exist.

@@ -61,7 +61,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns the memory usage of all cards that are not passed through.
+    /// Returns the memory usage of all cards, except for passed-through cards and CUDA cards with unresponsive owners.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
@@ -400,7 +400,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     )
 }
 
-/// Change of a virtual machine's memory settings.
+/// A checked change to a virtual machine's memory settings, which is not applied yet.
 struct VmTuning {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -444,7 +444,7 @@ impl Lent {
 }
 
 /// Applies a card's new `memory` settings to its virtual machines' RAM limits. If a change fails, all limits stay
-/// unchanged.
+/// unchanged. Returns the previous limits.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();

@@ -164,7 +164,7 @@ impl Daemon {
                 let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
                 let vgpu::Parts { still, memory, anew } = moved.parts;
                 let bytes = ahead.saturating_add(moved.bytes);
-                // No VM waits while the other card scrubs the memory.
+                // No VM waits while the source card scrubs the vacated memory.
                 drop(moved);
                 let (still_us, memory_us, anew_us) = (us(still), us(memory), us(anew));
                 Ok((pause, api::PauseParts { rest_us, still_us, memory_us, anew_us, go_on_us }, bytes))

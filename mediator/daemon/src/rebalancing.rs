@@ -33,11 +33,12 @@ impl Daemon {
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // If the virtual machine cannot be moved, do not retry in every round.
+        // Do not move the same virtual machine in every round, even if the move has failed.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the loads of the working, undrained cards with mediated virtual machines, and of these virtual machines.
+    /// Returns the loads of the working, undrained cards for mediated virtual machines, and of the virtual machines on
+    /// them.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());

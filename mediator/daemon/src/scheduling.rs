@@ -25,7 +25,7 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler recording in bytes; sufficient for about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size of a CUDA card's recording, which is one message, in bytes; sufficient for about 50,000 events.
+/// Maximum size in bytes of a CUDA card's recording, which is sent as one message; sufficient for about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Event text for an operator's release of an object from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
@@ -53,7 +53,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns the time sharing of all cards that have a scheduler.
+    /// Returns the time sharing of all cards that have a scheduler, except for CUDA cards with unresponsive owners.
     ///
     /// # Errors
     /// Returns an error if the window is out of range.
@@ -132,7 +132,7 @@ impl Daemon {
     }
 
     /// Starts recording the inputs and decisions of a card's scheduler. The recording runs until it is
-    /// [stopped](SchedulerRecord::end) or dropped, or reaches [`RECORD_BYTES`].
+    /// [stopped](SchedulerRecord::end) or dropped, or reaches its maximum size.
     ///
     /// # Errors
     /// Returns an error if the card does not exist, is passed through or unused, or is already being recorded.
@@ -237,7 +237,7 @@ impl Daemon {
         })
     }
 
-    /// Calls `act` for a virtual machine whose work is scheduled.
+    /// Calls `act` with the settings, the card and the scheduler ID of a virtual machine whose work is scheduled.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -337,7 +337,8 @@ impl Drop for SchedulerRecord {
         if self.over {
             return;
         }
-        // The client has disconnected, so discard the recording. The owner of a CUDA card may respond slowly.
+        // The client has disconnected, so discard the recording, on another thread because the owner of a CUDA card may
+        // respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
         // If no thread can be created, the recording stops when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));

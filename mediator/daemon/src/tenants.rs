@@ -1,6 +1,6 @@
 //! Tenants of CUDA cards: adds, removes and reports them, and changes their settings while their programs run.
 //!
-//! A change holds only its card's lock while it waits for the owner, so readers and other changes do not wait.
+//! A change holds only its card's lock while it waits for the owner, so readers and changes to other cards do not wait.
 
 mod moving;
 
@@ -246,7 +246,7 @@ impl Daemon {
         Ok(any_new)
     }
 
-    /// Removes a tenant from its other cards after one of its cards has rejected it.
+    /// Removes a tenant with several cards from all of them, after one of the cards has rejected the tenant.
     fn withdraw_tenant(&self, spec: &TenantSpec) {
         for card in spec.cards.iter().filter_map(|card| self.cuda(card).ok()) {
             let request = Request::Remove { name: spec.name.clone(), kills: true };
@@ -363,7 +363,7 @@ impl Daemon {
     ///
     /// # Errors
     /// Returns an error if the tenant does not exist, if its card's owner does not respond, or if its programs do not
-    /// exit.
+    /// exit. In the last case, the tenant is removed nevertheless.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -375,7 +375,7 @@ impl Daemon {
     /// Removes a tenant without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.state.lock().cuda_vm(name).is_some() {
-            // A VM is removed with the VM command.
+            // VMs are removed by `remove_if`.
             return Err(DaemonError::NoTenant(name.to_owned()));
         }
         let (spec, turn) = self.tenant_turn(name)?;
@@ -424,7 +424,7 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::Tenant, DaemonError> {
         let mut keys = table(patch).map_err(|what| DaemonError::Setting { of: format!("tenant `{name}`"), what })?;
-        // A table without keys changes nothing.
+        // Drop tables without keys, which change nothing.
         keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
         self.tune_tenant(name, &keys, expected, "")?;
         self.keep()?;

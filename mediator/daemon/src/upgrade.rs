@@ -156,7 +156,7 @@ fn monotonic_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The event log. Earlier versions of the daemon ignore this part.
+/// The event log, as a part of the state. Earlier versions of the daemon ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct EventsPart(pub events::SavedLog);
 

@@ -153,8 +153,8 @@ impl Running {
         });
     }
 
-    /// Resumes a suspended virtual machine with a device on another card, and returns it. The caller must already have
-    /// released the previous device's resources.
+    /// Resumes a suspended virtual machine with a device on another card, and returns it. The caller must release the
+    /// previous device's card resources.
     ///
     /// # Errors
     /// Returns an error if no thread can be created.

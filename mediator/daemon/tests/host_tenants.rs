@@ -290,7 +290,7 @@ fn tenants_of_a_group_share_segments_as_the_owner_permits() {
     );
     assert!(contents(&mut peer, there) == pattern(1));
 
-    // A segment has no address for the CPU, and cannot be freed or referenced.
+    // A segment has no CPU address, and cannot be freed or referenced.
     assert!(matches!(peer.free(there), Err(Error::Unsupported { .. })));
     assert!(matches!(peer.share(there), Err(Error::Unsupported { .. })));
     drop((owner, peer, other));

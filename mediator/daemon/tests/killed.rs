@@ -136,7 +136,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         assert_eq!((&shown["transport"]["dma_regions"], &shown["ram"]["lent_bytes"]), (&json!(2), &json!(0x3000)));
         let log = fs::read_to_string(place.path("log")).unwrap();
         assert!(log.contains("the previous daemon was killed: its VMM continues"), "{log}");
-        // PMC_BOOT_0: the device responds.
+        // PMC_BOOT_0 shows that the device responds.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
     // The interrupt has not fired spuriously. The card has no configured interrupt, so none can be pending.
@@ -148,7 +148,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The VM's next VMM uses a new connection, and does not lose its state.
+    // The store receives the descriptors of the VM's next VMM, and loses them when the VM is removed.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -164,7 +164,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Regions, each with an offset in its mapped part.
+    // Mapped regions, each with an offset in its mapped part.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
     // The store contains three more files than for a VMM without mappings.
@@ -371,7 +371,7 @@ fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // Requests from the daemon arrive first.
+    // Skip the daemon's messages that precede the end of the connection.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

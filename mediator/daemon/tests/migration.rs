@@ -1,4 +1,4 @@
-//! Migrates a VM between daemons while its guest runs: through its client's messages, and as a file with a slow reader.
+//! Migrates a VM between daemons while its guest runs: through vfio-user messages, and as a file with a slow reader.
 
 mod support;
 

@@ -16,7 +16,7 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Block of zeros that one call writes.
+/// A block of zeros, written with a single call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Memory that backs a range of an aperture. Offsets in the file equal offsets in the aperture.
@@ -127,7 +127,7 @@ impl WindowMemory {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns the I/O address of the aperture's page number `page`.
+    /// Returns the I/O address of page `page` of the aperture.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }

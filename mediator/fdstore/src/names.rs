@@ -14,7 +14,7 @@ pub const STORED_ADMIN: &str = "daemon/admin";
 /// Name of the read-only socket in the store.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns true if this is the name of a stored socket.
+/// Returns true if this is a name in the store, as opposed to the name of a socket from a systemd unit.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }

@@ -26,7 +26,7 @@ pub trait HomeCard: Send + Sync {
     fn leave(&self, vm: &str) -> bool;
 }
 
-/// The card of a VM.
+/// A VM's current card.
 struct Home {
     card: Arc<dyn HomeCard>,
     /// Socket of the card's owner for the VM.
@@ -57,8 +57,8 @@ impl CudaVm {
         Self { function, name: name.to_owned(), socket_dir, home: Mutex::new(Home { card, socket, user }) }
     }
 
-    /// Moves the VM to another card. `from` and `to` are the owners of both cards. Calls `moved`, which records the
-    /// VM's new card, as soon as its programs continue there.
+    /// Moves the VM to another card. `from` and `to` are the owners of the current and the new card. Calls `moved`,
+    /// which records the VM's new card, as soon as its programs continue there.
     ///
     /// # Errors
     /// Returns an error if the move fails. The VM and its programs then continue on their card.

@@ -99,7 +99,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         receiver.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
-    // The receiver exits after each step.
+    // The receiver exits at various steps.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
     let ended = both(give, |socket| drop(Receiver::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);

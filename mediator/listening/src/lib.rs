@@ -60,7 +60,7 @@ impl SocketPath {
         &self.path
     }
 
-    /// Removes the path, and also the stored copy of the socket, because it is no longer served.
+    /// Removes the path and the stored copy of the socket, because the socket is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);

@@ -37,8 +37,8 @@ pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which another event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events not about a virtual machine that may pass in a burst, per call site. It is large because an
-/// operator may add many virtual machines in quick succession.
+/// Number of events that may pass in a burst, per call site, if they are not about a virtual machine. The number is
+/// large because an operator may add many virtual machines in quick succession.
 pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of buckets. Once it is reached, events without a bucket are suppressed until another bucket is full
 /// again.

@@ -97,13 +97,13 @@ struct Lane {
     in_flight: VecDeque<(Submission, Vec<Piece>)>,
 }
 
-/// The channels, and their queue of copies.
+/// The mediator's channels, and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
     /// Address of a line of zeros that is never overwritten.
     zeros: VramAddr,
     lanes: Vec<Lane>,
-    /// Pieces of the next submissions, by submission.
+    /// Pieces of the queued submissions, grouped by submission.
     waiting: VecDeque<Vec<Piece>>,
     /// Number of incomplete pieces of each group.
     left: BTreeMap<CopyId, usize>,
@@ -271,7 +271,8 @@ impl Copier {
         Ok(groups)
     }
 
-    /// Returns true if a group of copies has completed, or `None` if it never will.
+    /// Returns true if a group of copies has completed, false if it is still in progress, or `None` if it never
+    /// completes.
     #[must_use]
     pub fn has_ended(&self, group: CopyId) -> Option<bool> {
         match (self.left.contains_key(&group), self.broken) {
@@ -303,7 +304,7 @@ impl Copier {
             tracing::error!(%error, "the copy engines that move memory make no progress");
             self.breaks();
         }
-        // A thread that wakes up before its group has ended delays the completions of other submissions.
+        // Do not wake threads earlier, because they would delay the completions of other submissions.
         if has_ended {
             self.ended.notify_all();
         }
@@ -404,7 +405,7 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The other part of the push buffer belongs to the previous submission.
+        // The other part of the push buffer contains the previous submission.
         let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
         vram.memory.write(VramAddr(at), &bytes)?;
         let push = va(Place::Card(vram::VramAddr(at)));
@@ -425,7 +426,7 @@ impl Lane {
     }
 }
 
-/// Returns the maximum number of pieces per submission that distributes a group evenly among all lanes.
+/// Returns the maximum number of pieces per submission, chosen so that a group is distributed evenly among all lanes.
 fn per_submission(pieces: usize, lanes: usize) -> usize {
     pieces.div_ceil(lanes.max(1)).clamp(1, MAX_PIECES_PER_SUBMISSION)
 }

@@ -24,7 +24,7 @@ const ALIGN: u64 = 2 << 20;
 /// Part of the address space that is available to VMs. VMs' ranges are never below it. It may also contain ranges of
 /// the mediator.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Size of the part of the address space for all VMs together, in bytes.
+/// Size in bytes of the part of the address space that is available to VMs.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
 /// Limits of the RAM that a VM may lend. The size of each region is rounded up to 2 MiB.
@@ -44,7 +44,7 @@ impl Default for RamShare {
     }
 }
 
-/// A VM's account.
+/// A VM's account of I/O addresses.
 #[derive(Debug, Default)]
 struct Part {
     share: RamShare,
@@ -54,7 +54,7 @@ struct Part {
     charged: u64,
 }
 
-/// Reason for denying a VM a range.
+/// Reason why a VM's request for a range is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
     /// The request exceeds the VM's quota, which is this number of bytes.

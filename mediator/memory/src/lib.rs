@@ -170,7 +170,7 @@ impl Memory {
         &self.divider
     }
 
-    /// Counts the guarantees for which memory is being freed: adds one, or removes one if `begins` is false.
+    /// Increments the number of guarantees for which memory is being freed, or decrements it if `begins` is false.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
@@ -196,8 +196,8 @@ impl Memory {
         self.segments.bytes_and_count(vm).1 != 0
     }
 
-    /// Removes the records of a VM that has left the card. Memory that the card has not released no longer moves,
-    /// because the VM's moves are no longer reported.
+    /// Removes the records of a VM that has left the card. Memory that cannot be reclaimed yet is frozen, because the
+    /// VM's moves are no longer reported.
     pub fn dismiss(&mut self, vm: TenantId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);

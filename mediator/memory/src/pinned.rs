@@ -36,7 +36,7 @@ pub struct PinnedPool {
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
-    /// Slots without an owner that have zeroed memory.
+    /// Slots without an owner that have kept their memory.
     kept: BTreeSet<usize>,
     /// File that contains the memory of all slots, each at its own offset, if another process can take over the memory.
     file: Option<Arc<File>>,
@@ -61,7 +61,7 @@ impl PinnedPool {
         shared: bool,
     ) -> Result<Self, ManagerError> {
         let len = u64::from(slots) * slot_bytes;
-        // This alignment preserves large pages on both sides.
+        // This alignment permits large pages in the card's and in the host's mappings.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(ManagerError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();

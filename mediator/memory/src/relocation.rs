@@ -18,9 +18,9 @@ const BATCH_BYTES: u64 = 8 << 20;
 
 /// A VM's chunk that is moving.
 pub type Chunk = relocation::Chunk<Place>;
-/// All relocations on a card. The memory belongs to VMs.
+/// All relocations of VMs' memory on a card.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
-/// State machine for the memory of a card. The memory belongs to VMs.
+/// State machine for VMs' memory on a card.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
 /// Creates the state machine for a card on which no memory is moving. The machine does not limit a VM's batches,

@@ -45,7 +45,7 @@ impl Memory {
             vram,
             iova,
             barrier,
-            // Saved with the card.
+            // The card's saved state contains this pool.
             own: _,
             // The next process rebinds the channels.
             copier: _,
@@ -66,7 +66,7 @@ impl Memory {
             // The next process sets this up again.
             memory: _,
             pinned,
-            // Saved with the card.
+            // The card's saved state contains the chunk table.
             chunks: _,
             // No chunk is being copied.
             copied: _,

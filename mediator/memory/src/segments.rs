@@ -189,7 +189,7 @@ impl Memory {
     }
 
     /// Zeroes one part of a new segment. The card's lock is held for only one part at a time. Returns true if another
-    /// part may be left.
+    /// part is left.
     ///
     /// # Errors
     /// Returns a [`Status`] if the request is denied or fails.

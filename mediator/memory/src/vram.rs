@@ -83,7 +83,7 @@ pub struct CardVram {
     /// Chunks whose first memory was allocated on the card since the balancer was last notified, numbered in order of
     /// arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy depends on the memory in use.
+    /// Set if the victim policy depends on which chunks are used.
     pub watches: bool,
     /// Number of bytes in host memory to which work has referred since the last query, or `None` if no policy uses this
     /// number.
@@ -92,7 +92,7 @@ pub struct CardVram {
     pub(crate) records: Records,
     /// Chunks used since the balancer was last notified.
     pub touched: BTreeSet<(TenantId, u64)>,
-    /// Words of VRAM that the CPU has transferred for each VM.
+    /// Number of VRAM words that the CPU has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
@@ -102,7 +102,7 @@ pub struct CardVram {
     pub short: BTreeSet<TenantId>,
     /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Signalled when the card has no memory for a guest, and when memory was freed.
+    /// Signalled when the card has no memory for a guest, and when memory is freed.
     pub wakeup: Arc<Wakeup>,
 }
 
@@ -192,7 +192,7 @@ impl CardVram {
         }
     }
 
-    /// Removes the requests of a VM that was removed.
+    /// Removes the records of a VM that was removed.
     pub fn forget(&mut self, vm: TenantId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
@@ -352,7 +352,7 @@ impl CardVram {
     /// the mover is notified.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -361,7 +361,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(ManagerError::Lacking) => {
-                // Enough chunks are free, but they are not contiguous. Request more.
+                // If enough chunks are free, they are not contiguous, so request more.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -400,7 +400,7 @@ impl CardVram {
     /// Same as [`Self::alloc`], but does not zero the memory.
     ///
     /// # Errors
-    /// Same as for [`Self::alloc`].
+    /// Returns the same errors as [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -445,7 +445,7 @@ impl CardVram {
         self.wants.set_waits(vm, waits);
     }
 
-    /// Returns the VMs whose work or page tables wait for memory.
+    /// Returns the VMs whose accesses, work or page tables wait for memory.
     pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }

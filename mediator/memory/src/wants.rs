@@ -49,7 +49,7 @@ pub struct Wants {
     first: BTreeMap<TenantId, u32>,
     /// Number of chunks that each VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
-    /// VMs whose work waits.
+    /// VMs whose work waits for card memory.
     waiting: BTreeSet<TenantId>,
     seen: BTreeMap<TenantId, Seen>,
 }
@@ -84,7 +84,7 @@ impl Wants {
         }
     }
 
-    /// Records whether the VM's work waits.
+    /// Records whether the VM's work waits for card memory.
     pub fn set_waits(&mut self, vm: TenantId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -99,12 +99,12 @@ impl Wants {
         self.first.values().chain(self.tables.values()).fold(RESERVED_CHUNKS, |sum, chunks| sum.saturating_add(*chunks))
     }
 
-    /// Returns the VMs whose work or page tables wait.
+    /// Returns the VMs whose work or page tables wait for card memory.
     pub fn vms(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
-    /// Returns the VMs whose page tables wait.
+    /// Returns the VMs whose page tables wait for card memory.
     pub fn of_tables(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tables.keys().copied()
     }

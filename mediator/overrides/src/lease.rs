@@ -129,7 +129,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
     }
 }
 
-/// Replaces the file.
+/// Replaces the lease file.
 ///
 /// # Errors
 /// Returns an error, and keeps the earlier file, if the file cannot be written.

@@ -63,7 +63,7 @@ pub(crate) struct State {
 /// Changed keys, by path.
 type Changes = BTreeMap<String, Change>;
 
-/// A change of a key.
+/// A change to a key's value.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
@@ -222,7 +222,8 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Applies the still valid differences to the file's objects. Appends messages about the others to `forgotten`.
+    /// Applies the differences that are still valid to the file's objects. Appends messages about differences that no
+    /// longer apply to `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
         let mut all = Vec::new();

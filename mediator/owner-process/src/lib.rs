@@ -100,7 +100,7 @@ pub struct Supervisor {
     lacks_gangs: bool,
     /// NVLink connections that the first process reported.
     links: BTreeMap<String, u32>,
-    /// A killed process. The next one is started after it has exited.
+    /// A killed process, which must exit before the next one is started.
     dying: Option<Handle>,
     /// Number of consecutive exits of the process shortly after its start.
     failures: u32,

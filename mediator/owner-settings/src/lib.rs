@@ -30,7 +30,7 @@ fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the devices of the cards among `cards` to which programs of a card could move.
+/// Returns the devices of those `cards` to which the programs of card `spec` could move.
 fn others(spec: &CardSpec, cards: &[CardSpec]) -> Vec<String> {
     let here = spec.cuda();
     let suits = |card: &&CardSpec| {
@@ -106,8 +106,8 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Converts a tenant to the form of the owner of one of its cards. `function` is the CUDA function of a VM tenant. The
-/// last argument is the user and group of the tenant's socket.
+/// Converts a tenant to the form used by the owner of one of the tenant's cards. `function` is the CUDA function of a
+/// VM tenant. The last argument is the user and group of the tenant's socket.
 #[must_use]
 pub fn tenant(
     spec: &TenantSpec,

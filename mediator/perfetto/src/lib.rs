@@ -172,7 +172,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval that may overlap others of its process.
+    /// Adds an interval that may overlap other intervals of the same process.
     fn pair(
         &mut self,
         category: &str,

@@ -74,8 +74,8 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. In this case, the CPU can access it as fast as the
-    /// engines can, and another daemon can map it.
+    /// Returns true if the card's memory is in this process. In this case, the CPU can access it as fast as the engines
+    /// can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))

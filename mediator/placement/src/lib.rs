@@ -29,7 +29,7 @@ pub enum Placement {
     Pack,
     /// The card with the fewest virtual machines or tenants; among several, the one with the most free capacity.
     Spread,
-    /// Cards that are connected to each other by NVLink, for a tenant with several cards. Otherwise like `room`.
+    /// Cards that are connected to each other by NVLink, for a tenant with several cards. For all others, like `room`.
     Nvlink,
 }
 

@@ -340,7 +340,7 @@ impl Guest {
         self.link.is_disconnecting()
     }
 
-    /// Changes the VM's settings for its next creation.
+    /// Changes the settings with which the VM is created next.
     pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings);
     }

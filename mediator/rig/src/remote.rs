@@ -16,7 +16,7 @@ use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
 /// Timeout of a wait, longer than any operation takes, even on a loaded host.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Index of MSI in the vfio-user protocol.
+/// Index of the interrupt type MSI in the vfio-user protocol.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 /// Size of each read of the device's state, in bytes.

@@ -104,7 +104,7 @@ impl Drop for XenVm {
 pub struct XenGuest {
     /// The domain in the fake hypervisor.
     pub domain: FakeDomain,
-    /// Number of messages already consumed.
+    /// Number of MSI messages already consumed.
     taken: Cell<usize>,
     vram_bytes: u64,
 }

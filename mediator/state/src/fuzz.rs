@@ -62,7 +62,7 @@ pub(crate) fn config() -> VGpuConfig {
     VGpuConfig { channels: 16, ..VGpuConfig::of_chip(&GF100, VRAM, Arc::from([0x55, 0xaa])) }
 }
 
-/// Decodes `data` as the part selected by its first byte, or as a whole file.
+/// Decodes `data` as a part, a whole file or a stream, as selected by its first byte.
 ///
 /// # Panics
 /// Panics if an invariant is violated.
@@ -116,7 +116,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Exercises a table, and removes all of its entries.
+/// Exercises a chunk table, and removes all of its entries.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(TenantId(77), VRAM, vram::Limits::default());

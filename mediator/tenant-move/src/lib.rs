@@ -82,11 +82,12 @@ pub struct Carried {
     pub bytes: u64,
     /// Time during which the programs could not use a card.
     pub pause: Duration,
-    /// Parts of the move.
+    /// Durations of the parts of the move.
     pub phases: Phases,
 }
 
-/// Parts of a move. The driver's times are those of the program that took longest, because programs move concurrently.
+/// Durations of the parts of a move. The driver's times are those of the program that took longest, because programs
+/// move concurrently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases {
     /// Time until all memory was in host memory and all programs had unmapped it. The programs run for most of this
@@ -147,7 +148,7 @@ pub enum Failure {
     /// The tenant stays on its card.
     #[error("{0}")]
     Stays(String),
-    /// The tenant belongs to the other card, because it could not be returned.
+    /// The tenant is on the other card, because it could not be returned.
     #[error("it has moved, but {0}")]
     Moved(String),
 }
@@ -277,7 +278,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Waits until all programs that still run have arrived. Returns their times.
+    /// Waits until all programs that still run have arrived. Returns their arrival times.
     fn wait_for(&self, pids: &[u32]) -> Result<Vec<ArrivalTimes>, Trouble> {
         let (begin, mut absent, mut moved) = (Instant::now(), None, Vec::new());
         loop {
@@ -315,7 +316,7 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns the tenant to its card.
+    /// Moves the tenant back to its card, and returns the failure to report.
     fn take_back(&self, pids: &[u32], why: String) -> Failure {
         let undone = self.retry(|| self.leave(self.to, LEAVE_TIMEOUT).map(drop));
         let undone = undone.and_then(|()| {

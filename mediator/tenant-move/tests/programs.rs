@@ -1,5 +1,5 @@
 //! Tests moves between two cards of the fake driver, with real owner processes and real programs. At each request to an
-//! owner, an owner or the program is killed, or the daemon, played by this test, exits.
+//! owner, an owner or the program is killed, or the daemon, which this test emulates, exits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -306,7 +306,8 @@ impl<'a> World<'a> {
         carry_over(Plan { from: &from, to: &to, here: &tenant(here), there: &tenant(there) })
     }
 
-    /// Waits until tenant `a` has this many programs with at least this much memory, all of it on its card.
+    /// Waits until tenant `a` has `programs` programs and at least `least_mib` MiB of memory, all of it on the tenant's
+    /// card.
     fn until_settled(&self, programs: usize, least_mib: u64) {
         let (here, there) = (&self.cards[self.place()], &self.cards[1 - self.place()]);
         // TIMEOUT: only a failing test waits this long.
@@ -449,7 +450,7 @@ fn ended_daemon_at_each_step_leaves_the_program_running() {
                 !ended.get()
             });
             assert!(ended.get() && result.is_err(), "{step}: {result:?}");
-            // The next daemon does not know the new card.
+            // The next daemon still assigns the tenant to the previous card.
             drop(world);
             world = World::start(&rig, before);
             program.grow();

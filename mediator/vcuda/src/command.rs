@@ -186,7 +186,7 @@ pub enum Command {
         /// Resource ID.
         resource: u32,
     },
-    /// Attaches a resource to a context, or detaches one.
+    /// Attaches a resource to a context, or detaches it.
     Attach,
     /// Submits bytes to a context.
     Submit(Submission),

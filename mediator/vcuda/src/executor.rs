@@ -31,7 +31,8 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which killed workers are checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages handled per worker before the next worker is served.
+/// Maximum number of messages received from all workers before they are handled. Each further worker then provides at
+/// most one message, unless it has exited.
 const MAX_MESSAGES: usize = 64;
 /// Time limit for receiving the journal of a killed daemon, in ns.
 // TIMEOUT: the daemon provides the journal within milliseconds of its start, unless the host is busy.
@@ -59,7 +60,7 @@ pub(crate) struct Executor {
     progress: Progress,
     /// Set if the counts may lack the last response of an earlier process.
     is_resuming: bool,
-    /// The recorded command that the earlier process may have responded to last.
+    /// The recorded command to which the earlier process may have responded last.
     answering: Option<Ticket>,
     /// Commands with known responses that wait until the queue can be used.
     ready: Vec<(Ticket, Answer)>,
@@ -76,7 +77,7 @@ pub(crate) struct Executor {
     has_news: bool,
     /// Workers that are being replaced.
     restarting: BTreeMap<WorkerId, restart::Restarting>,
-    /// The move to another card.
+    /// The move to another card that is in progress, if any.
     moving: Option<moving::Moving>,
     /// Killed workers that no longer serve a program, until they have exited.
     dismissed: Vec<Worker>,

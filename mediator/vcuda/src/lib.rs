@@ -2,8 +2,8 @@
 //!
 //! A guest program opens the render node, and creates a context and *blobs*: ranges of the *window*, a BAR backed by
 //! one file of this process. The first blob of a context starts a *worker*, a host process that maps the window and
-//! calls CUDA for the program. The device passes doorbells to the worker. It completes the waits of the program's
-//! threads when words in its blobs have reached their values.
+//! calls CUDA for the program. The device passes doorbells to the worker, and completes the waits of the program's
+//! threads when words in the program's blobs have reached their values.
 //!
 //! - `core`: the state machine for contexts, blobs, workers and waits.
 //! - `command`: the virtio-gpu commands and their responses.

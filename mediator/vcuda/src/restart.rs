@@ -29,12 +29,12 @@ pub(crate) struct RestartRequest {
     pub(crate) begin: Instant,
     /// Deadline for the results. Until then, the restarts prevent a handover.
     pub(crate) until: Instant,
-    /// Receives the number of restarts.
+    /// Channel on which the executor reports the number of restarts that it has begun.
     pub(crate) counts: Sender<usize>,
     pub(crate) results: Sender<Restart>,
 }
 
-/// Reason why restarts have no result.
+/// Reason why the results of restarts are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestartError {
     /// The function is not executing commands.

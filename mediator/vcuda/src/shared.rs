@@ -72,7 +72,7 @@ pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
     /// The function is dropped.
     pub(crate) const END: u8 = 1;
-    /// Another thread, or another daemon, continues.
+    /// Another thread or another daemon continues to execute commands.
     pub(crate) const SUSPEND: u8 = 2;
 }
 

@@ -280,7 +280,7 @@ impl Worker {
         self.link.as_ref().filter(|_| !self.is_deaf).map(AsFd::as_fd)
     }
 
-    /// Returns the descriptor that reports that the process has exited.
+    /// Returns the descriptor that becomes readable once the process has exited.
     pub(crate) fn ended(&self) -> BorrowedFd<'_> {
         self.process.ended()
     }

@@ -121,7 +121,8 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so its chunks may be assigned to other VMs.
+    /// Set if the VM has neither channels nor shadow page tables on the card, so its chunks may be assigned to other
+    /// VMs.
     quiet: bool,
     /// Doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
@@ -181,7 +182,7 @@ impl VmBackend {
         &self.counts
     }
 
-    /// Returns true if the VM has neither work nor memory on the card.
+    /// Returns true if the VM has neither channels nor shadow page tables on the card.
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet
     }
@@ -269,7 +270,8 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect as `seen`. Returns true if the vGPU has not been notified yet.
+    /// Records that the runlist is in effect, if its state is `seen`. Returns true in this case; the caller must then
+    /// notify the vGPU.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
@@ -289,7 +291,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Same as [`Self::with_channels`], but also passes the card's state.
+    /// Same as [`Self::with_channels`], with the card's state already locked.
     fn with_state<T>(
         &self,
         state: &mut CardState,

@@ -42,7 +42,7 @@ pub(super) struct Core {
     pub(super) board: Arc<StatusCell>,
 }
 
-/// Migration requests received from the VMM.
+/// Migration state requested by the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
     /// Set if the client has stopped the VM.
@@ -183,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// Returns an error if the range is not entirely within the VM's memory or is too long.
+    /// Returns an error if the range is not entirely within the VM's VRAM, or if no memory is free for it.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -227,7 +227,8 @@ impl Core {
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes the memory in a BAR's window. Unmaps the PRAMIN window during the change, and maps it again afterwards.
+    /// Changes the memory behind a BAR's window. Unmaps the PRAMIN window while its memory changes, and maps it again
+    /// afterwards.
     fn change<T>(&mut self, showing: MappedWindow, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != MappedWindow::Pramin {
             return change(self.backend.remap_mut());
@@ -509,7 +510,7 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All of the VM's memory is wiped below.
+        // Ignore incomplete memory, because all of the VM's memory is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {

@@ -46,7 +46,7 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Address of PRAMIN in the guest's VRAM.
+    /// Guest VRAM address at which the PRAMIN window starts.
     pramin: Option<GuestVramAddr>,
     /// Accumulated report of all synchronizations since the VM was created.
     report: SyncReport,

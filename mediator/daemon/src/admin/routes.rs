@@ -282,7 +282,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// Request body that changes keys of a table.
+/// Request body with the keys of a table to change.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {

@@ -24,7 +24,7 @@ const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the daemon polls for the workers' exit.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reason why a VM of another daemon cannot continue.
+/// Reason why a VM taken over from another daemon cannot resume.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The device's state is invalid.

@@ -45,7 +45,7 @@ impl CudaCard {
     }
 
     /// Creates a card with the owner that another daemon started. This daemon starts using the owner with
-    /// [`Self::begin`]. `names` are the card's current tenants and VMs.
+    /// [`Self::begin`]. `names` lists the card's current tenants and VMs.
     ///
     /// # Errors
     /// Returns an error if the owner is incompatible with this configuration.
@@ -72,8 +72,8 @@ impl CudaCard {
         Ok(Self::with(spec, identity, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Returns the socket on which an owner that another daemon started listens for a tenant. Earlier versions chose
-    /// another name for the sockets of VMs.
+    /// Returns the socket on which an owner that another daemon started listens for a tenant. Earlier versions named
+    /// the sockets of VMs differently.
     pub(super) fn known_socket(&self, tenant: &str) -> Option<PathBuf> {
         self.known.lock().as_ref()?.socket(tenant).map(Path::to_owned)
     }

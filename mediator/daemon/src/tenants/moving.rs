@@ -31,7 +31,8 @@ impl Daemon {
     /// Moves a tenant to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// Returns an error if the tenant or the card is not suitable; the tenant then continues on its card.
+    /// Returns an error if the tenant or the card is not suitable, or if the move fails. The tenant then continues on
+    /// its card, or on the other card if it cannot be moved back.
     pub(crate) fn move_tenant(
         &self,
         name: &str,

@@ -43,7 +43,7 @@ impl SuspendedCuda {
     /// Leaves the owner and the workers to the other daemon.
     pub(super) fn leave(self) {
         self.functions.into_iter().for_each(SuspendedFunction::leave);
-        // The owner's thread waits for this message.
+        // The thread that supervises the owner waits for this message.
         let _ended = self.outcome.send(true);
     }
 }

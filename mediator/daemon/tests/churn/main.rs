@@ -1,5 +1,5 @@
-//! Adds and removes virtual machines at random on a card of a real daemon, with 2 to 16 of them at a time, and checks
-//! for leaks.
+//! Adds and removes virtual machines at random on a real daemon's card, with 2 to 16 guests at a time, and checks for
+//! leaks.
 //!
 //! Each guest is a thread without a VMM: a client of the daemon's sockets with a small driver.
 //! `GPU_MEDIATOR_CHURN_SEED` is the random seed. Each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by
@@ -62,7 +62,7 @@ impl Crowd<'_> {
     }
 }
 
-/// Sets the flag if its thread panics.
+/// Sets the flag if it is dropped by a panicking thread.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {
@@ -145,8 +145,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::read(place, running.child.id())
 }
 
-/// Returns the current resources, and their differences from `before`. Threads exit and connections close
-/// asynchronously, so the first readings may be too high.
+/// Returns the current resources, and their differences from `before`. Retries for up to [`WAIT_TIMEOUT`], because
+/// threads exit and connections close asynchronously.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {

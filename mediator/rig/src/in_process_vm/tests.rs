@@ -1,4 +1,4 @@
-//! Tests kernels whose memory is scarce, or moves while they run. Results are compared byte by byte.
+//! Tests kernels whose memory is scarce, or is moved while they run. Results are compared byte by byte.
 
 use card_manager::Chaos;
 use workloads::{Options, by_name};

@@ -15,7 +15,7 @@ pub struct ProgramStatus {
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,
-    /// False if the program's worker has exited.
+    /// False if the program has lost its worker. Such a program cannot continue.
     pub is_served: bool,
 }
 

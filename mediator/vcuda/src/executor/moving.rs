@@ -143,7 +143,7 @@ impl Executor {
         ended.map_or(Ok(()), |id| Err(self.named(id, "its worker on the other card has ended")))
     }
 
-    /// Makes the next program's worker save its state. If no program is left, kills the previous workers.
+    /// Makes the next program's worker save the program's state. If no program is left, kills the previous workers.
     fn begin_next(&mut self) -> Result<(), String> {
         loop {
             let Some(moving) = self.moving.as_mut().filter(|moving| moving.current.is_none()) else { return Ok(()) };
@@ -186,7 +186,7 @@ impl Executor {
         format!("program {name:?}{process}: {why}")
     }
 
-    /// Handles the report of a worker that its state is saved: starts the next worker on the other card.
+    /// Handles a worker's report that its state is saved: starts the next worker on the other card.
     pub(super) fn move_saved(&mut self, id: WorkerId) {
         let Some(moving) = &mut self.moving else { return };
         let Some((_, Step::Saving(file))) =
@@ -204,7 +204,7 @@ impl Executor {
         }
     }
 
-    /// Handles the reply of a worker that its state cannot be saved.
+    /// Handles a worker's reply that its state cannot be saved.
     pub(super) fn move_refused(&mut self, id: WorkerId, why: &str) {
         let current = self.moving.as_ref().and_then(|moving| moving.current.as_ref());
         if current.is_some_and(|(of, step)| *of == id && matches!(step, Step::Saving(_))) {

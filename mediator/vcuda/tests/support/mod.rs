@@ -81,7 +81,7 @@ pub struct Thread {
     killed: Arc<AtomicBool>,
 }
 
-/// Socket of a thread's current link. Killing the thread shuts it down.
+/// Socket of a thread's current link. Killing the thread shuts the socket down.
 type Socket = Arc<Mutex<OwnedFd>>;
 
 impl Thread {
@@ -324,7 +324,7 @@ pub struct Guest {
     pub known: Known,
     rejoin: Option<Rejoin>,
     pub are_stopped: Arc<AtomicBool>,
-    /// Card of the workers of the next device.
+    /// Card that the next device's workers use.
     pub card: &'static str,
     available: u16,
     used: u16,

@@ -66,8 +66,8 @@ impl VmBackend {
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Same as [`Self::submit`], with the card's state already locked. Returns a fault if a part of the ring cannot be
-    /// read.
+    /// Same as [`Self::submit`], with the card's state already locked. Returns a fault if an entry of the ring is
+    /// unreadable or invalid.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
@@ -110,7 +110,7 @@ impl VmBackend {
         }
     }
 
-    /// Removes a channel that cannot continue from the card, and reports the fault as the card's host unit would.
+    /// Removes a faulted channel from the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "cannot read a channel's ring");

@@ -38,7 +38,7 @@ const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 /// State of work that must leave the card before pages under mapped apertures can move.
 #[derive(Debug)]
 pub(super) struct Stop {
-    /// Channels that had work.
+    /// Channels that had work when it was stopped.
     busy: Vec<VirtualChannelId>,
     /// Time at which the work was stopped, in ns of the card's clock.
     since_ns: u64,
@@ -136,8 +136,8 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves pages if work has left the card. Returns true if pages still wait. In this case, the caller must release
-    /// the VM's lock, and call this again after [`MOVE_POLL_INTERVAL`].
+    /// Moves pages if the VM's work has left the card. Returns true if pages still wait. In this case, the caller must
+    /// release the VM's lock, and call this function again after [`MOVE_POLL_INTERVAL`].
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
@@ -305,7 +305,8 @@ impl VmBackend {
         }
     }
 
-    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new.
+    /// Same as [`Self::choose_polled`] for a VM that was taken over. A GP_PUT in such a USERD counts as new if it
+    /// differs from the card's.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {

@@ -58,7 +58,7 @@ impl VmBackend {
         }
     }
 
-    /// Marks changed table pages for the address spaces that use them.
+    /// Marks written pages of kept tables as changed in the address spaces that use them.
     pub(crate) fn tables_written(&mut self) {
         self.memory.tables_written();
     }

@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Follows the events on a socket. Returns the status line, and then each page as a line of JSON.
+/// Follows the events through a socket. Returns the status line, and then each page as a line of JSON.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // During a shutdown, the daemon does not wait for its followers.
+    // At shutdown, the daemon does not wait for clients that follow its events.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }

@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
 
-/// Serves a card with host memory, and VM `a` without a guarantee.
+/// Starts and serves a daemon whose card has host memory, with VM `a` without a guarantee.
 fn swapping() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
     let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
@@ -213,7 +213,7 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Each entry has a request's method, path and body, and the expected error's code, object, key and limit.
+    // Each case contains a request's method, path and body, and the expected error's code, object, key and limit.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -342,7 +342,7 @@ fn raised_guarantee(
     })
 }
 
-/// Serves a card with VM `a`, which can nearly fill it, and two more VMs.
+/// Starts and serves a daemon whose card has three VMs, of which `a` can use three quarters of the VRAM.
 fn large() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
     for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {

@@ -109,7 +109,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!(shown.vms[0].time, time, "the scheduler uses the new settings");
-    // By weight, `a` would get three quarters, but its cap limits it, and `b` gets the rest.
+    // By weight, `a` would get three quarters, but its cap limits it to 60 %, so `b` gets the rest.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
     // The copy engines have their own weights: nine to one.
